@@ -1,6 +1,6 @@
-"""``python -m benchmarks`` lists what can be measured; ``python -m benchmarks NAME ...`` runs it.
+"""``python -m benchmarks`` lists the benchmarks; ``python -m benchmarks NAME ...`` runs one.
 
-What a script shows is the first line of its docstring; how long it took stands in its results.
+The list shows the first line of each script's docstring, and the processor time from its results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def listing() -> Table:
 
 
 def main() -> None:
-    """List, or run one script as if it had been called itself."""
+    """List the benchmarks, or run one as a script."""
     if len(sys.argv) < 2 or sys.argv[1] in {"-h", "--help"}:
         Console(width=max(80, Console().width)).print(listing())
         return

@@ -1,9 +1,10 @@
-"""What a head gains that keeps learning from its target's answers on one topic: alphas.
+"""Alpha of a head that keeps learning from its target's answers on one topic.
 
 The zoo's target answers prompts of one domain at temperature 1, each once, until there are 3,000
-tokens or no more prompts. Each answer is first drafted on by the head as the zoo has it, and by one
-that learned from the answers before; then it is learned from, ``--repeats`` steps. Mean alphas on
-the answers, by depth and by thousand tokens; the same answers for both, so the gain is the head's.
+tokens or no prompts left. Each answer is drafted first by the zoo's head and by a head that has
+learnt from the answers before it; then the second head takes ``--repeats`` training steps on it.
+Reports mean alphas by depth and by thousand tokens. Both heads draft the same answers, so the
+difference is what learning gains.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         target, learner, lr=args.lr, repeats=args.repeats, num_passes=args.depth
     )
     alphas, sizes = [], []
-    for given in zoo.prompts()[args.topic]:  # none twice: it would be known by heart
+    for given in zoo.prompts()[args.topic]:  # never twice: the head would have memorised it
         if sum(sizes) >= args.tokens:
             break
         prompt = spec.tokenizer(given)["input_ids"]

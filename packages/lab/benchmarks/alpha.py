@@ -1,13 +1,13 @@
-"""Does alpha from score() predict what is really accepted? Every drafter, chains at temperature 1.
+"""Does alpha from score() predict acceptance? Every drafter, chains at temperature 1.
 
-Each drafter drafts in every round, on the held-out prompts of all domains. Of each round the
-judged positions are those up to the first rejection; predicted is the mean of their alphas as the
-drafter's own ``score()`` reported them, realised is the share of them that was accepted. The error
-expected of chance alone, at the same number of positions, is given with the difference.
+Each drafter drafts in every round, on the held-out prompts of all domains. Positions up to the
+first rejection are judged: predicted is the mean of their alphas from the drafter's ``score()``,
+realised the share of them that was accepted. The difference comes with its standard error at this
+number of positions.
 
-Watched is another prediction, of drafters that do not play: all are scored along answers that
-were decoded plainly, and rounds are followed along them, a token being kept with the probability
-min(1, q/p) that it has in the text (HedgeSpec, theorem 3).
+``watched`` predicts drafters that do not play: all drafters are scored along plainly decoded
+answers, and rounds are simulated along them, a token being kept with its probability min(1, q/p)
+(HedgeSpec, theorem 3).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANSWER = 180
 
 
 def measure(name: str, num_tokens: int, length: int, temperature: float) -> dict[str, Any]:
-    """Predicted and realised acceptance of one drafter over at least so many emitted tokens."""
+    """Predicted and realised acceptance of a drafter over at least ``num_tokens`` tokens."""
     made = Speculator.from_pretrained(
         "zoo", [spec_of(name)], preset="metasd", policy="fixed:0", lengths=[length]
     )
@@ -65,7 +65,7 @@ def measure(name: str, num_tokens: int, length: int, temperature: float) -> dict
 def watch(
     names: Sequence[str], num_tokens: int, length: int, temperature: float
 ) -> dict[str, float]:
-    """Acceptance predicted of drafters that never play, from scores along plainly decoded text."""
+    """Predicted acceptance of drafters that never play, from scores along plainly decoded text."""
     made = Speculator.from_pretrained(
         "zoo",
         [spec_of(name) for name in names],
@@ -94,11 +94,11 @@ def watch(
 
 
 def as_if_played(known: dict[int, tuple[float, float]], length: int) -> tuple[float, float]:
-    """Positions that rounds would judge along this text, and drafted tokens that they would keep.
+    """Positions that rounds would judge along this text, and drafted tokens they would keep.
 
     known: alpha (nan where nothing is drafted) and ratio by position. A round may begin wherever
-    the one before it ends, which the ratios tell: each is the probability that the text's own token
-    was drafted and kept.
+    the previous one ends; the ratio is the probability that the text's own token was drafted and
+    kept.
     """
     begins: Counter[int] = Counter({min(known, default=0): 1.0})
     judged = accepted = 0.0

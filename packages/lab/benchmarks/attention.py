@@ -1,8 +1,9 @@
-"""Attention of grouped heads with and without copies of the cache: a verifying forward in ms.
+"""Grouped-query attention with and without copies of the cache: milliseconds of verification.
 
-A random Llama of 4 layers (8 query heads, 2 key heads of 64) reads a context and then verifies 8
-tokens; the two kinds of attention take turns, and medians are compared. ``token``: the kernel alone
-for one token a row (9 query heads, 3 key heads of 64), grouped by the kernel or fed as tokens.
+A random Llama of 4 layers (8 query heads, 2 key heads of 64) prefills a context and verifies 8
+tokens; the two kinds of attention are interleaved, and medians compared. ``token``: the kernel
+alone for one token per row (9 query heads, 3 key heads of 64), with heads grouped by the kernel or
+passed as tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NUM_VERIFIED = 8
 
 
 def model(attention: str) -> CausalModel:
-    """The same random weights with another attention."""
+    """The same random weights with another attention function."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=8192, hidden_size=512, intermediate_size=1408, num_hidden_layers=4,

@@ -1,6 +1,7 @@
-"""HedgeSpec's tables and figure 5a in the simulator, next to the printed ones.
+"""HedgeSpec's tables and figure 5a in the simulator, next to the printed numbers.
 
-Drafters have the MATs of tables 1 and 6 (``hedgespec-llama``, ``hedgespec-qwen8b``), 500 tokens.
+Drafters have the MATs of tables 1 and 6 (``hedgespec-llama``, ``hedgespec-qwen8b``); answers have
+500 tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def games(preset: str, labels: Sequence[str], seeds: int, tokens: int = 500) -> 
 
 
 def variants(seeds: int) -> list[Row]:
-    """Tables 9 and 10: the loss and the update rule."""
+    """Tables 9 and 10: loss and update rule."""
     rows = []
     for preset, printed in PRINTED.items():
         found = games(preset, list(VARIANTS.values()), seeds)
@@ -64,7 +65,7 @@ def variants(seeds: int) -> list[Row]:
 
 
 def joint(seeds: int) -> list[Row]:
-    """Table 8: one drafter trained on everything, as printed, and HedgeSpec, printed and here."""
+    """Table 8: one drafter trained on all domains, and HedgeSpec; printed and simulated."""
     found = games(LLAMA, [HEDGE], seeds)[HEDGE]["by domain"]
     paper = PRINTED[LLAMA]["HedgeSpec"]
     return [
@@ -74,7 +75,7 @@ def joint(seeds: int) -> list[Row]:
 
 
 def router(seeds: int) -> list[Row]:
-    """Table 4: a router that sends 90% of Math and 98% of MedQA elsewhere, at random."""
+    """Table 4: a router that misroutes 90% of Math and 98% of MedQA at random."""
     printed = {
         (LLAMA, "Math"): (0.90, 5.28, 6.94), (LLAMA, "MedQA"): (0.98, 3.03, 5.56),
         ("hedgespec-qwen8b", "Math"): (0.90, 4.95, 7.12),

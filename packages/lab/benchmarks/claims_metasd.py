@@ -1,8 +1,8 @@
-"""MetaSD's tables and theorems in the simulator, next to the printed ones.
+"""MetaSD's tables and theorems in the simulator, next to the printed numbers.
 
-Drafters have the speedups that the paper's tables print for them alone; what is checked is what
-choosing among them brings. A round's overhead is 1.327 forwards for SpS and 1.2 for EAGLE, as in
-the presets ``metasd-multilingual`` and ``metasd-eagle``; at other temperatures the same.
+Each drafter alone has the speedup printed in the paper's tables; the check is what choosing among
+drafters gains. A round's overhead is 1.327 forwards for SpS and 1.2 for EAGLE, as in the presets
+``metasd-multilingual`` and ``metasd-eagle``, at all temperatures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def world_of(name: str) -> sim.Environment:
 
 
 def printed_tables(seeds: int) -> list[Row]:
-    """MetaSD-UCB here and in the paper, and the share of the best drafter's gain that it keeps."""
+    """MetaSD-UCB here and in the paper, and its share of the best drafter's gain."""
     rows = []
     for name, (_, tokens) in WORLDS.items():
         world = world_of(name)
@@ -54,7 +54,7 @@ def printed_tables(seeds: int) -> list[Row]:
 
 
 def bandits(seeds: int) -> list[Row]:
-    """Tables 3 and 4: the other policies; table 7: BE for BD. Geometric mean over tasks."""
+    """Tables 3 and 4: other policies; table 7: BE in place of BD. Geometric mean over tasks."""
     printed = {
         "3": {"random": (1.640, 1.150, 1.429, 1.294, 1.471),
               "exp3": (1.919, 1.217, 1.606, 1.437, 1.690),
@@ -84,7 +84,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def router(seeds: int) -> list[Row]:
-    """Table 6: how often a router must be right to be as fast as MetaSD-UCB; wrong is any other."""
+    """Table 6: the accuracy at which a router is as fast as MetaSD-UCB; errors are uniform."""
     printed = {"3": ("SpS", 1.772, 1.456), "4": ("EAGLE", 2.759, 2.245)}
     rows = []
     for name, (kind, inside, perturbed) in printed.items():
@@ -120,7 +120,8 @@ def lengths(seeds: int) -> list[Row]:
 
 
 def region(seeds: int) -> list[Row]:
-    """Theorem 3: where h_n(a) >= g_n(a)^2 / (4 n a), and up to where Var[BE] rises; exact sums."""
+    """Theorem 3: where h_n(a) >= g_n(a)^2 / (4 n a), and up to which alpha Var[BE] rises; exact
+    sums."""
     del seeds
     rows = []
     for n in (2, 3, 5, 8):
@@ -162,7 +163,7 @@ def theorems(seeds: int) -> list[Row]:
 def switches(
     world: sim.TruncatedGeometric, labels: Sequence[str], seeds: int, tokens: int
 ) -> dict[str, tuple[Floats, Floats]]:
-    """By policy, of each seed: rounds above the best plan's, and how often the drafter changed."""
+    """Rounds lost to the best plan and number of drafter switches, by policy and seed."""
     match = sim.make_match(
         sim.Setting("claim", lambda _: world, (4,), tuple(labels), tokens), list(labels)
     )
@@ -182,7 +183,7 @@ def switches(
 
 
 def switching(seeds: int) -> list[Row]:
-    """Equation 49: rounds above the best plan, and each switch of drafter paid with one more."""
+    """Equation 49: rounds lost to the best plan, with one more round for each switch of drafter."""
     alphas = {"a": 0.8, "b": 0.6, "c": 0.5, "d": 0.4}
     world = sim.TruncatedGeometric({"tgd": alphas}, sim.CostTable({1: (1.0,)}, other_s=0.05))
     labels = [f"{name}/divergence" for name in ("petc:c=8", "sequential-halving", "ucb1:beta=0.5")]
@@ -199,7 +200,7 @@ def switching(seeds: int) -> list[Row]:
 
 
 def lemma_9(seeds: int) -> list[Row]:
-    """The paper's own instance: drafters of alpha .1, .5, .8 and N_max 2, exactly."""
+    """The paper's own instance, exactly: drafters of alpha 0.1, 0.5 and 0.8, N_max 2."""
     del seeds
     plays = {"pi 1": (0.1, 0.8), "pi 2": (0.5, 0.5)}
     return [
@@ -215,9 +216,9 @@ def lemma_9(seeds: int) -> list[Row]:
 def rewards(seeds: int) -> list[Row]:
     """Theorem 1, table 2, figure 3: is block divergence (BD) a better signal than BE?
 
-    On ``metasd-multilingual``: mean and variance of the best drafter's reward, the signal
-    ``R = gap^2 / max(variances)`` of every worse one (eq. 6), and the share of rounds up to the
-    10th and the 60th in which UCB1 plays the best.
+    On ``metasd-multilingual``: mean and variance of the best drafter's reward, the signal ``R =
+    gap^2 / max(variances)`` of every worse drafter (eq. 6), and the share of rounds up to the 10th
+    and the 60th in which UCB1 plays the best.
     """
     kinds, rows = {"BE": "length", "BD": "divergence"}, []
     labels = {name: f"ucb1:beta=0.01/{spec}" for name, spec in kinds.items()}
@@ -248,7 +249,7 @@ def rewards(seeds: int) -> list[Row]:
 
 
 def _rounds_alone(match: sim.Match, domain: str, plan: Plan, seeds: Sequence[int]) -> list[Outcome]:
-    """What a reward looks at, of every round of one drafter that plays alone."""
+    """The reward's inputs of every round of a drafter that plays alone."""
     found = []
     for seed in seeds:
         [text] = match.environment.texts(domain, seed, match.tokens, match.longest)

@@ -1,4 +1,4 @@
-"""Theorems, simulated or exact: BanditSpec 4.3, 4.5, 5.3, SpecDec++ 4.2, 4.3; and the argmax."""
+"""Theorems, simulated or exact: BanditSpec 4.3, 4.5, 5.3, SpecDec++ 4.2, 4.3; follow the leader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGER = (500, 1000, 2000, 4000, 8000)
 
 
 def adversarial(seeds: int) -> list[Row]:
-    """BanditSpec, theorem 5.3: rounds above the best plan on sequences made to mislead."""
+    """BanditSpec, theorem 5.3: rounds lost to the best plan on adversarial sequences."""
     world = sim.setting("adversarial").make(None)
     rows = []
     for tokens in (500, 2000, 8000):
@@ -33,9 +33,10 @@ def adversarial(seeds: int) -> list[Row]:
 
 
 def growing(seeds: int) -> list[Row]:
-    """BanditSpec 4.3, 4.5, 5.3 and MetaSD 2: rounds lost by length of the text, and the bounds.
+    """BanditSpec 4.3, 4.5, 5.3 and MetaSD 2: regret in rounds by length of the text, and the
+    bounds.
 
-    On the preset ``geometric``. A logarithm grows by equal steps from one row to the next.
+    On the preset ``geometric``. A logarithm grows by equal steps from row to row.
     """
     labels, tokens = ("ucbspec", "exp3spec", "ucb1:beta=1/divergence", "normalhedge"), 32_000
     match = sim.make_match(sim.setting("geometric"), list(labels), tokens=tokens, with_trails=True)
@@ -62,7 +63,7 @@ def growing(seeds: int) -> list[Row]:
 
 
 def argmax(seeds: int) -> list[Row]:
-    """docs/lab/regret.md: follow the leader with everything seen, and the default policy."""
+    """docs/lab/regret.md: follow the leader with full feedback, and the default policy."""
     rows = []
     for gap in (0.2, 0.1, 0.05):
         world = sim.IndependentAlphas({"tgd": {"a": 0.7, "b": 0.7 - gap, "c": 0.4}}, COSTS, 0.1)
@@ -78,7 +79,7 @@ def argmax(seeds: int) -> list[Row]:
 
 
 def misled(seeds: int) -> list[Row]:
-    """Where the argmax fails: two drafters that change places whenever it has made up its mind."""
+    """Where follow the leader fails: two drafters that swap alphas as soon as one leads."""
     del seeds
     rows = []
     for tokens in LONGER:
@@ -103,7 +104,7 @@ def misled(seeds: int) -> list[Row]:
 
 
 def trap_of(tokens: int) -> dict[str, list[float]]:
-    """The leader is wrong at the next token, and the other is right."""
+    """An environment in which the current leader is wrong at the next token, the other right."""
     sums, alphas = [0.0, 0.5], ([], [])  # type: ignore[var-annotated]
     for _ in range(tokens):
         leader = int(sums[1] > sums[0])
@@ -132,8 +133,8 @@ def immediate_costs(seeds: int) -> list[Row]:
 
 
 def when_to_stop(seeds: int) -> list[Row]:
-    """SpecDec++, theorem 4.3, by dynamic programming with one alpha: is stopping right where it
-    says so, and how much later does it say so than is best?"""
+    """SpecDec++, theorem 4.3, by dynamic programming with one alpha: is stopping optimal where the
+    theorem's condition holds, and how much later than the optimum does it hold?"""
     del seeds
     rows = []
     for alpha in (0.5, 0.7, 0.9):

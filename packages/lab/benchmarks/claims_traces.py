@@ -1,10 +1,11 @@
 """Claims on recorded traces: MetaSD's figures 6 and 7, HedgeSpec's tables 11 and 12.
 
 ``divergence``: is block divergence (drafts of 5 tokens) stationary along an answer? Mean and
-standard deviation by tenth of the answer, and how much an answer's last third differs from its
-first. ``unseen``: text that no drafter has learnt. Of each domain its own specialist is left out;
-the five others choose among themselves (table 11), or with the generalist (table 12), which alone
-is the paper's EAGLE. Length 8, MAT.
+standard deviation by tenth of the answer, and the difference between its last and its first third.
+
+``unseen``: domains that no drafter was trained on. Each domain's specialist is left out; the other
+five are chosen from alone (table 11), or with the generalist (table 12), the only EAGLE drafter in
+the paper. Length 8, MAT.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Part:
 
 
 def mats(world: Recorded, domain: str, drafters: list[str], tokens: int) -> dict[str, float]:
-    """Of each policy, and of the best of these drafters in hindsight."""
+    """MAT of each policy, and of the best of these drafters in hindsight."""
     part = Part(world, domain, drafters)
     found = played(part, list(POLICIES), 1, lengths=[8], tokens=tokens)
     names = dict.fromkeys(name for _, name in found)

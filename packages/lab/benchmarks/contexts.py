@@ -1,12 +1,11 @@
-"""Long prompts on a pretrained target: an agent's conversations, and documents of many pages.
+"""Long prompts on a pretrained target: agent conversations, and documents of many pages.
 
 ``agent``: jsonl of ``messages``; some of the assistant's turns are answered again, each from the
-messages before it, in order and by one session, which keeps its history and the conversation's
-keys. ``long``: several Spec-Bench ``rag`` passages and a question on one of them; what an agent was
-shown of a file, and a change to make.
-
-Plain decoding and draftwise take turns; both keep prefixes. Clock: CPU time of the process,
-prefill included, and without it. Intervals: over conversations or prompts.
+messages before it, in order and in one session, which keeps its history and the conversation's KV
+cache. ``long``: several Spec-Bench ``rag`` passages with a question about one of them; a file from
+an agent's context, and a change to make. Plain decoding and draftwise are interleaved; both use a
+prefix cache. Clock: CPU time of the process, with and without prefill. Intervals: over
+conversations or prompts.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from draftwise.files import numbered_lines
 
 Asked = list[dict[str, str]]
 Task = list[Asked]
-"""What is asked one after another in one session."""
+"""Prompts answered one after another in one session."""
 CHANGE = "Here is a part of a file.\n\n{}\n\nWrite it again with a comment above every function."
 
 
 def conversations(file: str, every: int) -> Iterator[Task]:
-    """Of each chat the messages before every so many-th of the assistant's turns."""
+    """The messages before every n-th turn of the assistant, by conversation."""
     for _, line in numbered_lines(Path(file)):
         messages = json.loads(line)["messages"]
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -42,7 +41,8 @@ def conversations(file: str, every: int) -> Iterator[Task]:
 
 
 def documents(questions: str, chats: str, passages: int, num: int) -> Iterator[Task]:
-    """``num`` questions after that many passages, and the longest message of ``num`` chats."""
+    """``num`` questions after ``passages`` passages each, and the longest messages of ``num``
+    chats."""
     rows = [json.loads(line) for _, line in numbered_lines(Path(questions))]
     texts = [row["turns"][0].rpartition("\n") for row in rows if row["category"] == "rag"]
     for i in range(num):
@@ -58,9 +58,9 @@ def documents(questions: str, chats: str, passages: int, num: int) -> Iterator[T
 
 
 def answer(made: Speculator, asked: Task, args: argparse.Namespace) -> tuple[Any, Any]:
-    """The tokens of all answers of a session, and their number and seconds of processor time.
+    """The tokens of a session's answers, and their number and seconds of processor time.
 
-    [2, 2]: of all rounds, prefill included, and of all but the first round.
+    [2, 2]: of all rounds, prefill included, and of all but the first.
     """
     tokens, spent = [], np.zeros((2, 2))
     for messages in asked:
@@ -76,7 +76,7 @@ def answer(made: Speculator, asked: Task, args: argparse.Namespace) -> tuple[Any
 
 
 def compare(found: Iterator[Task], args: argparse.Namespace) -> dict[str, Any]:
-    """Both sides on the tasks whose prompts have a length of ``--prompt``."""
+    """Plain decoding and draftwise on the tasks whose prompts have ``--prompt`` tokens."""
     load: dict[str, Any] = {"dtype": args.dtype, "seed": 0}
     made = {
         "plain": Speculator.from_pretrained(args.target, [], preset="plain", **load),

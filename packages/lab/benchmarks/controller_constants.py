@@ -1,10 +1,9 @@
-"""How sensitive the controller is to its constants: the replay with each at half and double.
+"""Sensitivity of the controller to its constants: the replay with each at half and double.
 
     python -m benchmarks controller_constants --data FOLDER --out results.json
 
-Constants of compiled functions are fixed when these are compiled, so every variant is a copy of
-the package with one line changed, in a process of its own. A discount is changed by its memory:
-1 - discount is doubled and halved.
+Compilation freezes constants, so each variant is a copy of the package with one line changed, in a
+process of its own. For a discount, 1 - discount is halved and doubled.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
 
 
 def changed(source: str, name: str, factor: float) -> str:
-    """A module's source with all numbers of one constant multiplied."""
+    """A module's source with all numbers of one constant scaled."""
     start = re.search(rf"^{name} = |^[A-Z_]+, {name} = ", source, re.MULTILINE)
     assert start, name
     end = source.index("\n", start.end())
@@ -65,14 +64,14 @@ def changed(source: str, name: str, factor: float) -> str:
 
 def speeds(data: Path, sizes: list[int], folder: Path, module: str = "", name: str = "",
            factor: float = 1.0) -> list[float]:  # fmt: skip
-    """Of the replay with one constant changed, for each number of requests."""
+    """Speeds of the replay with one constant changed, by number of requests."""
     package = Path(draftwise.__file__).parent
     copy = Path(tempfile.mkdtemp(dir=folder)) / package.name
     copy.mkdir()
     for each in package.iterdir():
         if each.name != "controller":
             (copy / each.name).symlink_to(each)
-    # with what was compiled already
+    # with the compiled code
     shutil.copytree(package / "controller", copy / "controller")
     if module:
         file = copy / "controller" / f"{module}.py"
@@ -87,7 +86,7 @@ def speeds(data: Path, sizes: list[int], folder: Path, module: str = "", name: s
 
 
 def one(data: Path, sizes: list[int]) -> Iterator[float]:
-    """The replay of this process's package."""
+    """Run the replay of this process's package."""
     import random
 
     from gpu_replay import NUM_REQUESTS, Prices, drive, load

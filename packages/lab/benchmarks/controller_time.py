@@ -1,10 +1,10 @@
 """The controller's own time: in a step, while the engine computes, for a prompt, for compiling.
 
-Requests have 2,000 tokens of Python sources of the standard library, cut as a tokenizer would, and
-answers rewrite them with edits. A made-up model drafter is right with 7 in 10 tokens; a step takes
-6 ms and 10 us a token. ``step_ms`` is the processor time of ``observe`` and ``choose``, ``work_ms``
-that of ``work``. ``idle``: answers at random, so that nothing can be drafted. The garbage collector
-is off while steps are timed, since it serves this script's own lists.
+Requests have 2,000 tokens of Python source from the standard library, split as by a tokenizer, and
+answers copy it with edits. A simulated model drafter has 7 of 10 tokens right; a step takes 6 ms
+and 10 us per token. ``step_ms`` is the processor time of ``observe`` and ``choose``, ``work_ms``
+that of ``work``. ``idle``: random answers, where nothing can be drafted. The garbage collector is
+off during steps, because it would scan this script's own lists.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _request(text: list[int], rng: random.Random) -> tuple[list[int], list[int]]
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Milliseconds of this thread, and what the call returns."""
+    """Milliseconds of this thread, and the result of the call."""
     begin_s = time.thread_time()
     result = call()
     return 1e3 * (time.thread_time() - begin_s), result
@@ -131,7 +131,7 @@ def _in_common(draft: list[int], truth: list[int]) -> int:
 
 
 def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
-    """Opening a request of so many tokens, the slices of ``work`` included."""
+    """Milliseconds to begin a request of ``num`` tokens, its slices of ``work`` included."""
     corpus = np.array([token for text in texts for token in text], np.int32)
     runs, longest, memory = [], [], 0
     index = RetrievalIndex(LIMIT)
@@ -164,7 +164,7 @@ print(wall_s, time.process_time() - begin_s)
 
 
 def compiling() -> dict[str, Any]:
-    """Seconds until everything is compiled, without and with a cache: wall and processor."""
+    """Wall and processor seconds of compilation, without and with a cache."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in ("first", "cached"):

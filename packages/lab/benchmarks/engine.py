@@ -1,7 +1,7 @@
-"""The engine that requests join and leave: batches, arrivals, long newcomers, chats, memory.
+"""Continuous batching: batches, arrivals, long prompts, conversations, memory.
 
-Seconds are the process's own CPU time, which other programs cannot touch; where nothing runs, time
-is jumped over. Settings that are compared take turns, in random order.
+Seconds are CPU time of the process, so that other programs do not count; idle time is skipped.
+Settings are interleaved in random order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from draftwise.engine.request import Request
 
 
 class Clock:
-    """CPU seconds of this process, and whatever was waited."""
+    """CPU seconds of this process, plus idle time."""
 
     def __init__(self) -> None:
         self._start, self._waited = time.process_time(), 0.0
@@ -41,12 +41,12 @@ def texts(num: int, seed: int = 0) -> list[str]:
 
 
 def ask(made: Speculator, prompt: Any, tokens: int, preset: str) -> Request:
-    """A greedy request that ends after so many tokens."""
+    """A greedy request of ``num`` tokens."""
     return made.request(prompt, max_new_tokens=tokens, ignore_eos=True, preset=preset)
 
 
 def answer_all(made: Speculator, prompts: Sequence[str], tokens: int, preset: str) -> int:
-    """Answer requests that come together; how many tokens they have."""
+    """Answer requests that arrive together; the number of their tokens."""
     engine = made.engine(num_prefixes=0)
     asked = [ask(made, prompt, tokens, preset) for prompt in prompts]
     for request in asked:
@@ -57,13 +57,13 @@ def answer_all(made: Speculator, prompts: Sequence[str], tokens: int, preset: st
 
 
 def all_at_once(made: Speculator, prompts: Sequence[str], tokens: int, preset: str) -> float:
-    """Tokens a CPU second of requests that come together."""
+    """Tokens per CPU second of requests that arrive together."""
     clock = Clock()
     return answer_all(made, prompts, tokens, preset) / clock()
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Median, and a 95% bootstrap interval of it."""
+    """The median, and its 95% bootstrap interval."""
     rng, values = np.random.default_rng(0), np.array(ratios)
     medians = np.median(rng.choice(values, (2000, len(values))), axis=1)
     low, high = np.percentile(medians, [2.5, 97.5])
@@ -71,7 +71,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def together(made: Speculator, repeats: int) -> list[dict[str, Any]]:
-    """``draftwise`` over plain decoding of the same loop."""
+    """``draftwise`` relative to plain decoding in the same engine."""
     rows, rng = [], np.random.default_rng(0)
     for num in (1, 4, 16):
         ratios = []
@@ -89,7 +89,7 @@ def together(made: Speculator, repeats: int) -> list[dict[str, Any]]:
 
 
 def joining(made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: int) -> float:
-    """Tokens a second of requests that join as they come."""
+    """Tokens per second with continuous batching."""
     engine, clock, waiting = made.engine(max_rows=16, num_prefixes=0), Clock(), list(arrivals)
     asked = []
     while waiting or engine.has_work:
@@ -103,7 +103,8 @@ def joining(made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: int
 
 
 def in_batches(made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: int) -> float:
-    """The same in batches of eight: one begins when all of its requests came and the last ended."""
+    """The same with static batches of eight: each begins when its requests have arrived and the
+    previous one has ended."""
     clock, num = Clock(), 0
     for first in range(0, len(arrivals), 8):
         batch = arrivals[first : first + 8]
@@ -113,7 +114,7 @@ def in_batches(made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: 
 
 
 def arriving(made: Speculator, repeats: int) -> list[dict[str, Any]]:
-    """Five rates: from half of to eight times what one row alone would serve."""
+    """Five arrival rates: half to eight times the throughput of one row."""
     alone = all_at_once(made, texts(8)[:1], 64, "draftwise") / 64
     ways: dict[str, Callable[..., float]] = {"joining": joining, "batches": in_batches}
     rows, rng = [], np.random.default_rng(1)
@@ -130,7 +131,8 @@ def arriving(made: Speculator, repeats: int) -> list[dict[str, Any]]:
 
 
 def gap(made: Speculator, repeats: int) -> list[dict[str, Any]]:
-    """The longest pause of rows that write, over their median round, while a prompt is read."""
+    """The longest pause of decoding rows during another request's prefill, relative to their median
+    round."""
     length = min(4000, made.target.max_positions - 80)
     ids = made.tokenizer(" ".join(texts(64)))["input_ids"]
     newcomer = (ids * (1 + length // len(ids)))[:length]
@@ -160,7 +162,7 @@ def timed(engine: Engine) -> float:
 
 
 def chat(made: Speculator, repeats: int) -> list[dict[str, Any]]:
-    """CPU seconds to the first token, of ten turns, each after the one before."""
+    """CPU seconds to the first token, for ten turns of a conversation."""
     rows = []
     for repeat in range(repeats):
         engine, text, firsts = made.engine(), "", []
@@ -179,9 +181,9 @@ def chat(made: Speculator, repeats: int) -> list[dict[str, Any]]:
 
 
 def memory(made: Speculator, repeats: int) -> list[dict[str, Any]]:
-    """Bytes allocated over bytes of live tokens, at most; megabytes that 1,000 requests leave.
+    """Peak bytes allocated relative to bytes of live tokens; megabytes that 1,000 requests leave.
 
-    Live are texts and, while they are judged, drafts; also given without drafts.
+    Live are texts and, during verification, drafts; also reported without drafts.
     """
     engine, worst, token = made.engine(num_prefixes=0), [0.0, 0.0], made.target.token_bytes
     for prompt in texts(16):

@@ -1,13 +1,14 @@
-"""Random requests among faulty ones: is every answer plain decoding's, whatever the others do?
+"""Random requests among faulty ones: does every answer equal plain decoding's?
 
-Trials of some forty requests join, leave and fail in one engine on a tiny random model: stop
-strings, penalties, biases, processes, log-probabilities, priorities, shared prompts, tenants, and
-among them switched drafts, policies, feedback, callbacks, prompts and drafters that raise or return
-nonsense, and cancels. No request may disable a working drafter for the others. An answer is right
-if every token of it is the argmax of one plain forward over prompt and answer, edited as requested
-(so sampled requests have ``top_k=1``), and if it ends where it must. A cancelled answer is right as
-far as it goes. Ties: a token whose edited logit is within 1e-4 of the best counts. With ``--out``
-an interrupted run can be resumed (FILE.trials).
+In each trial about forty requests join, leave and fail in one engine on a tiny random model. They
+use stop strings, penalties, biases, logits processors, log-probabilities, priorities, shared
+prompts and tenants; some switch drafters, and some have policies, feedbacks, callbacks, prompts or
+drafters that raise or return invalid values, or are cancelled. No request may disable a working
+drafter for the others. An answer is right if each token is the argmax of one plain forward over
+prompt and answer with the requested edits (so sampled requests have ``top_k=1``), and if it ends
+where it must. A cancelled answer must be right up to its end. Ties: a token counts as the argmax if
+its edited logit is within 1e-4 of the largest. With ``--out`` an interrupted run can be resumed
+(FILE.trials).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # ``engine`` is a benchmark, too
+sys.path.insert(
+    0, str(Path(__file__).parents[3] / "tests")
+)  # there is a benchmark named ``engine``
 
 import numpy as np
 import torch
@@ -73,9 +76,9 @@ def model(kind: str) -> CausalModel:
 
 @cache
 def drafter(kind: str) -> LMDrafter:
-    """The target, slightly disturbed."""
+    """The target with slightly perturbed weights."""
     made = CausalModel(near_copy(model(kind).module, noise=0.04), "good")
-    check_model(made)  # which finds that some types are read a row at a time
+    check_model(made)  # it finds the types whose rows run one at a time
     return LMDrafter("good", made, model(kind))
 
 
@@ -85,7 +88,7 @@ def tokenizer() -> Any:
 
 
 def process(text: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    """A sound one: what may follow depends on the last two tokens."""
+    """A valid logits processor: the tokens allowed next depend on the last two."""
     edited = logits.clone()
     edited[(text[-1] + len(text)) % 3 :: 3] -= 4.0
     return edited
@@ -112,7 +115,7 @@ SWITCHES: tuple[dict[str, Any], ...] = (
 
 
 class Trial:
-    """Some requests in one engine, and what became of them."""
+    """Requests in one engine, and their outcomes."""
 
     def __init__(self, number: int, seed: int) -> None:
         self.rng = random.Random(f"{seed}/{number}")
@@ -132,7 +135,7 @@ class Trial:
         return [self.rng.choice(few) for _ in range(num)]
 
     def request(self) -> tuple[Request, dict[str, Any], str]:
-        """A random one, the options it was made with, and its fault."""
+        """A random request, its options and its fault."""
         rng = self.rng
         prompt = self.words(rng.randrange(1, 60))
         if rng.random() < 0.4:
@@ -161,7 +164,7 @@ class Trial:
         return made, options, fault
 
     def sampling(self) -> dict[str, Any]:
-        """Options of ``SamplingParams`` under which one token alone can be next."""
+        """Sampling parameters that leave one possible next token."""
         rng, size = self.rng, self.target.vocab_size
         some: dict[str, Any] = {
             "repetition_penalty": rng.choice([0.8, 1.3]),
@@ -174,7 +177,7 @@ class Trial:
         return found if rng.random() < 0.7 else {**found, "temperature": 1.0, "top_k": 1}
 
     def run(self) -> None:
-        """Requests join as others write, some leave; then each answer is looked at."""
+        """Run the trial: requests join and leave during decoding; then check each answer."""
         engine = self.made.engine(max_rows=ROWS, num_prefixes=2)
         everyone = [self.request() for _ in range(REQUESTS)]
         with warnings.catch_warnings(record=True) as said:
@@ -188,7 +191,7 @@ class Trial:
         engine.close()
 
     def answer(self, engine: Engine, waiting: list[Request]) -> None:
-        """All of them, to their ends."""
+        """Run all requests to their ends."""
         steps = 0
         while waiting or engine.has_work:
             for _ in range(self.rng.randrange(4)):
@@ -205,10 +208,10 @@ class Trial:
                 break
 
     def look_at(self, made: Request, options: dict[str, Any], fault: str) -> None:
-        """Count an answer, and say what is wrong with it."""
+        """Count an answer, and report its error."""
         reason, why = made.answer.finish_reason, ""
         if fault == "prompt" and reason != "error":
-            fault = ""  # the prompt came in such small pieces that nobody saw how it begins
+            fault = ""  # prefill came in pieces too small to show how the prompt begins
         if fault in FAULTS or fault == "prompt":
             self.counts[f"ended by its own {fault}"] += reason == "error"
             was_asked = not fault.startswith("stop_when") or made.answer.num_tokens > 1
@@ -230,7 +233,7 @@ class Trial:
 
 @torch.inference_mode()
 def differs(target: CausalModel, made: Request, options: dict[str, Any]) -> str:
-    """How an answer is not the one of plain decoding; empty = it is."""
+    """How an answer differs from plain decoding; empty if it does not."""
     prompt, tokens, sampling = list(made.prompt), made.tokens, options["sampling"]
     text = torch.tensor([[*prompt, *tokens]], device=target.device)
     logits = target.module(input_ids=text, use_cache=False).logits[0].float()
@@ -249,7 +252,7 @@ def differs(target: CausalModel, made: Request, options: dict[str, Any]) -> str:
 def edited(
     raw: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], answer: Sequence[int]
 ) -> torch.Tensor:
-    """[V] logits after penalties and all, one by one and in plain words."""
+    """[V] logits after all edits, written plainly, one at a time."""
     scores = raw.clone()
     if sampling.process is not None:
         scores = sampling.process([*prompt, *answer], scores)
@@ -264,7 +267,7 @@ def edited(
 
 
 def ends_wrong(made: Request, options: dict[str, Any]) -> str:
-    """Whether an answer, or its text, ends elsewhere than it must; empty = it does not."""
+    """How the end of an answer or its text is wrong; empty if it is right."""
     tokens, reason, stops = made.tokens, made.answer.finish_reason, options.get("stop", [])
     texts = [tokenizer().decode(tokens[:num]) for num in range(len(tokens) + 1)]
     first = next((n for n, t in enumerate(texts) if any(stop in t for stop in stops)), None)
@@ -279,7 +282,7 @@ def ends_wrong(made: Request, options: dict[str, Any]) -> str:
 
 
 def trials(num: int, seed: int, file: Path | None) -> tuple[Counter[str], list[str]]:
-    """Trials until so many answers were looked at; those in the file are not made again."""
+    """Run trials until ``num`` answers were checked; those in the file are not repeated."""
     counts, wrong, number = Counter[str](), list[str](), 0
     known = file.read_text("utf-8").splitlines() if file is not None and file.exists() else []
     while counts["answers"] < num:
@@ -302,7 +305,7 @@ def trials(num: int, seed: int, file: Path | None) -> tuple[Counter[str], list[s
 
 
 def fuzz(args: argparse.Namespace) -> dict[str, Any]:
-    warnings.simplefilter("ignore")  # of each request and drafter that fails, as it should
+    warnings.simplefilter("ignore")  # warnings about each faulty request and drafter are expected
     start = time.monotonic()
     file = Path(args.out).with_suffix(".trials") if args.out else None
     counts, wrong = trials(args.num, args.seed, file)

@@ -1,20 +1,20 @@
-"""vLLM on this GPU: seconds of steps against the composed ones; plain, best fixed rule, draftwise.
+"""vLLM on this GPU: step times next to the composed ones; plain, best fixed rule, draftwise.
 
-    python -m benchmarks gpu_check --out gpu_check.json        # an H100, ten minutes
+    python -m benchmarks gpu_check --out gpu_check.json   # an H100, ten minutes
     python -m benchmarks gpu_check --target MODEL --drafter HEAD --method eagle3 --lengths 3 5
-    python -m benchmarks gpu_check --cpu                       # the same on vLLM's CPU build
-    python -m benchmarks gpu_check --dry                       # the same on a made-up engine
+    python -m benchmarks gpu_check --cpu                  # the same on vLLM's CPU build
+    python -m benchmarks gpu_check --dry                  # the same on a simulated engine
 
-Run it in vLLM's environment, with draftwise installed there. Each method has an engine with
-vLLM's default flags, one after the other (a GPU holds one), and answers the same blocks of bundled
-prompts, ``--requests`` at once; all answers have the same length. Ratios are of the seconds of
-blocks, prefill included, with a bootstrap over blocks. Seconds of a step are medians over steps in
-which all requests decode. A model drafter always writes all of its tokens there, so a fixed
-length of K is a step of K + 1 tokens for each request.
+Run it in vLLM's environment, with draftwise installed there. Each method runs an engine with vLLM's
+default flags, one after the other (a GPU holds one), on the same blocks of bundled prompts,
+``--requests`` at once; all answers have the same length. Ratios are of the blocks' seconds, prefill
+included, with a bootstrap over blocks. A step's seconds are the median over steps in which all
+requests decode. A model drafter always writes all of its tokens there, so with a fixed length of K
+a step has K + 1 tokens for each request.
 
-Composed seconds are what ``gpu_replay`` charges: measured kernel times of AIConfigurator
-(Apache-2.0, vLLM 0.24 tables), summed up, for Llama-3.1-8B in bfloat16 on one H100
-(``results/gpu_composed.json``, which ``--compose FOLDER`` makes). For other models there are none.
+Composed seconds are those of ``gpu_replay``: kernel times measured by AIConfigurator (Apache-2.0,
+vLLM 0.24 tables), summed up for Llama-3.1-8B in bfloat16 on one H100
+(``results/gpu_composed.json``, written by ``--compose FOLDER``). Other models have none.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ Ask = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def vllm_engine(options: Mapping[str, Any]) -> Child:
-    """An engine in a process of its own, which ends with it and frees the GPU."""
+    """A vLLM engine in a child process, whose end frees the GPU."""
     made = Child([sys.executable, str(CHILD)], "vLLM's engine ended: its messages above say why")
     made(options)
     return made
 
 
 class MadeUp:
-    """In place of a vLLM engine: a step takes 8 ms and 20 us for each token, 0.5 ms for a drafted
-    one; three of four drafted tokens are right. What is tested is everything around it."""
+    """A simulated engine: a step takes 8 ms and 20 us per token, and 0.5 ms per drafted token;
+    three of four drafted tokens are accepted. For tests of the code around it."""
 
     def __init__(self, engine: Mapping[str, Any]) -> None:
         self._length = engine.get("speculative_config", {}).get("num_speculative_tokens", 0)
@@ -68,10 +68,10 @@ class MadeUp:
         return run_block(self, task["prompts"], task["max_tokens"], lambda: self._now)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to close."""
 
     def add_request(self, request_id: str, prompt: str, params: int) -> None:
-        """As vLLM's ``LLMEngine``; the first step reads the prompt."""
+        """As vLLM's ``LLMEngine``; the first step prefills the prompt."""
         output = SimpleNamespace(token_ids=[])
         self._running[request_id] = SimpleNamespace(
             request_id=request_id, outputs=[output], prompt_token_ids=prompt.split(), left=params
@@ -97,9 +97,9 @@ class MadeUp:
 
 
 def engines(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], int | None]]:
-    """Method -> vLLM's options, and the tokens that every request drafts in every step.
+    """By method: vLLM's options, and the tokens that every request drafts in every step.
 
-    None: nobody knows (retrieval finds what it finds, draftwise chooses).
+    None where that number varies (retrieval, draftwise).
     """
     base: dict[str, Any] = {"model": args.target, **json.loads(args.engine)}
     drafter: dict[str, Any] = {"method": args.method}
@@ -122,7 +122,7 @@ def engines(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], int | N
 
 
 def blocks(sizes: Sequence[int], num: int) -> dict[int, list[list[str]]]:
-    """Bundled texts to continue, kinds mixed, in blocks: code, queries, arithmetic, prose."""
+    """Blocks of bundled texts to continue, kinds mixed: code, queries, arithmetic, prose."""
     kinds = zip(*zoo.prompts().values(), strict=False)
     prompts = [f"Continue this text:\n\n{text}" for texts in kinds for text in texts]
     found = {}
@@ -135,7 +135,7 @@ def blocks(sizes: Sequence[int], num: int) -> dict[int, list[list[str]]]:
 def measure(
     make: Callable[[Mapping[str, Any]], Any], args: argparse.Namespace
 ) -> dict[str, dict[int, list[dict[str, Any]]]]:
-    """Method -> requests at once -> what each block took."""
+    """By method and number of requests: measurements of each block."""
     found: dict[str, dict[int, list[dict[str, Any]]]] = {}
     asked = blocks(args.requests, args.blocks)
     for name, (options, _) in engines(args).items():
@@ -189,7 +189,7 @@ def speed_rows(
         return [[block[key] for block in measured[name][size]] for key in ("tokens", "seconds")]
 
     def over(name: str, other: str, size: int) -> list[float] | float:
-        """With an interval, where there are several blocks."""
+        """The ratio, with an interval if there are several blocks."""
         found = span(*columns(name, size), *columns(other, size))
         return found if len(measured[name][size]) > 1 else found[0]
 
@@ -215,14 +215,14 @@ def speed_rows(
 
 
 class Composed:
-    """Milliseconds of a step by requests, drafted tokens and context, between the points known."""
+    """Milliseconds of a step by requests, drafted tokens and context, interpolated."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._batches, self._contexts = table["batches"], table["contexts"]
         self._ms = np.array(table["ms"])  # [batches, lengths, contexts]
 
     def ms(self, requests: int, length: int, context: float) -> float | None:
-        """None outside the table."""
+        """Milliseconds, or None outside the table."""
         is_inside = self._batches[0] <= requests <= self._batches[-1] and context <= max(
             self._contexts
         )
@@ -233,7 +233,7 @@ class Composed:
 
 
 def compose(folder: Path) -> dict[str, Any]:
-    """The table of ``Composed`` from the data of ``gpu_replay``."""
+    """The table of ``Composed`` from ``gpu_replay``'s data."""
     from gpu_replay import Prices
 
     prices = Prices(folder / "step_costs.npz", COMPOSED)
@@ -249,7 +249,7 @@ def compose(folder: Path) -> dict[str, Any]:
 
 
 def refuse_without(is_cpu: bool) -> None:
-    """End with what is missing here."""
+    """Exit with what is missing."""
     import torch
 
     if find_spec("vllm") is None:
@@ -264,7 +264,7 @@ def refuse_without(is_cpu: bool) -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The options; those that --cpu and --dry set stand where none is given."""
+    """The options, with the defaults of --cpu and --dry."""
     args = parse(
         __doc__, target=None, lengths=[3, 5], requests={"type": int, "nargs": "+"},
         drafter={"help": "head or draft model; none for --method ngram, suffix"},
@@ -288,7 +288,7 @@ def parsed() -> argparse.Namespace:
         if getattr(args, name) is None and not (name == "drafter" and is_own):
             setattr(args, name, value)
     if args.drafter is None and args.scheduler == "AsyncScheduler":
-        args.scheduler = "Scheduler"  # there is nothing to shorten
+        args.scheduler = "Scheduler"  # no draft to shorten
     if args.drafter is None and args.method not in {"ngram", "suffix"}:
         sys.exit(f"--method {args.method} needs --drafter")
     return args

@@ -4,10 +4,10 @@
     python -m benchmarks gpu_replay --data FOLDER --model llama70b_fp8_4xh100 --requests 16 --safety
 
 FOLDER holds ``acceptance_*.npz`` (by kind of text: prompts, greedy answers, and for every position
-how many tokens a round of a draft head emits there) and ``step_costs.npz`` (seconds by tokens,
-requests and context). Nothing of it is in this repository. Any policy can be replayed exactly;
-retrieval is the controller's own, on the real tokens. Speeds are relative to plain decoding while
-the batch is full; ``counted``: the processor time of the controller's calls is part of each step.
+the tokens that a round of a draft head emits there) and ``step_costs.npz`` (seconds by tokens,
+requests and context); neither is in this repository. Any policy can be replayed exactly; retrieval
+is the controller's own, on the real tokens. Speeds are relative to plain decoding while the batch
+is full; ``counted``: the processor time of the controller's calls is part of each step.
 
 The first round after a prompt accepts nothing in such data, so requests start at their second
 token. A head writes at the end of a step, so its length is decided one step ahead and paid for by
@@ -49,7 +49,7 @@ PIECE = 2048
 
 
 class Prices:
-    """Milliseconds of a step; ``factor`` doubles them at will."""
+    """Milliseconds of a step; ``factor`` scales them."""
 
     def __init__(self, file: Path, model: str) -> None:
         costs = np.load(file)
@@ -71,7 +71,7 @@ class Prices:
         return self.factor * float(step + SCHEDULING_MS + drafting)
 
     def verifying_ms(self, requests: int, drafted: int) -> float:
-        """What drafted tokens add to a step."""
+        """Milliseconds that drafted tokens add to a step."""
         most = len(self._linear) - 1
         wide = self._linear[min(requests + drafted, most)]
         return self.factor * float(wide - self._linear[min(requests, most)])
@@ -79,7 +79,7 @@ class Prices:
 
 @dataclass
 class Text:
-    """A request: its tokens, what the head accepts at each position, and what retrieval would."""
+    """A request: its tokens, and what head and retrieval have right at each position."""
 
     kind: str
     prompt: list[int]
@@ -89,7 +89,7 @@ class Text:
     places: dict[int, list[int]] = field(default_factory=dict)
 
     def index(self, shortest: int = 2, longest: int = 5) -> None:
-        """Right and proposed tokens of the latest longest n-gram match; -1, 0: there is none."""
+        """Find right and proposed tokens of the latest longest n-gram match; -1, 0 without one."""
         text, index = self.prompt + self.answer, defaultdict(dict)
         for place, token in enumerate(text[:-1]):
             self.places.setdefault(token, []).append(place)
@@ -154,7 +154,7 @@ class Row:
 
 
 class Source:
-    """Requests that wait, in an order by seed, and those that run."""
+    """Waiting requests, in random order, and running ones."""
 
     def __init__(self, texts: Sequence[Text], size: int, seed: int) -> None:
         self._queue = list(texts)
@@ -177,20 +177,21 @@ class Source:
 
 
 class Rule:
-    """A rule that knows how many tokens each draft would have right, and uses that as allowed."""
+    """A rule. It knows how many tokens of each draft would be accepted; subclasses use that as far
+    as they may."""
 
     length = 0
     """Tokens that the head writes in every step."""
 
     def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
-        """Accepted and verified tokens for each request; seconds by drafted tokens."""
+        """Accepted and verified tokens of each request; seconds: of a step by drafted tokens."""
         raise NotImplementedError
 
 
 class Fixed(Rule):
     """Up to ``match`` retrieved tokens where there is a match, else ``length`` of the head.
 
-    how: "or" one of them, "then" retrieval after the head's, "and" both as branches.
+    how: "or" one of them, "then" retrieval after the head's tokens, "and" both as branches.
     """
 
     def __init__(self, length: int, match: int = 0, how: str = "or") -> None:
@@ -215,7 +216,7 @@ class Fixed(Rule):
 
 
 class Oracle(Rule):
-    """Knows what is right, and lets the better drafter write just that."""
+    """Knows which tokens are right, and lets the better drafter write exactly those."""
 
     def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
         best = [(min(12, row.head), max(0, row.lookup()[0]), row.left - 1) for row in rows]
@@ -224,7 +225,7 @@ class Oracle(Rule):
 
 
 class Pooled(Rule):
-    """Rules that learn one survival for all requests, by position of the head's draft."""
+    """Rules that learn one survival function for all requests, by position in the head's draft."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -246,10 +247,10 @@ class Pooled(Rule):
 
 
 class AdaptiveVerification(Pooled):
-    """vLLM's adaptive verification: K tokens are always drafted, and one budget is verified.
+    """vLLM's adaptive verification: K tokens are always drafted, and a shared budget is verified.
 
     Source: docs/features/speculative_decoding/adaptive_verification.md. Differs: survival is pooled
-    in place of draft margins, which no data here have.
+    instead of using draft margins, which these data lack.
     """
 
     def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
@@ -265,8 +266,8 @@ class AdaptiveVerification(Pooled):
 class Ladder(Pooled):
     """SGLang's ladder: the head's length by the mean accepted length, in tiers by batch size.
 
-    Source: SGLang's adaptive speculative decoding, its default tiers. A step up when all but half
-    a token are accepted, a step down when the lower one would do.
+    Source: SGLang's adaptive speculative decoding, default tiers. One step up when fewer than half
+    a token is rejected on average, one step down when the lower length would do.
     """
 
     TIERS = ((64, (0,)), (32, (0, 1)), (8, (0, 1, 3)), (1, (1, 3, 5, 7)))
@@ -290,7 +291,7 @@ class Ladder(Pooled):
 
 
 class ThroughputAware(Pooled):
-    """SGLang's throughput-aware rule: the length with the most tokens a second, at least 1.
+    """SGLang's throughput-aware rule: the length with the most tokens per second, at least 1.
 
     Source: SGLang's throughput-aware adaptive policy with a start-up profile.
     """
@@ -310,7 +311,7 @@ class ThroughputAware(Pooled):
 
 
 class Marginal(Pooled):
-    """SMART's rule: a token is verified while its gain over its cost exceeds the present speed.
+    """SMART's rule: a token is verified while its gain per cost exceeds the present speed.
 
     Source: SMART (arXiv 2604.09731), for chains: tokens in order of survival, up to the first that
     fails.
@@ -328,10 +329,10 @@ class Marginal(Pooled):
 
 
 class Papers(Rule):
-    """A policy of a paper, one object for each request, over drafters and lengths.
+    """A paper's policy, one object per request, over drafters and lengths.
 
     Its reward is accepted tokens over the longest length. A plan is chosen at the end of a step,
-    when the head writes: as much for all requests as the longest plan takes.
+    when the head writes; the head writes as many tokens for all requests as the longest plan takes.
     """
 
     PLANS = ((1, 0), (3, 0), (5, 0), (0, 8), (0, 0))
@@ -364,7 +365,7 @@ class Papers(Rule):
 
 
 def play(texts: Sequence[Text], size: int, prices: Prices, rule: Rule, seed: int) -> float:
-    """Tokens a second of a rule while the batch is full."""
+    """Tokens per second of a rule while the batch is full."""
     source, ms, emitted = Source(texts, size, seed), 0.0, 0
     if isinstance(rule, ThroughputAware):
         rule.draft_s = prices.draft_ms / 1e3
@@ -391,7 +392,7 @@ def play(texts: Sequence[Text], size: int, prices: Prices, rule: Rule, seed: int
 
 
 def astray(row: Row, truth: list[int], good: int, length: int, rng: random.Random) -> list[int]:
-    """What the head writes from its first wrong token on: as the text goes on elsewhere."""
+    """The head's tokens from its first wrong one on: text that follows the same token elsewhere."""
     if good >= len(truth):
         return []
     text, end = row.text.prompt + row.text.answer, len(row.text.prompt) + row.known
@@ -408,11 +409,12 @@ def astray(row: Row, truth: list[int], good: int, length: int, rng: random.Rando
 
 
 class Informed(Controller):
-    """A controller that knows one thing: what its share of the gap to the oracle is.
+    """A controller with one piece of information more, to measure its share of the gap to the
+    oracle.
 
-    "prices": seconds as they are. "no stairs": prices as they are, but for the stairs, which are
-    levelled. "model", "retrieval": which of that drafter's tokens are right. "length": how many
-    tokens the model will have right in the coming step; only with "model".
+    "prices": true seconds. "no stairs": true seconds with stairs levelled. "model", "retrieval":
+    which of that drafter's tokens are right. "length": how many of the model's tokens will be right
+    in the coming step; only with "model".
     """
 
     def __init__(self, limits: Limits, prices: Prices, knows: Sequence[str]) -> None:
@@ -425,7 +427,7 @@ class Informed(Controller):
         self, names: Sequence[str], rooms: Sequence[int],
         offers: Sequence[Sequence[int]] | None = None,
     ) -> list[list[int]]:  # fmt: skip
-        """What is known decides on this step; what is learnt from it is as without it."""
+        """Decide on this step with the additional information; learn as without it."""
         chains, known, num = super().choose(names, rooms, offers), self._known, len(names)
         if not (self.knows & {"model", "retrieval"}) or not self.costs.is_known:
             return chains
@@ -441,7 +443,7 @@ class Informed(Controller):
         return self._read(0, num)
 
     def _tell(self, slot: int, truth: np.ndarray) -> None:
-        """Which tokens of a request are right."""
+        """Fill in which tokens of a request are right."""
         facts = self._known.facts[slot]
         num_offered = facts[acceptance.OFFERED]
         for which, num, begin, name in (
@@ -454,7 +456,7 @@ class Informed(Controller):
                 self._known.survival[slot, which, :num] = np.cumprod(right)
 
     def foresee(self) -> None:
-        """The best length for the coming step, whose outcome is known."""
+        """Set the best length for the coming step, whose outcome is known."""
         if "length" in self.knows and self.costs.is_known:
             heads, (fixed_s, each_s) = [], self.costs.draft_price
             for row in self.rows:
@@ -470,7 +472,7 @@ class Informed(Controller):
 
 
 class TrueCosts(StepCosts):
-    """Seconds as they are; stairs may be levelled."""
+    """True seconds; stairs may be levelled."""
 
     def __init__(self, prices: Prices, is_level: bool) -> None:
         super().__init__()
@@ -508,14 +510,14 @@ class Run:
     steps: list[tuple[float, float, int, float]] = field(default_factory=list)
 
     def speed(self, counted: bool = False, first_s: float = np.inf) -> float:
-        """Relative to plain decoding, of the first seconds."""
+        """Speed relative to plain decoding over the first ``first_s`` seconds."""
         columns = np.array(self.steps)
         columns = columns[np.cumsum(columns[:, 0]) - columns[:, 0] < first_s]
         seconds = columns[:, 0] + (columns[:, 1] if counted else 0.0)
         return float(columns[:, 3].sum() / seconds.sum())
 
     def worst(self, num: int = 2000) -> float:
-        """Of any so many steps, the controller's own time counted."""
+        """The lowest speed over any ``num`` steps, the controller's own time counted."""
         columns = np.array(self.steps)
         seconds = np.append(0.0, np.cumsum(columns[:, 0] + columns[:, 1]))
         plain = np.append(0.0, np.cumsum(columns[:, 3]))
@@ -563,7 +565,7 @@ def drive(
 
 
 def _choose(controller: Controller, rows: list[Row], length: int, rng: random.Random) -> float:
-    """The next drafts; seconds that the controller took."""
+    """Choose the next drafts; return the controller's seconds."""
     offers = []
     for row in rows:
         truth = row.text.answer[row.known : row.known + length]
@@ -649,7 +651,7 @@ def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> 
 
 
 def gap(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> dict[str, Any]:
-    """Speed of the chain with one thing known, relative to the chain that knows nothing."""
+    """Speed of the informed chain relative to the uninformed one."""
 
     def speed(knows: Sequence[str]) -> float:
         runs = [drive(texts, size, prices, seed, knows=knows) for seed in seeds]
@@ -660,7 +662,7 @@ def gap(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> d
 
 
 def strange(texts: list[Text], size: int, seed: int = 0) -> Iterator[tuple[str, list[Text]]]:
-    """Texts on which drafting may lose: by name."""
+    """Texts on which drafting may lose, by name."""
     rng = random.Random(seed)
     for kind in KINDS:
         yield kind, [text for text in texts if text.kind == kind][: max(size + 8, 12)]
@@ -680,7 +682,7 @@ def _like(text: Text, prompt: list[int], answer: list[int], head: list[int]) -> 
 
 
 def safety(texts: list[Text], size: int, prices: Prices) -> list[dict[str, Any]]:
-    """The controller where drafting may lose: its worst 2,000 steps, own time counted."""
+    """The controller on such texts: its worst 2,000 steps, own time counted."""
     rows = []
     for name, some in strange(texts, size):
         if len(some) < size:
@@ -694,7 +696,7 @@ def safety(texts: list[Text], size: int, prices: Prices) -> list[dict[str, Any]]
 
 
 def arrivals(file: Path, num: int) -> list[float]:
-    """Seconds between the first request of a trace and each of the first ``num``."""
+    """Seconds from the first request of a trace to each of the first ``num``."""
     times = []
     with file.open() as lines:
         for line in itertools.islice(csv.DictReader(lines), num):
@@ -706,7 +708,7 @@ Reading = list[tuple[Row, int, float]]
 
 
 def _read(reading: Reading) -> tuple[int, list[tuple[Row, float]], Reading]:
-    """A piece of the prompts: its tokens, requests that were read whole, and the others."""
+    """One chunk of prefill: its tokens, requests whose prefill is complete, and the others."""
     prefill, ready, still = 0, [], []
     for row, done, at in reading:
         part = min(len(row.text.prompt) - done, PIECE - prefill)
@@ -721,7 +723,7 @@ def _read(reading: Reading) -> tuple[int, list[tuple[Row, float]], Reading]:
 def served(
     texts: Sequence[Text], times: Sequence[float], prices: Prices, speedup: float, drafts: bool
 ) -> dict[str, Any]:
-    """Requests that arrive when they do; prompts are read in pieces, in steps that decode, too."""
+    """Requests arrive by a trace; prefill is chunked and shares steps with decoding."""
     controller, rng = Controller(Limits(model=True)), random.Random(0)
     choice = random.Random(1)
     waiting = [(at / speedup, choice.choice(texts)) for at in times][::-1]
@@ -811,7 +813,6 @@ def figure(cells: list[dict[str, Any]], path: str) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the data")
     parser.add_argument("--model", default="llama8b_bf16_1xh100", help="whose step costs")
@@ -830,7 +831,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Replay; print and save."""
+    """Replay, print and save."""
     args = arguments()
     warm_up()
     texts, prices = load(args.data), Prices(args.data / "step_costs.npz", args.model)

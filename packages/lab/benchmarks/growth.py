@@ -1,5 +1,4 @@
-"""The loop's share of a round, the price of a pool that is switched off, microseconds of a choice
-by policy, and memory by drafters."""
+"""Costs outside the models: the loop, a pool that is switched off, a choice, memory by drafters."""
 
 from __future__ import annotations
 
@@ -24,11 +23,11 @@ POOLS = {
     "head": ["zoo:eagle-generalist"],
     "head, lookup, suffix": ["zoo:eagle-generalist", "lookup", "suffix"],
 }
-"""BanditSpec's table 2: its draft head alone, and its pool of several ways to draft."""
+"""BanditSpec's table 2: its draft head alone, and its pool of several drafters."""
 
 
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
-    """Shares of a round: choosing and learning; all Python outside the models' forwards."""
+    """Shares of a round: choosing and learning, and all Python outside the models' forwards."""
     rows = {}
     for name in PRESETS:
         spec = Speculator.from_pretrained("zoo", preset=name)
@@ -54,7 +53,7 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _count_forwards(spec: Speculator) -> list[float]:
-    """Seconds spent in any model's forward, counted from now on."""
+    """Seconds spent in any model's forward from now on."""
     seconds = [0.0]
     models = [spec.target, *(d.model for d in spec.drafters if hasattr(d, "model"))]
     for model in models:
@@ -86,9 +85,9 @@ def off(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def policies(_: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds of ``choose`` and ``learn`` with 64 plans, by policy: medians over 60 stretches.
+    """Microseconds of ``choose`` and ``learn`` with 64 plans, by policy: medians of 60 segments.
 
-    The played plan alone is seen (bandit), or every plan.
+    With bandit feedback, and with every plan observed.
     """
     plans = [PLAIN, *(Plan(name, length) for name in "abcdefg" for length in range(1, 10))]
     rng, everyone, rows = np.random.default_rng(0), np.ones(64, dtype=bool), {}
@@ -109,7 +108,7 @@ def policies(_: argparse.Namespace) -> dict[str, Any]:
 
 
 def pools(args: argparse.Namespace) -> dict[str, Any]:
-    """Peak memory of a process with one drafter, and with several; each three times."""
+    """Peak memory of a process with one drafter, and with several; three times each."""
     found: dict[str, list[float]] = {name: [] for name in POOLS}
     for _ in range(3):
         for name, drafters in POOLS.items():
@@ -120,7 +119,7 @@ def pools(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def peak_mb(drafters: list[str], tokens: int) -> float:
-    """Of this process, once it has answered a prompt of each domain."""
+    """Peak memory of this process after one prompt of each domain."""
     spec = Speculator.from_pretrained("zoo", drafters, preset="banditspec")
     for text in zoo_texts(1):
         spec.generate(text, max_new_tokens=tokens)

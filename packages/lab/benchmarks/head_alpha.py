@@ -1,10 +1,10 @@
-"""How often the tokens of EAGLE heads and of a target's own layers are accepted, by what is asked.
+"""Acceptance of the tokens of EAGLE heads and of a target's own layers, by category of prompt.
 
-The target answers prompts of each category itself, at temperature 1 and at 0; along these answers
-the head drafts at every place. At temperature 1 a token counts min(1, q/p) on average; greedy, 1
-where the head's favourite is the target's. Depth 2 is a draft's second token, with the first one
-of the draft before it, accepted or not; a layer reads no states, and has one alpha for all depths.
-Also: the share of answer tokens in the draft vocabulary.
+The target answers prompts of each category, at temperatures 1 and 0; along these answers the head
+drafts at every position. At temperature 1 a token counts its mean min(1, q/p); greedily, 1 if the
+head's argmax is the target's. Depth 2 is a draft's second token, whether or not the first was
+accepted; a layer reads no hidden states, and has one alpha for all depths. Also reported: the share
+of answer tokens in the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def as_asked(text: str, tokenizer: Any) -> str | list[dict[str, str]]:
-    """A user's turn, or for a base model the text to go on with."""
+    """A user's turn, or for a base model a text to continue."""
     return [{"role": "user", "content": text}] if tokenizer.chat_template else text
 
 
 def load(spec: str, target: CausalModel) -> EagleHead | CausalModel:
-    """A head, or a layer of the target."""
+    """An EAGLE head, or a layer of the target."""
     kind, _, folder = spec.partition(":")
     return load_head(folder, target).eval() if kind == "eagle" else load_borrower(folder, target)
 
@@ -81,7 +81,7 @@ def looked_at(
     depth: int,
     sharpness: float,
 ) -> tuple[list[float], Tensor | None]:
-    """Alpha by depth along these texts, and the tokens that can be drafted."""
+    """Alpha by depth along these texts, and the share of tokens that can be drafted."""
     if isinstance(drafter, EagleHead):
         alphas = acceptance_by_depth(drafter, target.module, texts, depth, sharpness)
         return alphas, drafter.draft_ids

@@ -1,7 +1,7 @@
-"""What an acceptance head adds to a draft step: drafts of 8 that it judges and never ends.
+"""Cost of an acceptance head per draft step: drafts of 8 tokens that it judges and never ends.
 
 SpecDec++, section 5.2 and figure 4, on the bundled pair: the same greedy answers with and without
-the bundled head, taking turns; process time, so that a shared machine counts little.
+the bundled head, interleaved, by CPU time of the process.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Hostile requests against one server with five honest clients: answers, delays, memory.
 
-Starts ``draftwise serve`` on the bundled models for itself. The five clients ask alone before and
-after: the median of these answers is the unloaded latency. In between, two attackers send every
-hostile request once (options, sizes, nesting, files and pipes, framing, disconnects), twice over,
-while eight connections send bodies a byte a second, and the clients go on. After that each kind of
-request is sent ``ROUNDS`` times by itself, which shows what delays and what grows. Every answer is
-compared with plain decoding by the same server. Memory is the server's own, when it is idle again.
-Fails for a wrong answer, an answer under attack that takes ``MAX_DELAY_S`` longer than the unloaded
-median, a status of 500 or more other than 503, a traceback, or ``MAX_GROWTH_KIB`` more memory after
-the second attack than after the first.
+Starts ``draftwise serve`` on the bundled models. The five clients run alone before and after; the
+median of these answers is the unloaded latency. In between, two attackers send every hostile
+request (options, sizes, nesting, files and pipes, framing, disconnects) twice, and eight
+connections send bodies at one byte per second, while the clients continue. Then each kind of
+request is sent ``ROUNDS`` times alone, which shows what delays and what leaks. Every answer is
+compared with plain decoding by the same server. Memory is that of the idle server. Fails on a wrong
+answer, an answer under attack that takes ``MAX_DELAY_S`` longer than the unloaded median, a status
+of 500 or more other than 503, a traceback, or ``MAX_GROWTH_KIB`` more memory after the second
+attack than after the first.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def deep(depth: int, letters: str = "[]") -> str:
 
 
 def nesting() -> Iterator[Attack]:
-    """Bodies, schemas and arguments of calls that are nested."""
+    """Nested bodies, schemas and arguments of calls."""
     for depth in (500, 5_000, 200_000):
         for field in ("metadata", "prompt", "stop", "draftwise"):
             text = '{"max_tokens": 1, "prompt": "a", "%s": %s}' % (field, deep(depth))  # noqa: UP031
@@ -127,7 +127,7 @@ def nesting() -> Iterator[Attack]:
 
 
 def framing() -> Iterator[Attack]:
-    """Bytes that are not quite HTTP."""
+    """Bytes that are almost HTTP."""
     body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     get, chunked = b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"Transfer-Encoding: chunked\r\n"
@@ -165,7 +165,7 @@ def framing() -> Iterator[Attack]:
 
 
 def attacks(pipe: Path) -> list[Attack]:
-    """All of them. pipe: whoever opens it waits for ever."""
+    """All attacks. pipe: a FIFO, whose opening blocks."""
     ask = {"prompt": "a", "max_tokens": 8, "temperature": 0}
     found: list[Attack] = []
     for place in (pipe, "/etc/shadow", "/dev/zero", "/proc/self/mem"):
@@ -194,7 +194,7 @@ def own(fields: dict[str, Any], ask: dict[str, Any]) -> bytes:
 
 
 def post(port: int, path: str, raw: bytes) -> int:
-    """The status; 0 where the server closed the connection instead."""
+    """The status; 0 if the server closed the connection."""
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("POST", path, raw, {"Content-Type": "application/json"})
@@ -206,7 +206,7 @@ def post(port: int, path: str, raw: bytes) -> int:
 
 
 def send(port: int, raw: bytes) -> int:
-    """The largest status of what is answered to raw bytes within two seconds; 0 for none."""
+    """The largest status of any response to raw bytes within two seconds; 0 without one."""
     with socket.create_connection(("127.0.0.1", port), timeout=2) as made:
         said = b""
         try:
@@ -234,7 +234,7 @@ def leave(port: int, how: str, raw: bytes) -> int:
 
 
 def slowly(port: int, over: threading.Event) -> None:
-    """A body that comes a byte a second, again and again."""
+    """Send a body at one byte per second, repeatedly."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
     while not over.is_set():
         with socket.create_connection(("127.0.0.1", port), timeout=10) as made:
@@ -247,7 +247,7 @@ def slowly(port: int, over: threading.Event) -> None:
 
 
 class Attackers:
-    """Send each attack once. State: what came back."""
+    """Send each attack once. State: the responses."""
 
     def __init__(self, port: int, todo: list[Attack]) -> None:
         self._port, self._todo, self._lock = port, list(enumerate(todo)), threading.Lock()
@@ -278,7 +278,7 @@ class Attackers:
 
 
 class Honest:
-    """Clients that ask the same prompts over and over. State: seconds, and what was wrong."""
+    """Clients that repeat the same prompts. State: seconds, and wrong answers."""
 
     def __init__(self, port: int, prompts: list[str], tokens: int) -> None:
         self._port, self._prompts, self._tokens = port, prompts, tokens
@@ -290,7 +290,7 @@ class Honest:
         return ask(self._port, {**body, "draftwise": fields})
 
     def ask_until(self, over: threading.Event, most: int) -> list[float]:
-        """Five at once, until the event or ``most`` answers each; seconds of each answer."""
+        """Run five clients until the event, or for ``most`` answers; seconds of each answer."""
 
         def client(number: int) -> list[float]:
             seconds = []
@@ -310,7 +310,7 @@ class Honest:
 
 
 def settled(port: int, pid: int) -> int:
-    """The server's own KiB when nothing runs any more, and memory had time to be given back."""
+    """The server's KiB when it is idle and has had time to free memory."""
     while num_open(port):
         time.sleep(0.1)
     time.sleep(3.0)
@@ -318,7 +318,7 @@ def settled(port: int, pid: int) -> int:
 
 
 def attack(port: int, honest: Honest, attackers: Attackers) -> list[float]:
-    """All attacks once, while slow bodies are held open; seconds of the honest answers."""
+    """Send all attacks once, with slow bodies open; seconds of the honest answers."""
     over = threading.Event()
     with ThreadPoolExecutor(ATTACKERS + 9) as pool:
         attacking = [pool.submit(attackers.run) for _ in range(ATTACKERS)]
@@ -333,7 +333,7 @@ def attack(port: int, honest: Honest, attackers: Attackers) -> list[float]:
 
 
 def by_kind(port: int, pid: int, honest: Honest, todo: list[Attack]) -> tuple[Any, list[str]]:
-    """Each kind of attack by itself, ``ROUNDS`` times: memory and latency; and what was wrong."""
+    """Send each kind of attack alone, ``ROUNDS`` times: memory, latency, and wrong answers."""
     found: dict[str, Any] = {}
     bad: list[str] = []
     for kind in dict.fromkeys(kind for kind, _, _ in todo):
@@ -352,10 +352,10 @@ def times(seconds: list[float]) -> dict[str, float]:
 
 
 def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
-    """Honest clients alone, two attacks, honest clients alone, and each kind by itself."""
+    """Honest clients alone, two attacks, honest clients alone, and each kind of attack alone."""
     never, todo = threading.Event(), attacks(pipe)
     honest = Honest(port, [item.turns[0] for item in load_suite("zoo", 2).items], tokens)
-    honest.ask_until(never, 8)  # what a server takes only once is taken here
+    honest.ask_until(never, 8)  # memory that a server allocates once is allocated here
     alone, kib = honest.ask_until(never, 12), [settled(port, pid)]
     both, under = [Attackers(port, todo), Attackers(port, todo)], list[float]()
     for attackers in both:

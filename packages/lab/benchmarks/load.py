@@ -1,7 +1,7 @@
-"""Batches of 1 to 50: lengths fixed, lengths learned, and never below plain (BanditSpec, figure 3).
+"""Batches of 1 to 50: fixed lengths, learnt lengths, never below plain (BanditSpec, figure 3).
 
-Batches are drawn from the held-out prompts of the zoo. Every answer is really generated; the clock
-is that of the machine, or one that moves by given costs (``shared/clock.py``).
+Batches are drawn from the zoo's held-out prompts. Every answer is generated; the clock is the
+machine's, or one that advances by given costs (``shared/clock.py``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ Played = dict[str, dict[str, Any]]
 
 
 class Contestant:
-    """A way to decode batches. Costs are remembered from batch to batch, as in a server.
-
-    A policy that a batch shares starts from scratch with each batch, and so does its cost model.
-    """
+    """A way to decode batches. Costs are kept from batch to batch, as in a server; a policy that a
+    batch shares starts from scratch with each batch, and so does its cost model."""
 
     def __init__(self, clock: str, drafters: Sequence[str] | None, **options: Any) -> None:
         self._make = functools.partial(Speculator.from_pretrained, "zoo", drafters, **options)
@@ -36,7 +34,7 @@ class Contestant:
         self._now = on_clock(self._spec, clock)
 
     def play(self, prompts: Sequence[str], tokens: int) -> tuple[float, list[list[int]]]:
-        """Seconds, and the answers' tokens."""
+        """Seconds, and the tokens of the answers."""
         if self._shares:
             self._spec = self._make()
             self._now = on_clock(self._spec, self._clock)
@@ -46,14 +44,14 @@ class Contestant:
 
 
 def batches(size: int, num: int, seed: int, domains: Sequence[str]) -> list[list[str]]:
-    """Batches of different prompts, all of them from these domains."""
+    """Batches of distinct prompts from these domains."""
     rng, prompts = np.random.default_rng([seed, size]), zoo.prompts()
     pool = [prompt for domain in domains for prompt in prompts[domain]]
     return [[pool[i] for i in rng.choice(len(pool), size, replace=False)] for _ in range(num)]
 
 
 def race(contestants: dict[str, Contestant], drawn: Sequence[Sequence[str]], tokens: int) -> Played:
-    """Seconds and tokens of each contestant on each batch, taking turns."""
+    """Seconds and tokens of each contestant on each batch, interleaved."""
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in contestants}
     for prompts in track(drawn, f"{len(drawn[0])} rows"):
         plain = None
@@ -68,13 +66,14 @@ def race(contestants: dict[str, Contestant], drawn: Sequence[Sequence[str]], tok
 
 
 def over(played: Played, one: str, other: str) -> dict[str, float]:
-    """Tokens a second of the first over the second, with the interval."""
+    """Tokens per second relative to another contestant, with the interval."""
     a, b = played[one], played[other]
     return dataclasses.asdict(ratio(a["tokens"], a["seconds"], b["tokens"], b["seconds"]))
 
 
 def lengths(args: argparse.Namespace) -> dict[str, Any]:
-    """One drafter at lengths 0 to 4, and policies that learn them, over plain and over the best."""
+    """One drafter at lengths 0 to 4, and policies that learn them, relative to plain and to the
+    best."""
     make = functools.partial(Contestant, args.clock)
     one, fixed = ["zoo:generalist"], {"policy": "fixed:0", "feedback": "bandit"}
     contestants = {"0": make([], preset="plain")}
@@ -105,7 +104,7 @@ def lengths(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def tasks(args: argparse.Namespace) -> dict[str, Any]:
-    """MetaSD's table 17: batches of one task, and of as many tasks as rows; over plain."""
+    """MetaSD's table 17: batches of one task, and of one task per row, relative to plain."""
     make, domains, rows = functools.partial(Contestant, args.clock), list(zoo.prompts()), []
     one = {"preset": "banditspec", "policy": "fixed:0", "lengths": [5]}
     contestants = {

@@ -1,10 +1,10 @@
-"""Do the tests see a planted bug? Mutants of what losslessness and pricing rest on, killed or not.
+"""Do the tests detect a planted bug? Mutants of the code behind losslessness and pricing.
 
-Cosmic Ray makes the mutants: one operator, number, condition or decorator of a module is changed,
-as ``OPERATORS`` says; what changes an annotation only is no mutant. Each is tried in a process
-forked from one that has imported torch already, with the smallest set of tests that ought to kill
-it; the file on disk stays as it is. A mutant is killed where a test fails or the tests take
-``PATIENCE`` times their processor time. ``make mutants``; ``docs/lab/mutants.md`` lists survivors.
+Cosmic Ray creates the mutants: one operator, number, condition or decorator of a module is changed,
+as ``OPERATORS`` says; changes to annotations alone do not count. Each mutant runs in a process
+forked from one that has imported torch, with the smallest set of tests that should kill it; the
+file on disk is not changed. A mutant is killed if a test fails or the tests take ``PATIENCE`` times
+their processor time. ``make mutants``; ``docs/lab/mutants.md`` lists survivors.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Key = tuple[str, str]
 
 
 class Mutant(NamedTuple):
-    """A module's source with one change, ``was`` -> ``becomes`` on a line of it."""
+    """A module's source with one change, ``was`` -> ``becomes``, on one of its lines."""
 
     module: str
     line: int
@@ -86,7 +86,7 @@ def meaning(source: str) -> str:
 
 
 def mutants(module: str) -> Iterator[Mutant]:
-    """All mutants of a module that mean something else than it."""
+    """All mutants of a module whose meaning differs from the original's."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
@@ -103,7 +103,7 @@ def mutants(module: str) -> Iterator[Mutant]:
 
 
 def change(source: str, mutated: str) -> tuple[int, str, str]:
-    """The line where the two differ, counted from 1, and what stands there in each."""
+    """The line where two sources differ, counted from 1, and both versions of it."""
     before, after = source.splitlines(), mutated.splitlines()
     blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     _, first, last, start, end = next(block for block in blocks if block[0] != "equal")
@@ -114,7 +114,7 @@ def change(source: str, mutated: str) -> tuple[int, str, str]:
 
 
 class Planted(MetaPathFinder):
-    """Finds one module, with another source than the file has."""
+    """Imports one module from another source than its file's."""
 
     def __init__(self, module: str, source: str) -> None:
         self._name, self._source = "draftwise." + module.replace("/", "."), source
@@ -137,8 +137,8 @@ class PlantedLoader(importlib.machinery.SourceFileLoader):
 
 
 def in_a_fork(work: Callable[[], int], cpu_s: float) -> int:
-    """What a fork of this process ends with; -SIGXCPU where it takes more of the processor."""
-    gc.freeze()  # what is here stays: each pytest collects twice, and need not look at torch
+    """Exit status of a fork of this process; -SIGXCPU if it takes more processor time."""
+    gc.freeze()  # freeze objects: pytest collects garbage twice, and need not scan torch
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -158,13 +158,15 @@ Report = Callable[[], None]
 
 
 def outcome(module: str, source: str | None = None, report: Report | None = None) -> int:
-    """What pytest ends with, where the module has this source; 0 = all passed."""
+    """Exit status of pytest with this source of the module; 0 = all passed."""
     import hypothesis
     import pytest
 
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
     hypothesis.settings.register_profile("mutants", phases=phases)
-    hypothesis.settings.load_profile("mutants")  # a failure is enough: no search for a small one
+    hypothesis.settings.load_profile(
+        "mutants"
+    )  # one failure is enough: hypothesis need not shrink it
     here = str(Path(__file__).parent)  # whose engine.py is not the tests' engine/
     sys.path[:] = [folder for folder in sys.path if folder != here]
     if source is not None:
@@ -176,9 +178,9 @@ def outcome(module: str, source: str | None = None, report: Report | None = None
 
 
 def warmed(module: str) -> float:
-    """Run the tests once as they are, and import here what they imported from elsewhere.
+    """Run the tests once unchanged, and import the modules that they imported.
 
-    Returns the processor seconds of a second run. Errors: SystemExit where they fail.
+    Returns the processor seconds of a second run. Errors: SystemExit if they fail.
     """
     ours, theirs = multiprocessing.Pipe()
     report = functools.partial(_tell, theirs)
@@ -218,14 +220,14 @@ def told(mutant: Mutant) -> dict[str, Any]:
 
 
 def tried(module: str, only: Collection[Key] | None) -> dict[str, Any]:
-    """Counts, seconds, and the survivors of one module's mutants; only: try these again."""
+    """Counts, seconds, and survivors of one module's mutants; only: retry these."""
     cpu_s = warmed(module)
     num, out_of_time, survivors = 0, 0, []
     for mutant in mutants(module):
         if only is not None and key(mutant.was, mutant.becomes) not in only:
             continue
         if only is not None and why(module, mutant.becomes):
-            num, survivors = num + 1, [*survivors, told(mutant)]  # equal: no second try
+            num, survivors = num + 1, [*survivors, told(mutant)]  # equivalent: not retried
             continue
         work = functools.partial(outcome, module, mutant.source)
         code = in_a_fork(work, max(LEAST_S, PATIENCE * cpu_s))
@@ -259,7 +261,9 @@ def main() -> None:
         only = None if old is None else {key(each["was"], each["becomes"]) for each in left}
         new = tried(module, only)
         found[module] = new if old is None else {**old, "survivors": new["survivors"]}
-    from shared.results import save  # late: it imports draftwise, which forks must not have yet
+    from shared.results import (
+        save,
+    )  # late: it imports draftwise, which forks must import themselves
 
     save(options.out, {"modules": found})
 

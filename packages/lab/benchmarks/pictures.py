@@ -1,7 +1,7 @@
-"""Pictures of the docs, from the running engine: `python -m benchmarks pictures` writes SVGs.
+"""Pictures of the docs, drawn from a running engine: `python -m benchmarks pictures` writes SVGs.
 
-The loop's phases are the engine's; the tree is a draft of a bundled drafter and what the target
-kept of it; the cache is a batch as its rounds left it.
+The phases are those of an engine's round; the tree is a draft of a bundled drafter with the tokens
+that the target accepted; the cache is that of a batch after its rounds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def the_loop() -> Figure:
 def drafted(
     prompt: str, num_rounds: int, **setting: Any
 ) -> tuple[Speculator, list[list[RoundState]]]:
-    """The turns of each round of one answer."""
+    """The states of each round of one answer."""
     rounds: list[list[RoundState]] = []
     judge = loop.verify_batch
 
@@ -80,7 +80,7 @@ def drafted(
 
 
 def a_tree() -> Figure:
-    """Of the first twelve rounds the one that kept most."""
+    """The round with the most accepted tokens among the first twelve."""
     spec, rounds = drafted(
         zoo.prompts()["sql"][0], 12, preset="banditspec", drafters=["zoo:sql"], lengths=[4],
         trees=["3x14"],
@@ -127,7 +127,7 @@ def a_tree() -> Figure:
 
 
 def a_ragged_cache() -> Figure:
-    """Three rows after eight rounds: prompt, what each round added, what the last one discarded."""
+    """Three rows after eight rounds: prompt, tokens added by each round, discarded tokens."""
     spec = Speculator.from_pretrained(
         "zoo", drafters=["zoo:math"], policy="fixed:0", preset="banditspec", lengths=[6], seed=0
     )

@@ -1,12 +1,13 @@
 """A pretrained target in every precision, with and without --compile, plain and with drafts.
 
-Every method answers every prompt in turn, in random order; times are of the processor, so that
-other work on the machine counts less. Compiling is not counted: each method answers the first
-prompt once before. Ratios are of tokens a second: with drafts to plain of the same precision, and
-to the first precision's plain or, with ``--llama``, to llama.cpp's. ``--llama`` names the
-interpreter of an environment of its own with xllamacpp, a prebuilt llama.cpp: the same token ids
-there, plain and with its prompt lookup (``ngram_simple``).
-Answers of different precisions differ; with drafts they are those of their precision without.
+Every method answers every prompt, interleaved in random order, by CPU time. Compilation is not
+counted: each method answers the first prompt once before. Ratios are of tokens per second: with
+drafts relative to plain in the same precision, and relative to the first precision's plain or, with
+``--llama``, to llama.cpp's.
+
+``--llama`` names the Python of an environment with xllamacpp, a prebuilt llama.cpp: it decodes the
+same token ids, plainly and with its prompt lookup (``ngram_simple``). Answers of different
+precisions differ; drafts never change those of their own precision.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ DTYPES = ("float32", "bfloat16", "int8", "int4")
 
 
 class Clock:
-    """Processor seconds of this process, of llama.cpp's, and none of compiling."""
+    """Processor seconds of this process and llama.cpp's, without compilation."""
 
     def __init__(self) -> None:
         self.made: list[Speculator] = []
@@ -65,7 +66,7 @@ def own_methods(args: argparse.Namespace, clock: Clock) -> dict[str, Method]:
 
 
 def llama_method(args: argparse.Namespace, kind: str, clock: Clock) -> Method:
-    """llama.cpp in an environment of its own; its answers are as many tokens as it wrote."""
+    """llama.cpp in an environment of its own; tokens are only counted."""
     script = Path(__file__).parent / "shared" / "llama_engine.py"
     child = Child(
         [args.llama, str(script), args.gguf, str(args.threads), kind],
@@ -95,7 +96,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     base = "llama.cpp, plain" if args.llama else next(iter(methods))
     timing = measure(methods, prompts, base, args.repeats, clock)
     rows = report(timing, base)
-    for name, row in rows.items():  # with drafts to plain of the same precision
+    for name, row in rows.items():  # with drafts, relative to plain in the same precision
         plain = f"{name.rpartition(', ')[0]}, plain"
         row["to_its_plain"] = span(*timing.of(name), *timing.of(plain))
     return {"suite": args.suite, "num_prompts": len(prompts), "methods": rows}

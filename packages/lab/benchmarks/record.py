@@ -1,11 +1,10 @@
-"""Record generations of the zoo for the simulator: what every drafter thinks along the answers.
+"""Record generations of the zoo for the simulator: every drafter's predictions along the answers.
 
-Held-out prompts of every domain, or those of ``--skip`` on, are answered; with ``--stream`` others
-from the same held-out sources, drawn under that name: as many as wanted. Then each drafter reads
-prompt and answer once: its alpha, ratio and confidence at each position, what the prompt's last
-tokens alone say of it, as in the engine's first impression, and what each that retrieves would
-have copied. The arrays are those of docs/lab/simulator.md, with the prompts' lengths and ends, and
-the tokens.
+Held-out prompts of every domain (from ``--skip`` on) are answered; with ``--stream``, any number of
+others from the same held-out sources, drawn under that name. Then each drafter reads prompt and
+answer once: its alpha, ratio and confidence at each position, its scores on the last tokens of the
+prompt, as in the engine, and the tokens that retrieval would have copied. The arrays are those of
+docs/lab/simulator.md, with the prompts' lengths and last tokens, and the answers' tokens.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def judged(
 def copied(
     drafter: Any, text: Sequence[int], start: int, p: Sequence[Any], sampling: SamplingParams
 ) -> dict[str, Any]:
-    """What a retrieval drafter proposes from each position on, and along the prompt's end."""
+    """A retrieval drafter's proposals from each position on, and along the end of the prompt."""
     session, num = drafter.start(), len(text) - start
     found: dict[str, Any] = {
         "avail": np.zeros(num, int), "mlen": np.zeros(num, int),
@@ -84,7 +83,7 @@ def copied(
 
 
 def _prob(p: Sequence[Any], place: int, token: int) -> float:
-    """The target's probability of a token at a position of the text; 0 past its end."""
+    """The target's probability of a token at a position of the text; 0 after its end."""
     if place - 1 >= len(p):
         return 0.0
     dist = p[place - 1]
@@ -92,7 +91,7 @@ def _prob(p: Sequence[Any], place: int, token: int) -> float:
 
 
 def record(spec: Speculator, prompt: str, tokens: int, temperature: float, seed: int) -> Any:
-    """One answer's columns, or None if its prompt is too short to be scored on."""
+    """One answer's columns; None if its prompt is too short to be scored."""
     head = list(spec.tokenizer(prompt)["input_ids"])
     if len(head) <= PROMPT:
         return None
@@ -126,7 +125,7 @@ def arrays(
 ) -> Any:
     """All answers' columns as the arrays of a replay file, and tokens [n, WINDOW + P].
 
-    temperature: of all answers, or of each. A short prompt's tokens begin with -1.
+    temperature: of all answers, or of each. Short prompts are padded in front with -1.
     """
     models, copies = list(found[0]["models"]), list(found[0]["copies"])
     kept = [
@@ -148,7 +147,7 @@ def arrays(
 
 
 def prompts_of(domain: str, stream: str | None) -> list[str] | Any:
-    """The held-out prompts that come with the zoo, or endless others of such a stream."""
+    """The zoo's held-out prompts, or an endless stream of others like them."""
     if stream is None:
         return zoo.prompts()[domain]
     document = drawn(domain, stream, heldout=True)

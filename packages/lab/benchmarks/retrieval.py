@@ -1,6 +1,6 @@
-"""What retrieval drafters bring, and what a datastore costs by size.
+"""What retrieval drafters gain, and what a datastore costs by size.
 
-Times are seconds of this process's own CPU time, except building and opening.
+Times are CPU seconds of this process, except for building and opening.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ LENGTH = 8
 
 
 def datastore(args: argparse.Namespace) -> dict[str, Any]:
-    """Build, open and search stores of synthetic tokens, each ten times the one before."""
+    """Build, open and search stores of synthetic tokens, each ten times the size of the previous
+    one."""
     sizes = [size for size in (10**5, 10**6, 10**7) if size < args.tokens] + [args.tokens]
     rows = []
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
@@ -48,10 +49,8 @@ def datastore(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _synthetic(size: int, vocab_size: int) -> np.ndarray:
-    """Zipf-distributed tokens in which every other stretch of 5 to 40 is a copy of an earlier one.
-
-    So contexts of every length repeat, as they do in text.
-    """
+    """Zipf-distributed tokens; every second run of 5 to 40 tokens copies an earlier one, so that
+    contexts of every length repeat, as in text."""
     rng = np.random.default_rng(0)
     weights = 1 / np.arange(1, vocab_size + 1)
     cumulative = np.cumsum(weights / weights.sum())
@@ -66,7 +65,7 @@ def _synthetic(size: int, vocab_size: int) -> np.ndarray:
 
 
 def _search(store: Store, tokens: np.ndarray, num: int) -> dict[str, float]:
-    """Microseconds at endings of the corpus whose 1st to 32nd token from the end is changed."""
+    """Microseconds per search for endings of the corpus whose 1st to 32nd last token is changed."""
     rng, matches = np.random.default_rng(1), []
     seconds: dict[str, list[float]] = {"search": [], "next": [], "chain": [], "tree": []}
     for end in rng.integers(40, len(tokens), num).tolist():
@@ -93,8 +92,8 @@ def _search(store: Store, tokens: np.ndarray, num: int) -> dict[str, float]:
 def domains(args: argparse.Namespace) -> dict[str, Any]:
     """MAT of greedy answers of the bundled target, 8 tokens drafted in every round.
 
-    suffix: prompts one after another, with what was said before (``twice``: the same prompts once
-    more), or without; datastore: 300 training documents of the domain, none of the prompts'.
+    suffix: prompts in sequence, with a history of earlier answers (``twice``: the same prompts
+    again), or without; datastore: 300 training documents of the domain, none from the prompts.
     """
     rows: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:

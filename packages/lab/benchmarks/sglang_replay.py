@@ -1,11 +1,11 @@
 """draftwise's policy for SGLang next to SGLang's two rules: recorded EAGLE answers at H100 costs.
 
-DATA is a folder with ``step_costs.npz`` and ``acceptance_llama8b.npz`` (docs/sglang.md says what is
-in them). B requests are served in a closed loop; a step drafts one number of tokens for all of
-them. Every rule drives SGLang's real ``AdaptiveController`` (``make sglang-wheel``), and is told
-about a step after it was asked for the next one, as under SGLang's overlap scheduler. A switch of
-lengths costs ``--switch-ms``, and each rule's own time is added to its steps. Speed is relative to
-plain decoding of the same requests.
+DATA is a folder with ``step_costs.npz`` and ``acceptance_llama8b.npz`` (described in
+docs/sglang.md). B requests are served in a closed loop; a step drafts the same number of tokens for
+all of them. Every rule drives SGLang's real ``AdaptiveController`` (``make sglang-wheel``), and
+learns of a step only after it has chosen the next one, as under SGLang's overlap scheduler. A
+change of length costs ``--switch-ms``, and each rule's own time is added to its steps. Speed is
+relative to plain decoding of the same requests.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ NUM_REQUESTS = {1: 60, 4: 120, 16: 240, 64: 420, 128: 420}
 
 
 def step_ms(prices: Prices, batch: int, context: float, steps: int) -> float:
-    """Of a step of so many requests, tokens of context each, and drafted tokens each."""
+    """Milliseconds of a step by requests, tokens of context each, and drafted tokens each."""
     return prices.ms(batch * (steps + 1), batch, context, steps)
 
 
 def read_answers(data: Path) -> list[tuple[int, Any]]:
-    """Of each answer: tokens of its prompt, and accepted drafts of EAGLE at every position."""
+    """Of each answer: prompt tokens, and EAGLE's accepted tokens at every position."""
     found, answers = np.load(data / "acceptance_llama8b.npz"), []
     for task in ("cnn", "gsm8k", "instructcoder", "sharegpt"):
         parts = {
@@ -68,11 +68,11 @@ class Fixed:
 
 
 class ThroughputAware(Fixed):
-    """SGLang's throughput-aware rule with its defaults, restated: it is not in 0.5.23's wheel.
+    """SGLang's throughput-aware rule with its defaults, restated because 0.5.23's wheel lacks it.
 
     Source: ``throughput_aware_controller.py`` (``ThroughputAwarePolicy``) and
     ``throughput_aware_spec_params.py`` of pull request 28045 of sgl-project/sglang (Apache-2.0):
-    expected tokens by the mean acceptance at each position over 20 batches, over milliseconds
+    expected tokens by the mean acceptance at each position over 20 batches, divided by milliseconds
     profiled at start with 128 tokens of context; every 5 batches; 10% better to switch; never off.
     """
 
@@ -125,7 +125,7 @@ class Clock:
 
 
 class Worker:
-    """What SGLang's controller asks of a worker."""
+    """The worker interface that SGLang's controller uses."""
 
     def __init__(self, steps: int) -> None:
         self.speculative_num_steps, self.switches = steps, 0
@@ -144,14 +144,14 @@ def serve(
     answers: list[tuple[int, Any]], batch: int, prices: Prices, policy: Any, controller: Any,
     clock: Clock, switch_ms: float, seed: int,
 ) -> dict[str, float]:  # fmt: skip
-    """Tokens a second while ``batch`` requests run; ``own_ms``: the policy's own time a step."""
+    """Tokens per second while ``batch`` requests run; ``own_ms``: own time per step."""
     candidates = policy.candidate_steps
     worker = Worker(candidates[len(candidates) // 2])
     controller = controller(worker, policy)
     controller.init_states(None)
     queue = list(enumerate(answers))
     random.Random(seed).shuffle(queue)
-    # the recording accepts nothing in the first round: requests start at their second token
+    # the recorded first round accepts nothing: requests start at their second token
     rows = [[*queue.pop(), 1] for _ in range(batch)]
     spent_ms = tokens = own_s = 0.0
     rounds = 0

@@ -1,11 +1,11 @@
 """goodput against the best published policies with their length tuned in hindsight.
 
-Every published policy plays every length of ``LENGTHS``; the best of all of them counts, chosen
-for each case (a cost regime of the trace, or a preset) after the fact. The score is tokens per
-second over plain decoding: seconds summed within a domain, geometric mean over domains. Intervals
-are 95%, from a paired bootstrap over the texts of each domain. ``goodput`` plays as by default:
-drafts mixed where the trace knows confidences, looks and catching up at their price; each text
-starts from scratch, without a memory of others.
+Every published policy plays every length of ``LENGTHS``; the best of all counts, chosen for each
+case (a cost regime of the trace, or a preset) in hindsight. The score is tokens per second relative
+to plain decoding: seconds summed within a domain, geometric mean over domains. Intervals are 95%,
+from a paired bootstrap over the texts of each domain. ``goodput`` runs with its defaults: mixed
+drafts where the trace has confidences, probes and catching up at their price; each text starts from
+scratch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def score(seconds: Floats, found: sim.TextSums, places: Ints | slice = slice(Non
 
 
 def compare(found: sim.TextSums, one: Floats, other: Floats) -> tuple[float, float]:
-    """How much faster ``one`` is than ``other``, and half the interval of that ratio."""
+    """Speed of ``one`` relative to ``other``, and half the interval of that ratio."""
     rng = np.random.default_rng(0)
     groups = [np.flatnonzero(found.domains == name) for name in np.unique(found.domains)]
     drawn = [np.concatenate([rng.choice(g, len(g)) for g in groups]) for _ in range(400)]

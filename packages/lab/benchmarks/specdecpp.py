@@ -1,14 +1,14 @@
-"""SpecDec++ on the zoo: heads, figure 3's plane, tokens a second; each part is one command.
+"""SpecDec++ on the zoo: heads, figure 3's plane, tokens per second; one command for each part.
 
 The drafter is the generalist. Heads learn from prompts of four domains (sql, translate, edit,
 prose); the other two, python and math, are out of domain, as HumanEval and GSM8K are in the paper.
-All measuring is on held-out prompts, sampled at temperature 1 unless said otherwise.
+All measurements use held-out prompts, sampled at temperature 1 unless noted.
 
-``expected``: from random places of the target's answers the drafter goes on for 16 tokens. With
-min(1, p/q) of each, what a draft of n tokens emits is known in expectation, so heads, thresholds
-and lengths differ only by where they stop; seconds are those of forwards measured here. Each head
-is shown at its best threshold of 49, which favours all of them equally; places are random, not the
-beginnings of rounds.
+``expected``: from random places of the target's answers the drafter continues for 16 tokens. With
+min(1, p/q) of each, the expected number of tokens emitted by a draft of n tokens is known, so
+heads, thresholds and lengths differ only by where they stop; seconds are those of forwards measured
+here. Each head is shown at its best threshold of 49, which favours all heads equally; places are
+random, not the beginnings of rounds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Scene:
         return setting, training.judge_texts(setting, rows, self.work / "specdecpp" / "judged")
 
     def test_texts(self) -> dict[str, list[Text]]:
-        """The target's answers to held-out prompts, in domain and out."""
+        """The target's answers to held-out prompts, in domain and out of domain."""
         return {
             name: [text for domain in domains for text in self.answers.heldout(domain)]
             for name, domains in DOMAINS.items()
@@ -75,7 +75,7 @@ class Scene:
     def play(
         self, name: str, ways: Sequence[sweep.Way], size: int
     ) -> tuple[dict[str, list[sweep.Run]], list[sweep.Point]]:
-        """Every way on the held-out prompts of these domains."""
+        """All methods on the held-out prompts of these domains."""
         texts = [t for d in DOMAINS[name] for t in zoo.prompts()[d][: self.args.prompts]]
         rows = [encode_prompt(self.tokenizer, text) for text in texts]
         options = {"max_new_tokens": self.args.tokens, "temperature": self.args.temperature}
@@ -90,7 +90,7 @@ def folder_of(work: Path, head: training.HeadOptions) -> Path:
 
 
 def variants() -> list[training.HeadOptions]:
-    """The paper's grid; the other label and tied layers, each with seeds to tell noise by."""
+    """The paper's grid; the other label and tied layers, each with seeds to estimate noise."""
     one = training.HeadOptions
     grid = [one(depth, w, "sampled") for depth in DEPTHS for w in WEIGHTS]
     grid += [one(d, w, "sampled", seed=1) for d, w in ((2, 6.0), (3, 6.0), (4, 6.0), (3, 1.0))]
@@ -101,7 +101,7 @@ def variants() -> list[training.HeadOptions]:
 
 
 def heads(args: argparse.Namespace) -> dict[str, Any]:
-    """Train every head; how well each predicts on drafts along answers to held-out prompts."""
+    """Train every head; how well each predicts drafts along answers to held-out prompts."""
     scene = Scene(args)
     setting, judged = scene.judged()
     tests, found, rows = {}, dict[str, Any](), dict[str, Any]()
@@ -128,7 +128,7 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def plane(args: argparse.Namespace) -> dict[str, Any]:
-    """Figure 3: counts only, so prompts run in batches (a row is what it would be alone)."""
+    """Figure 3: counts only, so prompts run in batches (a row is the same as alone)."""
     scene = Scene(args)
     grid = [
         folder_of(scene.work, training.HeadOptions(d, w, "sampled"))
@@ -147,7 +147,7 @@ def plane(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def speed(args: argparse.Namespace) -> dict[str, Any]:
-    """Paired and interleaved; how forwards explain the seconds; how far the oracle is.
+    """Paired and interleaved; how well forwards explain the seconds; the distance to the oracle.
 
     Fixed lengths; the paper's recommended head; an unweighted one with the other label, and lag.
     """
@@ -175,7 +175,7 @@ def speed(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class Places:
-    """Drafts, and what drafting n tokens at each place gives and costs."""
+    """Drafts, and the gain and cost of drafting n tokens at each place."""
 
     def __init__(self, chains: training.LabelledChains, costs: Costs) -> None:
         self.hidden = chains.hidden
@@ -192,7 +192,7 @@ class Places:
         return self.play(np.full(len(self.hidden), length))
 
     def head(self, folder: Path, lag: bool) -> tuple[Rounds, float, float]:
-        """What a head gives at its best threshold; that threshold; the mean length there."""
+        """A head's result at its best threshold; that threshold; the mean length there."""
         with torch.inference_mode():
             odds = load(folder).eval()(self.hidden.flatten(0, 1)).view(self.hidden.shape[:2])
         doubt = 1 - (0.5 + 0.5 * np.tanh(0.5 * odds.double().numpy())).cumprod(1)
@@ -211,7 +211,7 @@ def rate(found: Rounds) -> float:
 
 
 def expected(args: argparse.Namespace) -> dict[str, Any]:
-    """Lengths and heads over the best length, and heads over the paper's."""
+    """Lengths and heads relative to the best length, and heads relative to the paper's."""
     scene = Scene(args)
     target, drafter = scene.target, scene.drafter.model
     costs = measure_costs(target, drafter)

@@ -1,7 +1,7 @@
-"""Processor seconds until ``import draftwise`` and ``draftwise --help`` are through, from nothing.
+"""Processor seconds of ``import draftwise`` and ``draftwise --help`` in a new process.
 
-Seconds of the processor, user and system, of a whole process, so that a busy machine says the
-same; the median of some runs, after one that fills the disk cache and is not counted.
+User and system seconds of a whole process; the median of several runs, after one that fills the
+disk cache and is not counted.
 """
 
 from __future__ import annotations

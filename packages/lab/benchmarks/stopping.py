@@ -1,10 +1,10 @@
-"""Where to stop: fixed lengths, TapOut, SpecDec++ and this project's own, at costs that are given.
+"""Where to stop: fixed lengths, TapOut, SpecDec++ and draftwise's own rule, at given costs.
 
 One drafter of the zoo, and all held-out prompts of a run in one order. Answers are really
-generated; forwards are counted and priced afterwards (``PRICES``), so that a run repeats exactly.
-What chooses by price is played again at each price, on a clock that forwards move. FOLDER keeps
-what was played, so that a stopped run resumes. Figures are PNGs next to the JSON;
-intervals are over prompts, of ``runs`` over runs.
+generated; forwards are counted and priced afterwards (``PRICES``), so that a run is reproducible.
+Methods that choose by price run once for each price, on a clock that forwards advance. FOLDER keeps
+finished answers, so that an interrupted run can be resumed. Figures are PNGs next to the JSON;
+intervals are over prompts, those of ``runs`` over runs.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ NUM_RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Way:
-    """What ``Speculator.from_pretrained`` is given, beyond the target and the drafter.
+    """Options of ``Speculator.from_pretrained`` beyond the target and the drafter.
 
-    shares: all prompts teach one policy, so that they come one after another. is_priced: what it
-    chooses depends on what forwards cost.
+    shares: all prompts teach one policy, so they run in sequence. is_priced: its choices depend on
+    the costs of forwards.
     """
 
     options: dict[str, Any]
@@ -66,12 +66,12 @@ class Way:
 
     @property
     def reads_in_vain(self) -> bool:
-        """Whether its rule judges a token by what reading it shows."""
+        """Whether its rule judges a token only after reading it."""
         rule = str(self.options.get("rules", [""])[0])
         return rule.startswith("head") and "lag=true" not in rule
 
     def speculator(self) -> Speculator:
-        """A new one, with an empty memory."""
+        """A new one without memory."""
         drafters = [] if self.options["preset"] == "plain" else [f"zoo:{DRAFTER}"]
         scope = "session" if self.shares else "request"
         return Speculator.from_pretrained("zoo", drafters, scope=scope, **self.options)
@@ -117,9 +117,10 @@ MORE: dict[str, Way] = {
 
 @dataclass(frozen=True)
 class Played:
-    """One answer: forwards and tokens fed, of target and drafter; and what came of it.
+    """One answer: forwards and tokens of target and drafter, and its result.
 
-    blend: the number of rounds and the sum of TapOut's reward, by rule. clock_s: where it ran.
+    blend: number of rounds and sum of TapOut's reward, by rule. clock_s: seconds on the given
+    clock.
     """
 
     target_forwards: int
@@ -134,7 +135,7 @@ class Played:
     clock_s: float = 0.0
 
     def seconds(self, target: Cost2, drafter: Cost2) -> float:
-        """At these prices; of a way that depends on prices, what its clock said."""
+        """At these prices; on the clock for methods that choose by price."""
         if self.clock_s:
             return self.clock_s
         of_target = target[0] * self.target_forwards + target[1] * self.target_tokens
@@ -143,10 +144,10 @@ class Played:
 
 
 def count(way: Way, rounds: Sequence[Round], num_prompt: int, budget: int) -> Played:
-    """What the rounds of one request fed to its two models.
+    """Forwards and tokens of both models in the rounds of one request.
 
-    A draft of n tokens takes n forwards, the first of which reads what the drafter has not read;
-    a rule that waits for what reading a token shows, and then stops, takes one more.
+    A draft of n tokens takes n forwards, the first of which reads the unread tokens; a rule that
+    judges a token after reading it, and then stops, takes one more.
     """
     forwards, fed, unread, left = 0, 0, num_prompt, budget
     blend: dict[str, tuple[int, float]] = {}
@@ -176,7 +177,7 @@ def prompts(number: int) -> tuple[list[str], list[str]]:
 def play(
     way: Way, texts: Sequence[str], prices: tuple[Cost2, Cost2] | None, options: dict[str, Any]
 ) -> list[Played]:
-    """Every prompt with a seed of its own; alone where prompts teach each other or a clock runs."""
+    """Every prompt with its own seed; alone where prompts teach each other or a clock runs."""
     spec = way.speculator()
     ids = [spec.tokenizer(text)["input_ids"] for text in texts]
     now = None if prices is None else put_on_clock(spec, *prices)
@@ -197,7 +198,7 @@ def play(
 
 
 def check(name: str, way: Way, text: str, options: dict[str, Any]) -> None:
-    """What is counted from the rounds of one answer is what the clock says; else an error."""
+    """Raise unless the counts of one answer's rounds agree with the clock."""
     [timed] = play(way, [text], PRICES["zoo"], options)
     counted = dataclasses.replace(timed, clock_s=0.0).seconds(*PRICES["zoo"])
     if not math.isclose(counted, timed.clock_s):
@@ -205,7 +206,7 @@ def check(name: str, way: Way, text: str, options: dict[str, Any]) -> None:
 
 
 def remembered(path: Path, make: Callable[[], list[Played]]) -> list[Played]:
-    """What was played before; else it is played now, and kept."""
+    """Stored answers, or new ones, which are stored."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps([dataclasses.asdict(played) for played in make()]))
@@ -213,13 +214,13 @@ def remembered(path: Path, make: Callable[[], list[Played]]) -> list[Played]:
 
 
 def settings(args: argparse.Namespace) -> tuple[dict[str, Any], Path]:
-    """Options of ``generate``, and the folder of what is played with them."""
+    """Options of ``generate``, and the folder of stored answers."""
     options = {"max_new_tokens": args.tokens, "temperature": args.temperature}
     return options, Path(args.work) / f"T{args.temperature:g}-{args.domains}x{args.tokens}"
 
 
 def table(args: argparse.Namespace) -> dict[str, Any]:
-    """Every way over others, by price."""
+    """Every method relative to others, by price."""
     texts, domains = prompts(args.domains)
     options, folder = settings(args)
     played: dict[str, dict[str, list[Played]]] = {price: {} for price in PRICES}
@@ -245,7 +246,7 @@ def table(args: argparse.Namespace) -> dict[str, Any]:
 def compare(
     played: dict[str, list[Played]], costs: tuple[Cost2, Cost2], domains: list[str]
 ) -> dict[str, Any]:
-    """Each way's speed over some of them, over plain by domain, and the paper's m and %."""
+    """Each method's speed on some prompts, relative to plain by domain, and the paper's m and %."""
     seconds = {n: np.array([p.seconds(*costs) for p in rows]) for n, rows in played.items()}
     tokens = {n: np.array([float(p.emitted) for p in rows]) for n, rows in played.items()}
     speed = {n: float(tokens[n].sum() / seconds[n].sum()) for n in played}
@@ -281,9 +282,11 @@ def compare(
 
 
 def runs(args: argparse.Namespace) -> dict[str, Any]:
-    """Bandits that prompts share, run after run: how much of their speed is the prompts' order.
+    """Bandits that prompts share, over several runs: how much of their speed is due to the order of
+    prompts.
 
-    The mean over runs of the speed over the best fixed length; of lengths order is of no account.
+    The mean over runs of the speed relative to the best fixed length, whose speed does not depend
+    on order.
     """
     texts, _ = prompts(args.domains)
     options, _ = settings(args)
@@ -310,7 +313,8 @@ def means(args: argparse.Namespace) -> dict[str, Any]:
     """Mean blend of each rule in the rounds it played, and in all rounds that showed it.
 
     Rules are played at random, so the rounds they play are no selection; ``prefix:rules=true``
-    shows each of them also where it would have stopped another's draft, and those rounds are one.
+    shows each of them also where it would have stopped another rule's draft, and those rounds are a
+    selection.
     """
     spec = rules_bandit("random", feedback="prefix:rules=true").speculator()
     rounds = [
@@ -333,7 +337,7 @@ def means(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def column_means(sums: Floats) -> dict[str, list[float | None]]:
-    """Mean and interval of each column of [prompts, positions, (sum, num)]; None where none is."""
+    """Mean and interval of each column of [prompts, positions, (sum, num)]; None if empty."""
     picks = np.random.default_rng(0).integers(0, len(sums), (NUM_RESAMPLES, len(sums)))
     drawn, total = sums[picks].sum(1), sums.sum(0)
     with np.errstate(invalid="ignore"):
@@ -369,7 +373,7 @@ def along(rounds: Sequence[Any], roots: Floats, start: int) -> dict[str, Floats]
 
 @torch.inference_mode()
 def entropy(args: argparse.Namespace) -> dict[str, Any]:
-    """Drafts of 16 tokens; q along what was accepted is q along the text, and read off there."""
+    """Drafts of 16 tokens; q along accepted tokens is q along the text."""
     spec = rule("fixed", LENGTH).speculator()
     texts, domains = prompts(args.domains)
     module: Any = spec.drafters[0].model.module  # type: ignore[attr-defined]
@@ -383,7 +387,9 @@ def entropy(args: argparse.Namespace) -> dict[str, Any]:
             ids = [*row, *(token for round_ in own for token in round_.tokens)]
             logs = module(torch.tensor([ids])).logits[0].float().log_softmax(-1)
             roots = (-(logs.exp() * logs).sum(-1)).clamp(min=0).sqrt().double().numpy()
-            shifted = np.concatenate([[np.nan], roots[:-1]])  # q at a position: what came before
+            shifted = np.concatenate(
+                [[np.nan], roots[:-1]]
+            )  # q at a position depends on the tokens before it
             tables.setdefault(domain, []).append(along(own, shifted, len(row)))
     tables["all"] = [one for found in list(tables.values()) for one in found]
     found = {
@@ -407,7 +413,7 @@ def entropy(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def spearman(a: Floats, b: Floats) -> Floats:
-    """Rank correlation along the last axis; equal values share their rank."""
+    """Rank correlation along the last axis; ties share their rank."""
 
     def ranks(values: Floats) -> Floats:
         mine, theirs = values[..., :, np.newaxis], values[..., np.newaxis, :]
@@ -481,7 +487,7 @@ def arms(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def draw_grid(titles: dict[str, str], draw: Callable[[Any, str], None], out: str | None) -> None:
-    """A panel for each name, two rows, one legend below all; a PNG next to the JSON."""
+    """A panel for each name, in two rows with one legend below; a PNG next to the JSON."""
     if out is None:
         return
     figure, grid = panels(len(titles), -(-len(titles) // 2), 3.1, 3.0)

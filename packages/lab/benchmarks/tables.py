@@ -1,7 +1,7 @@
 """Rewrites the tables of the docs from results/, and their install lines from draftwise.install.
 
-A page holds ``<!-- table NAME -->`` and ``<!-- end -->`` on lines of their own; between them comes
-the table of that name. ``make bench-docs`` rewrites all pages, a test compares.
+A page has ``<!-- table NAME -->`` and ``<!-- end -->`` on lines of their own; the table of that
+name goes between them. ``make bench-docs`` rewrites all pages, and a test compares.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def span(value: float, low: float, high: float, digits: int = 2) -> str:
 
 
 def spread(value: Any, digits: int = 2) -> str:
-    """The same of ``{"value": .., "low": .., "high": ..}``."""
+    """The same for ``{"value": .., "low": .., "high": ..}``."""
     return span(value["value"], value["low"], value["high"], digits)
 
 
@@ -240,7 +240,7 @@ GPU_MODELS = {"8B": "gpu_replay_8b", "70B": "gpu_replay_70b"}
 
 
 def _gpu(part: str, heads: dict[str, str]) -> str:
-    """A row for each model and number of requests; heads: column by name of a result."""
+    """A row for each model and number of requests; heads: column title by name of a result."""
     rows = [
         [model, str(cell["requests"]), *(num(cell[name]) for name in heads)]
         for model, file in GPU_MODELS.items()
@@ -299,15 +299,15 @@ def pages() -> list[Path]:
 
 
 def rewritten(text: str) -> str:
-    """A page with its tables as the results have them, and its install lines as they work today.
+    """A page with the tables of the present results and current install lines.
 
-    Raises KeyError for a name that is no table.
+    Errors: KeyError for an unknown table.
     """
     return installed(PLACE.sub(lambda at: f"{at[1]}\n{TABLES[at[2]]()}\n{at[4]}", text))
 
 
 def installed(text: str) -> str:
-    """A page with its install lines as ``draftwise.install`` has them."""
+    """A page with the install lines of ``draftwise.install``."""
 
     def line(found: re.Match[str]) -> str:
         extras = found[2].split(",") if found[2] else []

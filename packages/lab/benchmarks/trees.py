@@ -1,6 +1,6 @@
-"""Trees and chains of the same drafter and depth, on zoo prompts: tokens a round and a second.
+"""Trees and chains of the same drafter and depth on zoo prompts: tokens per round and per second.
 
-At a temperature above 0 the answers are different samples of one distribution, so tokens are not
+At a temperature above 0 answers are different samples of one distribution, so tokens are not
 compared; MAT is over all rounds of all answers. Clock: CPU time of the process.
 """
 

@@ -1,13 +1,14 @@
-"""CPU time of the adapter for vLLM, a step, by running requests.
+"""CPU time of the adapter for vLLM per step, by running requests.
 
-python benchmarks/vllm_overhead.py               # fakes of vLLM, and no model
-python benchmarks/vllm_overhead.py --inside      # in a real vLLM with the bundled target
-python benchmarks/vllm_overhead.py --profile     # where it goes, at the most requests
-python benchmarks/vllm_overhead.py --noise       # characters at random: nothing can be drafted
-With fakes each request's text is made of phrases that other requests use, too, and of single random
-tokens, so that retrieval finds matches of all lengths; a step's seconds are of the fakes' clock (a
-fixed price and one for each token), so choices are the same in every run. ``work`` is done while
-the engine computes; the rest is in the step. ``p99`` is of the step.
+    python benchmarks/vllm_overhead.py            # stubs of vLLM, and no model
+    python benchmarks/vllm_overhead.py --inside   # in a real vLLM with the bundled target
+    python benchmarks/vllm_overhead.py --profile  # a profile, at the most requests
+    python benchmarks/vllm_overhead.py --noise    # random characters: nothing can be drafted
+
+With stubs, each request's text consists of phrases that other requests share and of single random
+tokens, so that retrieval finds matches of all lengths; a step's seconds come from the stubs' clock
+(a fixed price and one per token), so choices are the same in every run. ``work`` runs while the
+engine computes; the rest is in the step. ``p99`` is of the step.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NOISE_STEPS, NUM_CHARACTERS = 380, 37
 
 
 def text(rng: random.Random, phrases: list[list[int]], num_tokens: int) -> list[int]:
-    """Half of it phrases of 2 to 12 tokens, half of it tokens at random."""
+    """Half of it phrases of 2 to 12 tokens, half of it random tokens."""
     found: list[int] = []
     while len(found) < num_tokens:
         found += rng.choice(phrases) if rng.random() < 0.5 else [rng.randrange(50_000)]
@@ -44,7 +45,7 @@ def text(rng: random.Random, phrases: list[list[int]], num_tokens: int) -> list[
 
 
 def engine_of(rows: int, with_drafter: bool, noise: bool) -> FakeEngine:
-    """So many requests, each with its whole text decided in advance."""
+    """An engine with ``num`` requests, whose texts are fixed in advance."""
     from integrations.vllm.fakes import FakeEngine, FakeRequest
 
     rng = random.Random(rows)
@@ -72,7 +73,7 @@ def engine_of(rows: int, with_drafter: bool, noise: bool) -> FakeEngine:
 
 
 class Timed:
-    """The CPU seconds of an adapter's parts, step by step: each ``draft`` ends one."""
+    """CPU seconds of an adapter's parts, step by step; each ``draft`` ends a step."""
 
     def __init__(self, adapter: Any, profile: cProfile.Profile | None = None) -> None:
         self._spent = dict.fromkeys((*IN_STEP, BESIDE), 0.0)
@@ -104,7 +105,7 @@ class Timed:
         self._spent = dict.fromkeys(self._spent, 0.0)
 
     def table(self, rows: int) -> dict[str, float]:
-        """Milliseconds, medians of steps in which about so many requests decode."""
+        """Milliseconds: medians over steps in which about that number of requests decode."""
         all_ms = np.array([spent for num, spent in self.steps if num > 0.9 * rows][8:]) * 1e3
         if not len(all_ms):
             raise SystemExit(f"{rows} requests never ran together: raise VLLM_CPU_KVCACHE_SPACE")
@@ -125,7 +126,7 @@ class Timed:
 def measure(
     rows: int, with_drafter: bool, profile: cProfile.Profile | None = None, *, noise: bool = False
 ) -> dict[str, float]:
-    """With fakes."""
+    """With stubs."""
     engine = engine_of(rows, with_drafter, noise)
     timed = Timed(engine.adapter, profile)
     for _ in range(NOISE_STEPS if noise else STEPS):
@@ -135,7 +136,7 @@ def measure(
 
 
 def measure_inside(sizes: list[int]) -> dict[str, dict[str, float]]:
-    """In a real vLLM, in this process, with as many requests as there are places."""
+    """In a real vLLM, in this process, with the maximum number of requests."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 

@@ -1,10 +1,10 @@
-"""draftwise inside vLLM beside vLLM's own ways, paired and interleaved; run in vLLM's environment.
+"""draftwise inside vLLM and vLLM's own methods, interleaved; runs in vLLM's environment.
 
-Every block of prompts is answered by every method in turn, in random order, by engines that are all
-loaded; ratios are of CPU seconds of the engine's process, with a bootstrap over blocks. vLLM's
-own methods run at each of ``--lengths`` (``suffix``, which decides lengths itself, once), and the
-best of them in hindsight is the one to beat. ``--out`` keeps every answered block: the same command
-goes on where it was stopped, and ``--minutes`` ends a table when its time is over.
+Every method answers every block of prompts, in random order, by engines that are all loaded; ratios
+are of CPU seconds of the engine's process, with a bootstrap over blocks. vLLM's own methods run at
+each of ``--lengths`` (``suffix``, which decides lengths itself, once), and the best of them in
+hindsight is the baseline. ``--out`` keeps every answered block: the same command resumes an
+interrupted run, and ``--minutes`` limits the time of a table.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Engine:
         self.ask(job)
 
     def ask(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Send one line, wait for one."""
+        """Send a line and wait for one."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         self._child.stdin.write(json.dumps(task) + "\n")
@@ -62,7 +62,7 @@ class Engine:
 
 
 def methods(args: argparse.Namespace) -> dict[str, tuple[str, int | None]]:
-    """Name of a method to its engine and fixed length."""
+    """Engine and fixed length by name of method."""
     found: dict[str, tuple[str, int | None]] = {"none": (args.none, None)}
     for name in args.methods:
         if name in {"draftwise", "suffix"}:
@@ -73,14 +73,14 @@ def methods(args: argparse.Namespace) -> dict[str, tuple[str, int | None]]:
 
 
 def job_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What the child of a method is started with."""
+    """The options with which a method's child process starts."""
     engine: dict[str, Any] = {
         "model": args.target, "dtype": args.dtype, "max_num_seqs": max(args.at_once),
         "max_model_len": args.max_model_len,
     }  # fmt: skip
     longest = max(args.lengths)
     drafter = {"method": "draft_model", "model": args.drafter, "num_speculative_tokens": longest}
-    if name == "draftwise":  # the limit of all drafters; how much is written it says step by step
+    if name == "draftwise":  # the limit of all drafters; the length is decided step by step
         drafter["num_speculative_tokens"] = DRAFTWISE_LENGTH
     own: dict[str, Any] = {"method": name, "num_speculative_tokens": longest}
     if name == "ngram":
@@ -95,7 +95,7 @@ def job_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 class Record:
-    """What was measured so far: a cell for each concurrency, block and method; on disk at once."""
+    """Measurements by concurrency, block and method, written to disk at once."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._path = Path(args.out) if args.out else None
@@ -111,7 +111,7 @@ class Record:
             self.facts["cells"] = found["cells"]
 
     def block(self, at_once: int, number: int) -> dict[str, dict[str, Any]]:
-        """What each method did with a block."""
+        """Each method's measurements of a block."""
         cells: dict[str, Any] = self.facts["cells"].setdefault(str(at_once), {})
         found: dict[str, dict[str, Any]] = cells.setdefault(str(number), {})
         return found
@@ -126,7 +126,7 @@ def is_installed(name: str) -> bool:
 
 
 def named(value: Any) -> Any:
-    """A path by its last part: results name no folder of a machine."""
+    """The last part of a path, since results name no folders."""
     return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
 
 
@@ -134,11 +134,11 @@ def run(
     engines: dict[str, list[Engine]], args: argparse.Namespace, prompts: list[str], at_once: int,
     record: Record,
 ) -> dict[str, Any]:  # fmt: skip
-    """One table: every block by every method, until blocks, prompts or minutes are used up."""
+    """One table: every block by every method, until blocks, prompts or minutes run out."""
     played, rows, size = methods(args), [], at_once * args.rounds
     ends = time.monotonic() + 60 * args.minutes
     for number in range(min(args.blocks, len(prompts) // size)):
-        block = prompts[number * size : (number + 1) * size]  # no prompt is asked twice
+        block = prompts[number * size : (number + 1) * size]  # no prompt repeats
         cells = record.block(at_once, number)
         order = [name for name in played if name not in cells]
         if order and rows and time.monotonic() > ends:
@@ -160,7 +160,7 @@ def run(
 
 
 def table_of(rows: list[dict[str, dict[str, Any]]], names: list[str]) -> dict[str, Any]:
-    """Each method beside none, and draftwise beside the best of the others in hindsight."""
+    """Each method relative to none, and draftwise relative to the best other in hindsight."""
     facts = {name: np.array([[row[name][key] for key in KEYS] for row in rows]).T for name in names}
     table: dict[str, Any] = {"blocks": len(rows)}
     for name in names:
@@ -215,15 +215,15 @@ def main() -> None:
     args = parser.parse_args()
     record, prompts = Record(args), read_prompts(args)
     names = sorted({engine for engine, _ in methods(args).values()})
-    # two processes with the same engine differ by up to 5% for good, hence copies
+    # two processes with the same engine differ by up to 5% throughout, hence copies
     engines = {name: [Engine(job_of(name, args)) for _ in range(args.copies)] for name in names}
-    first = [prompts.pop() for _ in range(4)]  # they warm up; nothing of them counts
+    first = [prompts.pop() for _ in range(4)]  # warm-up, not counted
     for name, (engine, length) in methods(args).items():
         print(f"warming up {name}", file=sys.stderr)
         task = {"prompts": first, "max_tokens": 24, "chat": args.chat, "length": length}
         for copy in engines[engine]:
             copy.ask(task | {"temperature": args.temperature})
-    for at_once in args.at_once:  # each has prompts of its own, as many blocks of them as others
+    for at_once in args.at_once:  # prompts of its own, and as many blocks as the others
         num = len(prompts) * at_once // sum(args.at_once)
         start = len(prompts) * sum(args.at_once[: args.at_once.index(at_once)]) // sum(args.at_once)
         own = prompts[start : start + num]
@@ -238,7 +238,7 @@ def main() -> None:
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
-    """First turns of Spec-Bench, kinds mixed; the zoo's prompts; or letters at random."""
+    """First turns of Spec-Bench, kinds mixed; the zoo's prompts; or random letters."""
     rng = random.Random(7)
     if args.random_prompts:
         letters = "abcdefghijklmnopqrstuvwxyz0123456789 "

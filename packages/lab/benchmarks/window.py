@@ -1,9 +1,9 @@
-"""Reading everything again against a sink and a window (MetaSD, appendix F.11).
+"""Catching up by reading everything, or by a sink and a window (MetaSD, appendix F.11).
 
-Three questions. What does it cost to come back after so many missed tokens: CPU time of a draft of
-one token, all strategies in turn. What does the window cost in acceptance: alpha at temperature 1
-along texts that the target wrote itself, where every strategy looks at the same tokens. And how
-much memory does the cache of one long text take.
+Three questions: what does catching up on missed tokens cost (CPU time of a draft of one token,
+strategies interleaved); what does the window cost in acceptance (alpha at temperature 1 along the
+target's own texts, at the same tokens for every strategy); how much memory does the cache of one
+long text take?
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ LONG = 2_000
 
 
 def strategies(drafter: str, windows: list[int]) -> dict[str, str]:
-    """Name -> spec of the same model with each window, and without one."""
+    """Spec of the same model with each window, and without one, by name."""
     path = zoo.drafter_paths()[drafter]
     return {ALL: f"lm:{path}"} | {f"window {w}": f"lm:{path},window={w}" for w in windows}
 
 
 def loaded(args: argparse.Namespace, **options: Any) -> Speculator:
-    """The zoo's target with one drafter in all its strategies."""
+    """The zoo's target with one drafter in all strategies."""
     specs = [f"{name}={spec}" for name, spec in strategies(args.drafter, args.windows).items()]
     return Speculator.from_pretrained("zoo", specs, policy="fixed:0", lengths=[1], **options)
 
 
 def coming_back(made: Speculator, text: list[int], missed: int, repeats: int) -> dict[str, Any]:
-    """CPU milliseconds of the first draft after so many missed tokens, by strategy: the median."""
+    """Median CPU milliseconds of the first draft after ``num`` missed tokens, by strategy."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for repeat in range(repeats + 1):
         for drafter in made.drafters:
@@ -63,10 +63,10 @@ def coming_back(made: Speculator, text: list[int], missed: int, repeats: int) ->
 
 
 def acceptance(args: argparse.Namespace) -> dict[str, Any]:
-    """Mean alpha of each strategy over the same positions, and over that of reading everything.
+    """Mean alpha of each strategy at the same positions, and relative to reading everything.
 
-    Early are positions within the drafter's trained ones where the smallest window leaves something
-    out, late those after them.
+    Early positions lie within the drafter's trained ones, where the smallest window omits
+    something; late ones after them.
     """
     made = loaded(
         args, feedback="panoramic:per_token=true", reward="acceptance", preset="draftwise"
@@ -97,7 +97,7 @@ def acceptance(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def memory(made: Speculator, text: list[int]) -> dict[str, Any]:
-    """Kilobytes of each strategy's cache on a text of ``LONG`` tokens."""
+    """Kilobytes of each strategy's cache for a text of ``LONG`` tokens."""
     found = {}
     for drafter in made.drafters:
         assert isinstance(drafter, LMDrafter)

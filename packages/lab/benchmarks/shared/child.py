@@ -1,4 +1,4 @@
-"""A script in a process, or an environment, of its own, asked by lines of JSON."""
+"""A script in a process or environment of its own, driven by lines of JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Child:
         self._about = about
 
     def __call__(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one line, wait for one; SystemExit where the process ended."""
+        """Send a line and wait for one; SystemExit if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(task) + "\n")
@@ -30,7 +30,7 @@ class Child:
         return found
 
     def close(self) -> None:
-        """End it in order, so that processes of its own go, too."""
+        """End it gracefully, so that its own child processes end as well."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=120)

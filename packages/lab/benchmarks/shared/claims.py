@@ -1,4 +1,4 @@
-"""What the papers' claims share: labels played in a world, rows printed and saved.
+"""Shared by the scripts on the papers' claims: simulate labels, print and save rows.
 
 A row is a dict with ``claim``, ``here``, ``paper`` and ``ci95`` (half a 95% interval over texts,
 which are redrawn for each seed; every policy starts from scratch with each text).
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def report(doc: str | None, parts: Mapping[str, Callable[[int], list[Row]]]) -> None:
-    """Run the chosen parts, print each as a table, and save all of it."""
+    """Run the chosen parts, print each as a table, and save them."""
     some = {"action": "append", "choices": list(parts), "help": "repeatable; default: all"}
     args = options(doc, part=some, seeds=20)
     found = {}
@@ -34,7 +34,7 @@ def played(
     world: sim.Environment, labels: Sequence[str], seeds: int, *, lengths: Sequence[int],
     tokens: int, rules: Sequence[str] = ("fixed",),
 ) -> dict[tuple[str, str], Row]:  # fmt: skip
-    """``draftwise simulate``'s results by domain and policy."""
+    """Results of ``draftwise simulate`` by domain and policy."""
     setting = sim.Setting(
         "claim", lambda _: world, tuple(lengths), tuple(labels), tokens, tuple(rules)
     )

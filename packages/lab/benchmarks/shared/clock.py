@@ -1,8 +1,8 @@
-"""A clock that moves by what forwards are said to cost, and by nothing else.
+"""A clock that only forwards advance, by given costs.
 
-Every answer is really generated; but two settings differ by what they chose alone, and a run
-repeats exactly. Retrieval, choosing and learning cost nothing on it (``growth.py --part overhead``
-measures these).
+Every answer is really generated; but settings differ only by what they chose, and a run is
+reproducible. Retrieval, choosing and learning cost nothing (``growth.py --part overhead`` measures
+them).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CLOCKS: dict[str, tuple[Cost, Cost]] = {
         lambda rows, tokens: 0.9 + 0.002 * rows * tokens,
     ),
 }
-"""Target and drafter. ``cpu``: least times of the zoo on one quiet thread, 1 to 50 rows of 1 to 9
-tokens, fitted to 5%. ``gpu``: assumed; bound by memory up to 83 tokens, by arithmetic beyond."""
+"""Target and drafter. ``cpu``: least times of the zoo on one idle thread, 1 to 50 rows of 1 to 9
+tokens, fitted to 5%. ``gpu``: assumed; memory-bound up to 83 tokens, compute-bound above."""
 
 
 class Priced:
-    """A model whose forwards move a clock that nothing else moves."""
+    """A model whose forwards advance a clock."""
 
     def __init__(self, model: Any, cost: Cost, clock: list[float]) -> None:
         self._model, self._cost, self._clock = model, cost, clock
@@ -45,7 +45,7 @@ class Priced:
     def extend(
         self, cache: Any, rows: Sequence[int], tokens: Any, *more: Any, **options: Any
     ) -> Any:
-        packs = self._model.packs and len(rows) > 1  # then only the tokens in all count
+        packs = self._model.packs and len(rows) > 1  # then only the total number of tokens counts
         widest = max(len(fed) for fed in tokens)
         width = -(-sum(len(fed) for fed in tokens) // len(rows)) if packs else widest
         self._clock[0] += 1e-3 * self._cost(len(rows), width)
@@ -55,7 +55,7 @@ class Priced:
 def put_on_clock(
     spec: Speculator, target: Cost | Cost2, drafter: Cost | Cost2
 ) -> Callable[[], float]:
-    """From now on the speculator's time is moved by forwards alone; what it is, in seconds."""
+    """From now on only forwards advance the speculator's time; its reading in seconds."""
     clock = [0.0]
     for loaded in spec.drafters:
         own: Any = loaded
@@ -72,8 +72,8 @@ def _cost(given: Cost | Cost2) -> Cost:
 
 
 def on_clock(spec: Speculator, name: str) -> Callable[[], float]:
-    """Put a speculator on one of ``CLOCKS``, or leave it on the machine's (``wall``): its time."""
+    """Put a speculator on one of ``CLOCKS``, or leave it on the machine's (``wall``); its time."""
     if name == "wall":
         return time.perf_counter
-    spec._num_prefixes = 0  # every prompt is read, also where it comes again
+    spec._num_prefixes = 0  # prefill every prompt, repeated ones included
     return put_on_clock(spec, *CLOCKS[name])

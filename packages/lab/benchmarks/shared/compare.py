@@ -1,4 +1,4 @@
-"""Methods side by side on the same prompts, in turns of random order; prompts of the zoo."""
+"""Methods on the same prompts, interleaved in random order; prompts of the zoo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftwise import Speculator, zoo
 from draftwise.bench.results import Timing, ratio, turns
 
 Method = Callable[[Any], Sequence[int]]
-"""A prompt to the tokens of its answer."""
+"""Maps a prompt to the tokens of its answer."""
 
 
 def zoo_texts(num: int) -> list[str]:
@@ -25,7 +25,7 @@ def zoo_texts(num: int) -> list[str]:
 def method(made: Speculator, counts: Counter[str] | None = None, **options: Any) -> Method:
     """draftwise with these options of ``generate``.
 
-    counts: gets the sums of emitted and drafted tokens and of rounds.
+    counts: accumulates emitted and drafted tokens and rounds.
     """
 
     def answer(prompt: Any) -> Sequence[int]:
@@ -41,7 +41,7 @@ def method(made: Speculator, counts: Counter[str] | None = None, **options: Any)
 def interleaved_ms(
     ways: Mapping[str, Callable[[], Any]], repeats: int, times: int = 1
 ) -> dict[str, list[float]]:
-    """Processor time of each repeat of each way, taking turns; a first turn is not counted."""
+    """Processor time of each repeat of each way, interleaved; the first repeat is not counted."""
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats + 1):
         for name, way in ways.items():
@@ -59,9 +59,9 @@ def measure(
     repeats: int = 1,
     clock: Callable[[], float] = time.process_time,
 ) -> Timing:
-    """Every method on every prompt: medians over the repeats, after one answer that is not counted.
+    """Run every method on every prompt, after one uncounted answer; medians over the repeats.
 
-    clock: of the processor as it is, so that other work on the machine counts less.
+    clock: by default processor time, so that other programs count less.
     """
     names = list(methods)
     seconds, counts = np.zeros((2, repeats, len(names), len(prompts)))
@@ -80,7 +80,8 @@ def measure(
 
 
 def report(timing: Timing, *bases: str, title: str | None = None) -> dict[str, dict[str, Any]]:
-    """Print and return tokens a second, over each base with 95% intervals; whether texts agree."""
+    """Print and return tokens per second, ratios to each base with 95% intervals, and whether texts
+    are equal."""
     rows = {
         name: {
             "tok_per_s": round(timing.tok_per_s(name), 2),
@@ -94,7 +95,8 @@ def report(timing: Timing, *bases: str, title: str | None = None) -> dict[str, d
 
 
 def span(tokens: Any, seconds: Any, base_tokens: Any, base_seconds: Any) -> list[float]:
-    """Tokens a second over the base's, paired by prompt: [value, low, high] of a 95% interval."""
+    """Tokens per second relative to the base, paired by prompt: [value, low, high] of a 95%
+    interval."""
     found = ratio(
         *(np.asarray(each, float) for each in (tokens, seconds, base_tokens, base_seconds))
     )

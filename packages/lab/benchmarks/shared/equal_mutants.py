@@ -1,4 +1,4 @@
-"""Mutants that do what the original does, and why: ``equal_mutants.toml``."""
+"""Equivalent mutants, and why they are equivalent: ``equal_mutants.toml``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def squeezed(code: str) -> str:
 
 
 def why(module: str, becomes: str) -> str | None:
-    """The reason why this mutant is equal; None where it is not known to be."""
+    """The reason why this mutant is equivalent; None if none is known."""
     for reason, mutants in EQUAL.get(module, {}).items():
         if squeezed(becomes) in map(squeezed, mutants):
             return str(reason)

@@ -1,7 +1,7 @@
-"""One vLLM engine that is timed step by step from outside: the child of ``gpu_check.py``.
+"""A vLLM engine timed step by step from outside: the child of ``gpu_check.py``.
 
-Nothing of vLLM is changed or looked into: a step lasts from one batch of outputs to the next, as
-a client sees it, so default flags (asynchronous scheduling, CUDA graphs, processes) stay on.
+vLLM is neither changed nor inspected: a step lasts from one batch of outputs to the next, as a
+client sees it, so default flags (asynchronous scheduling, CUDA graphs, processes) stay on.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run_block(
 def main() -> None:
     """Start the engine of the first line of stdin, then answer each further line."""
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # vLLM prints where answers are expected
+    os.dup2(2, 1)  # vLLM prints to stdout, which carries the answers
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def with_template(tokenizer: Any, prompt: str) -> str:
-    """A user's message, where the tokenizer has a chat template."""
+    """A user's message, in the chat template if the tokenizer has one."""
     if not getattr(tokenizer, "chat_template", None):
         return prompt
     messages = [{"role": "user", "content": prompt}]

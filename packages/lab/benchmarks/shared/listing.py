@@ -1,4 +1,4 @@
-"""The list of the benchmarks: what each shows, and what it took."""
+"""The list of the benchmarks, with the processor time of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shows(name: str) -> str:
 
 
 def took(name: str) -> str:
-    """Processor time of the longest run that it wrote to results/, or that stands in TOOK."""
+    """Processor time of the longest run in results/, or the entry of TOOK."""
     files = [file for file in RESULTS.glob(f"{name}*.json") if _made_by(file, name)]
     seconds = [json.loads(file.read_text()).get("processor_s") for file in files]
     known = [each for each in seconds if each is not None]
@@ -40,4 +40,5 @@ def rows_of_the_list() -> list[list[str]]:
 
 TOOK = {"attention": "~33 s", "load": "~ over 40 s", "pictures": "~6 s", "tables": "~2 s",
         "trees": "~ over 40 s"}  # fmt: skip
-"""Processor time with default options where no result says it: each ran once, for 40 s at most."""
+"""Processor time with default options of benchmarks without a result: each ran once, for 40 s at
+most."""

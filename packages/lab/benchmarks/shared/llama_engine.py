@@ -1,8 +1,9 @@
-"""llama.cpp's side of ``precision.py``: for an environment with xllamacpp alone.
+"""llama.cpp's side of ``precision.py``, for an environment with xllamacpp alone.
 
-    python llama_engine.py FILE.gguf THREADS plain|lookup
+    python llama_engine.py FILE.gguf THREADS plain
+    lookup
 
-Reads a JSON line with prompt (token ids), num and temperature; writes one with num and cpu_s.
+Reads JSON lines with prompt (token ids), num and temperature; writes lines with num and cpu_s.
 """
 
 import json
@@ -16,7 +17,7 @@ import xllamacpp
 def main() -> None:
     gguf, threads, kind = sys.argv[1:]
     answers = os.dup(1)
-    os.dup2(2, 1)  # what the library prints goes elsewhere
+    os.dup2(2, 1)  # the library prints to stdout
     params = xllamacpp.CommonParams()
     params.model.path = gguf
     params.n_ctx, params.n_parallel = 8192, 1

@@ -1,7 +1,7 @@
 """Results of the benchmarks: one schema, one writer, one reader.
 
-A file is a JSON object: what it was made with (``HEADER``), and whatever the script
-measured, by name. ``draftwise bench`` keeps the same facts in ``environment``.
+A file is a JSON object: how it was made (``HEADER``), and the measurements by name. ``draftwise
+bench`` keeps the same facts in ``environment``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HEADER: dict[str, type] = {
 
 
 def save(path: str | Path | None, results: Mapping[str, Any]) -> None:
-    """Write results with what they were measured on; the last line printed is the same JSON."""
+    """Write results with their header; the last line printed is the same JSON."""
     record = {**header(), **results}
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def save(path: str | Path | None, results: Mapping[str, Any]) -> None:
 
 
 def header() -> dict[str, Any]:
-    """What a file says of itself; processor_s: of this command so far, its children's included."""
+    """How a file was made; processor_s: of this command so far, child processes included."""
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     words = ["python", "-m", "benchmarks", Path(sys.argv[0]).stem, *sys.argv[1:]]
     return {
@@ -55,7 +55,7 @@ def header() -> dict[str, Any]:
 
 
 def load(name: str) -> dict[str, Any]:
-    """``results/NAME.json``; ValueError where its header lacks something."""
+    """``results/NAME.json``; ValueError if its header is incomplete."""
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
     about = found | found.get("environment", {}) | {"hardware": found.get("hardware", "")}
     if "environment" in found:

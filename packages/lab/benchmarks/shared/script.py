@@ -1,4 +1,4 @@
-"""A benchmark as a declaration: its options, its parts, a table and a JSON of what it found."""
+"""A benchmark as a declaration: its options, its parts, a table and a JSON of its results."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def _how(default: Any) -> dict[str, Any]:
 
 
 def run(doc: str | None, work: Work | Mapping[str, Work], /, **declared: Any) -> None:
-    """Parse the options, do the work (or the ``--part`` of it), and save what it returns.
+    """Parse the options, run the benchmark (or its ``--part``), and save the result.
 
-    The exit status is 1 where that has a true ``failed``.
+    The exit status is 1 if the result has a true ``failed``.
     """
     parts = work if isinstance(work, Mapping) else {}
     args = options(doc, parts, **declared)
@@ -78,7 +78,7 @@ def run(doc: str | None, work: Work | Mapping[str, Work], /, **declared: Any) ->
 
 
 def quiet(threads: int = 1) -> None:
-    """One thread, and no word from transformers."""
+    """One thread, and no messages from transformers."""
     from transformers.utils import logging as theirs
 
     torch.set_num_threads(threads)
@@ -88,14 +88,14 @@ def quiet(threads: int = 1) -> None:
 
 
 def track(things: Iterable[Any], what: str = "measuring") -> Iterable[Any]:
-    """The same, with a bar on stderr."""
+    """The same, with a progress bar on stderr."""
     return _track(list(things), what, console=Console(stderr=True))
 
 
 def show(
     rows: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]], title: str | None = None
 ) -> None:
-    """A table of rows, or of rows by name; nested data is left to the JSON."""
+    """Print a table of rows, or of rows by name; nested data appears only in the JSON."""
     table: list[Mapping[str, Any]]
     table = [{"": n, **r} for n, r in rows.items()] if isinstance(rows, Mapping) else list(rows)
     keys = [k for k in dict.fromkeys(k for row in table for k in row) if not _nested(table, k)]
@@ -128,7 +128,7 @@ def cell(value: Any) -> str:
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
-    """Nested data with its floats rounded."""
+    """Nested data with rounded floats."""
     if isinstance(value, Mapping):
         return {key: rounded(each, digits) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

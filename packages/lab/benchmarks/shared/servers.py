@@ -1,4 +1,4 @@
-"""Servers of one thread, started and stopped; timed requests to them; what they took."""
+"""Single-threaded servers, timed requests to them, and their memory and metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 
 @contextmanager
 def served(command: list[str], port: int, log: Any = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A server with one thread of torch, until the block ends. log: a file for what it says."""
+    """A server with one torch thread, until the block ends. log: a file for its output."""
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=log or subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -42,7 +42,7 @@ def served(command: list[str], port: int, log: Any = None) -> Iterator[subproces
 
 @dataclass
 class Answer:
-    """What came back of a request. first_s, took_s: from sending to the first part, to the end."""
+    """A response. first_s, took_s: seconds from sending to the first part, and to the end."""
 
     text: str = ""
     num_tokens: int = 0
@@ -52,7 +52,7 @@ class Answer:
 
 
 def ask(port: int, body: Mapping[str, Any]) -> Answer:
-    """One streamed completion; whatever fails is in ``error``."""
+    """One streamed completion; failures are in ``error``."""
     found, start = Answer(), time.perf_counter()
     connection = HTTPConnection("127.0.0.1", port, timeout=600)
     options = {"stream": True, "stream_options": {"include_usage": True}, **body}
@@ -83,7 +83,7 @@ def ask(port: int, body: Mapping[str, Any]) -> Answer:
 def ask_all(
     port: int, prompts: Sequence[str], at_once: int, body: Mapping[str, Any]
 ) -> tuple[list[Answer], float]:
-    """All prompts, ``at_once`` at a time, in their order; and the seconds of all together."""
+    """All prompts, ``at_once`` at a time, in order; and the seconds of all together."""
     start = time.perf_counter()
     with ThreadPoolExecutor(at_once) as pool:
         found = list(pool.map(lambda prompt: ask(port, {**body, "prompt": prompt}), prompts))
@@ -98,7 +98,7 @@ def cpu_seconds(pid: int) -> float:
 def state(pid: int) -> dict[str, int]:
     """KiB of memory, threads and open files of a process.
 
-    Of memory only the process's own: pages of files come and go with what else the machine does.
+    Only its private memory: cached file pages depend on other programs.
     """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = dict(line.split(":", 1) for line in lines)
@@ -108,7 +108,7 @@ def state(pid: int) -> dict[str, int]:
 
 
 def metric(port: int, name: str, labels: str = "") -> float:
-    """The sum over all series of a name whose labels match."""
+    """Sum over all series of a name whose labels match."""
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     lines = re.findall(rf"^{name}\{{(.*)\}} (\S+)$", text, re.MULTILINE)
     return sum(float(value) for found, value in lines if re.search(labels, found))

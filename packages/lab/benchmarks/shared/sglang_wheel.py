@@ -20,10 +20,10 @@ STUBS = ("triton", "triton.language")
 
 @contextmanager
 def unpacked(folder: Path = FOLDER) -> Iterator[Any]:
-    """``unpacked() as load``: load("speculative.spec_info") gives ``sglang.srt``'s module.
+    """``unpacked() as load``: load("speculative.spec_info") imports ``sglang.srt``'s module.
 
-    ``sglang`` itself is not run: it would patch transformers. Afterwards all is as before. Errors:
-    FileNotFoundError where nothing is unpacked.
+    ``sglang`` itself is not imported: it would patch transformers. Afterwards sys.modules is as
+    before. Errors: FileNotFoundError if nothing is unpacked.
     """
     if not (folder / "sglang").is_dir():
         raise FileNotFoundError(f"no SGLang in {folder.name} (make sglang-wheel)")

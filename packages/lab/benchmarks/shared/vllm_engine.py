@@ -1,7 +1,7 @@
-"""One vLLM engine that answers blocks of prompts over its pipes: the child of ``vllm_speed.py``.
+"""A vLLM engine that answers blocks of prompts over pipes: the child of ``vllm_speed.py``.
 
-The engine, its scheduler and its model share one process and one thread, so the process's CPU
-seconds are what a step costs, whatever else the machine is doing.
+Engine, scheduler and model share one process and one thread, so a step costs the process's CPU
+seconds, whatever other programs do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Constant:
 
 def main() -> None:
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # vLLM prints where answers are expected
+    os.dup2(2, 1)  # vLLM prints to stdout, which carries the answers
     from vllm import LLM
 
     job = json.loads(sys.stdin.readline())
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def watch(scheduler: Any) -> list[float]:
-    """Have the adapter price steps by CPU seconds, and count its own; [its own, whole steps]."""
+    """Price steps by CPU seconds and count the adapter's own time; [own time, whole steps]."""
     adapter, spent = scheduler.draftwise, [0.0, 0.0]
     adapter.clock = time.process_time
 
@@ -69,13 +69,13 @@ def watch(scheduler: Any) -> list[float]:
 
 
 def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -> dict[str, Any]:
-    """One block: its tokens, and the seconds that it took."""
+    """Answer one block: its tokens, and its seconds."""
     from vllm import SamplingParams
     from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
     scheduler.max_num_active_reqs = task.get("at_once", scheduler.max_num_running_reqs)
     is_off = task.get("off") and hasattr(scheduler, "draftwise")
-    for name in WRAPPED if is_off else ():  # vLLM's own, whose proposer proposes nothing
+    for name in WRAPPED if is_off else ():  # vLLM's own, with a proposer that proposes nothing
         setattr(scheduler, name, getattr(VllmScheduler, name).__get__(scheduler))
     if task.get("length"):
         scheduler.dynamic_sd_lookup = Constant(task["length"])
