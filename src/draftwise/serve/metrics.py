@@ -99,7 +99,7 @@ class Metrics(Observer):
 
     def watch(self, worker: Worker) -> None:
         """Have the gauges read the engine when they are scraped, whatever it did last."""
-        self._running.set_function(lambda: worker.num_running)
+        self._running.set_function(lambda: worker.engine.num_running)
         self._waiting.set_function(lambda: worker.num_waiting)
         self._bytes.set_function(lambda: worker.engine.num_cache_bytes)
         self._hits.set_function(lambda: worker.engine.num_prefix_hits)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftwise.serve.schemas import Refused, response
+from draftwise.serve.schemas import Refused
 
 _LOG = logging.getLogger(__name__)
 _GIVEN_ID = re.compile(rb"[\w.:-]{1,64}", re.ASCII)
@@ -75,7 +75,7 @@ class Middleware:
                 self._check_key(scope["path"], headers.get(b"authorization", b""))
                 body = await self._read(headers, receive)
             except Refused as refused:
-                await response(refused)(scope, receive, send_numbered)
+                await refused.response(scope, receive, send_numbered)
             else:
                 if body is not None:
                     await self._pass(scope, _replay(body, receive), send_numbered)

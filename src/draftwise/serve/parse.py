@@ -1,7 +1,7 @@
-"""Calls of tools in a model's text: what they look like, and where they begin.
+"""From a request's body to what the engine is asked for; tool calls in a model's text.
 
-Two forms are read: ``<tool_call>{...}</tool_call>`` (Hermes, Qwen, SmolLM) and bare JSON, one
-object or a list (Llama 3, and what ``tool_choice`` forces); its arguments stand under
+Two forms of calls are read: ``<tool_call>{...}</tool_call>`` (Hermes, Qwen, SmolLM) and bare JSON,
+one object or a list (Llama 3, and what ``tool_choice`` forces); its arguments stand under
 ``arguments`` or ``parameters``.
 """
 
@@ -34,6 +34,8 @@ from draftwise.serve.worker import GenerationRequest
 from draftwise.types import DraftwiseError, SamplingParams
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
+"""The letters by which byte-level vocabularies spell bytes (GPT-2's table)."""
 
 
 def calls_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
@@ -135,7 +137,7 @@ class Codec:
     ) -> None:
         if tokenizer is None:
             raise DraftwiseError("a server needs a tokenizer: the target has none")
-        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self.tokenizer, self._vocab_size = tokenizer, vocab_size
         self.max_positions = max_positions
         self.has_template = chat_template is not None or tokenizer.chat_template is not None
         if not self.has_template:
@@ -153,16 +155,16 @@ class Codec:
     def chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Prompt:
         """A conversation as the prompt of the next turn. Raises DraftwiseError."""
         turns = [_turn(message) for message in messages]
-        check_size(turns, self._tokenizer, self.max_positions)
+        check_size(turns, self.tokenizer, self.max_positions)
         if not tools:
-            return self._checked(render(turns, self._tokenizer))
+            return self._checked(render(turns, self.tokenizer))
         if not self.takes_tools:
             raise DraftwiseError(
                 "tools: this model's chat template has no place for them; serve a model whose "
                 "template has, or give one with --chat-template"
             )
         listed = [tool.model_dump(exclude_none=True) for tool in tools]
-        return self._checked(render(turns, self._tokenizer, tools=listed))
+        return self._checked(render(turns, self.tokenizer, tools=listed))
 
     def prompts(self, given: Sequence[str | list[int]]) -> list[Prompt]:
         """The prompts of a completion, each text or ids. Raises DraftwiseError."""
@@ -173,8 +175,8 @@ class Codec:
         if body.messages is not None:
             return list(self.chat(body.messages, None).tokens)
         text = body.prompt or ""
-        check_size(text, self._tokenizer, self.max_positions)
-        encoded = self._tokenizer(text, add_special_tokens=body.add_special_tokens)
+        check_size(text, self.tokenizer, self.max_positions)
+        encoded = self.tokenizer(text, add_special_tokens=body.add_special_tokens)
         return list(encoded["input_ids"])
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -183,7 +185,7 @@ class Codec:
             raise DraftwiseError(
                 f"tokens: {largest} is outside the vocabulary of {self._vocab_size}"
             )
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
     def logit_bias(self, given: Mapping[str, float] | None) -> dict[int, float]:
         """``logit_bias`` by token id. Raises DraftwiseError for what is no token."""
@@ -203,8 +205,8 @@ class Codec:
             raise DraftwiseError("prompt: it is empty: there is nothing to continue")
         if not isinstance(given, str):
             return Prompt(given)
-        check_size(given, self._tokenizer, self.max_positions)
-        return encode(given, self._tokenizer)
+        check_size(given, self.tokenizer, self.max_positions)
+        return encode(given, self.tokenizer)
 
     def _checked(self, prompt: Prompt) -> Prompt:
         tokens = prompt.tokens
@@ -219,26 +221,19 @@ class Codec:
 
     def _text_of(self, token: int) -> str:
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        return str(self._tokenizer.decode([token], **options))
+        return str(self.tokenizer.decode([token], **options))
 
     def _bytes_of(self, token: int) -> bytes:
         """The token's own bytes, half characters too, where the vocabulary spells them."""
         text = self._text_of(token)
         if "\ufffd" not in text:
             return text.encode()
-        piece = str(self._tokenizer.convert_ids_to_tokens(token))
+        piece = str(self.tokenizer.convert_ids_to_tokens(token))
         if piece.startswith("<0x") and piece.endswith(">"):
             return bytes([int(piece[3:-1], 16)])
-        known = _byte_letters()
-        if all(letter in known for letter in piece):
-            return bytes(known[letter] for letter in piece)
+        if all(letter in _BYTES for letter in piece):
+            return bytes(_BYTES[letter] for letter in piece)
         return text.encode()
-
-
-@lru_cache(maxsize=1)
-def _byte_letters() -> dict[str, int]:
-    """The letters by which byte-level vocabularies spell bytes (GPT-2's table)."""
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def _turn(message: Message) -> dict[str, Any]:
@@ -261,29 +256,20 @@ _DEFAULT_COMPLETION_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedRequest:
-    """A request as the engine takes it: one ask for each answer, prompt by prompt."""
-
-    prompts: Sequence[Prompt]
-    asks: Sequence[GenerationRequest]
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Each prompt counted once, however many answers it gets."""
-        return sum(len(prompt.tokens) for prompt in self.prompts)
-
-
-@dataclass(frozen=True, slots=True)
 class RequestParser:
-    """Makes asks. eos: the tokens that end the model's answers by themselves."""
+    """Makes one ``GenerationRequest`` for each answer, prompt by prompt.
+
+    eos: the tokens that end the model's answers by themselves. allowed: raises DraftwiseError for a
+    preset or policy that requests may not name.
+    """
 
     codec: Codec
+    grammars: Grammars
     eos: frozenset[int]
     limits: ServerSettings
     allowed: Callable[[str, str], None] = lambda kind, name: None
-    """Raises DraftwiseError for a preset or policy that requests may not name."""
 
-    def chat(self, body: ChatRequest, grammars: Grammars) -> ParsedRequest:
+    def chat(self, body: ChatRequest) -> list[GenerationRequest]:
         """Raises DraftwiseError or ValueError, as ``completion``."""
         tools = None if body.tool_choice == "none" else body.tools
         self._check_num(body.n)
@@ -295,43 +281,44 @@ class RequestParser:
                 raise DraftwiseError("tool_choice already says which form the answer has")
             grammar = json_grammar(calls_schema(body.tools or (), body.tool_choice))
         budget = body.max_completion_tokens or body.max_tokens
-        return self._wanted(body, [prompt], grammars, grammar, logprobs, budget, {})
+        return self._asks(body, [prompt], grammar, budget, logprobs=logprobs)
 
-    def completion(self, body: CompletionRequest, grammars: Grammars) -> ParsedRequest:
+    def completion(self, body: CompletionRequest) -> list[GenerationRequest]:
         """Raises DraftwiseError for what this model or server cannot do; ValueError."""
         self._check_num(body.n * len(body.prompts))
         prompts = self.codec.prompts(body.prompts)
         grammar = grammar_of(body.response_format, body.structured_outputs)
         budget = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
-        more = {"prompt_logprobs": True} if body.echo and body.logprobs is not None else {}
-        return self._wanted(body, prompts, grammars, grammar, body.logprobs, budget, more)
+        return self._asks(
+            body, prompts, grammar, budget, logprobs=body.logprobs,
+            prompt_logprobs=body.echo and body.logprobs is not None,
+        )  # fmt: skip
 
     def _check_num(self, num: int) -> None:
         """Refuse more answers than the server can ever hold: a 429 would be repeated forever."""
         if num > (most := self.limits.max_open):
             raise DraftwiseError(f"n: {num} answers are too many, at most {most} fit in here")
 
-    def _wanted(
-        self, body: BaseRequest, prompts: Sequence[Prompt], grammars: Grammars,
-        grammar: str | None, logprobs: int | None, budget: int | None, more: dict[str, Any],
-    ) -> ParsedRequest:  # fmt: skip
+    def _asks(
+        self, body: BaseRequest, prompts: Sequence[Prompt], grammar: str | None,
+        budget: int | None, *, logprobs: int | None, prompt_logprobs: bool = False,
+    ) -> list[GenerationRequest]:  # fmt: skip
         own, asks = body.draftwise, []
         for kind, name in (("preset", own.preset), ("policy", own.policy)):
             if name is not None:
                 self.allowed(kind, name)
-        options = more | {"speculation": own.speculation, "max_draft": own.max_draft}
-        options |= _given(
-            preset=own.preset, policy=own.policy, lengths=own.plans, label=own.label,
-            private=own.private, priority=own.priority, tenant=own.tenant or body.user,
-            stop=body.stops, drafters=own.drafters,
-        )  # fmt: skip
-        if logprobs is not None:
-            options["logprobs"] = logprobs
+        options = {
+            "preset": own.preset, "policy": own.policy, "lengths": own.plans, "label": own.label,
+            "private": own.private, "priority": own.priority, "tenant": own.tenant or body.user,
+            "stop": body.stops, "speculation": own.speculation, "drafters": own.drafters,
+            "max_draft": own.max_draft, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs,
+        }  # fmt: skip
+        given = {name: value for name, value in options.items() if value is not None}
         deadlines = [s for s in (own.deadline_s, self.limits.deadline_s) if s is not None]
         held: Iterator[Any] = itertools.repeat(None)
         if grammar is not None:
             nums = [len(prompt.tokens) for prompt in prompts for _ in range(body.n)]
-            held = grammars.constraints(grammar, nums)
+            held = self.grammars.constraints(grammar, nums)
         for index, prompt in enumerate(prompts):
             room = self._room(prompt, budget)
             ends = {*(body.stop_token_ids or ())}
@@ -345,9 +332,9 @@ class RequestParser:
                     "seed": seed_of(body.seed, index * body.n + sample),
                 }
                 asks.append(
-                    GenerationRequest(prompt.tokens, options | each, min(deadlines, default=None))
+                    GenerationRequest(prompt.tokens, given | each, min(deadlines, default=None))
                 )
-        return ParsedRequest(prompts, asks)
+        return asks
 
     def _room(self, prompt: Prompt, budget: int | None) -> int:
         num, limits, positions = len(prompt.tokens), self.limits, self.codec.max_positions
@@ -369,12 +356,9 @@ class RequestParser:
     def _sampling(self, body: BaseRequest, process: Any) -> SamplingParams:
         return SamplingParams(
             temperature=body.temperature, top_k=max(0, body.top_k), top_p=body.top_p,
-            repetition_penalty=body.repetition_penalty,
-            **_given(
-                min_p=body.min_p, presence_penalty=body.presence_penalty,
-                frequency_penalty=body.frequency_penalty, process=process,
-                logit_bias=self.codec.logit_bias(body.logit_bias),
-            ),
+            min_p=body.min_p, repetition_penalty=body.repetition_penalty,
+            presence_penalty=body.presence_penalty, frequency_penalty=body.frequency_penalty,
+            logit_bias=self.codec.logit_bias(body.logit_bias), process=process,
         )  # fmt: skip
 
 
@@ -386,8 +370,3 @@ def seed_of(seed: int | None, sample: int) -> int | None:
     if sample == 0:
         return seed
     return int(np.random.SeedSequence([seed, sample]).generate_state(1, np.uint64)[0])
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """Options that say something: what was left out is left to the engine."""
-    return {name: value for name, value in options.items() if value}

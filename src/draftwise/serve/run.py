@@ -117,9 +117,9 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
     )  # fmt: skip
     return Service(
         worker=worker,
-        asker=RequestParser(codec, eos, settings, check_name),
-        grammars=Grammars(tokenizer, target.vocab_size, eos),
-        tokenizer=tokenizer,
+        parser=RequestParser(
+            codec, Grammars(tokenizer, target.vocab_size, eos), eos, settings, check_name
+        ),
         metrics=metrics,
         history=history,
         models=models,

@@ -46,18 +46,18 @@ class Observer:
 
 @dataclass(slots=True)
 class RequestHandle:
-    """An answer on its way. State: the reader of its request, once the engine has it, and times.
+    """An answer on its way.
 
-    took_s: until its end; finish_reason: how it ended.
+    State: the reader of its request, once the engine has it; last_s: when its last tokens came
+    (came_s before the first); took_s: seconds until its end; finish_reason: how it ended.
     """
 
     id: int
     ask: GenerationRequest
     sink: Sink
     came_s: float
+    last_s: float
     reader: OutputReader | None = None
-    began_s: float | None = None
-    last_s: float = 0.0
     num_tokens: int = 0
     took_s: float = 0.0
     finish_reason: str = ""
@@ -65,9 +65,6 @@ class RequestHandle:
     @property
     def request(self) -> Request | None:
         return None if self.reader is None else self.reader.request
-
-    def is_late(self, now: float) -> bool:
-        return self.ask.deadline_s is not None and now - self.came_s > self.ask.deadline_s
 
     def part(self, rounds: Iterable[Round]) -> RequestOutput:
         if self.reader is None:
@@ -128,10 +125,6 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
-    def num_running(self) -> int:
-        return self.engine.num_running
-
-    @property
     def num_waiting(self) -> int:
         """Answers that have none yet, those included that the engine has not seen."""
         return self.engine.num_waiting + len(self._new)
@@ -160,8 +153,10 @@ class Worker:
             if self.num_open + len(asks) > self._max_open:
                 raise Busy(max(1, round(self._mean_s)))
             now = self._clock()
-            pairs = zip(asks, sinks, strict=True)
-            handles = [RequestHandle(next(self._ids), ask, sink, now) for ask, sink in pairs]
+            handles = [
+                RequestHandle(next(self._ids), ask, sink, came_s=now, last_s=now)
+                for ask, sink in zip(asks, sinks, strict=True)
+            ]
             self.num_open += len(handles)
             self._new += handles
             self._condition.notify()
@@ -188,10 +183,8 @@ class Worker:
         it, and ``is_alive`` stays true. Returns whether all were done.
         """
         self.close()
-        until = self._clock() + timeout_s
         with self._condition:
-            left_s = max(0.0, until - self._clock())
-            is_done = self._condition.wait_for(lambda: self.num_open == 0, left_s)
+            is_done = self._condition.wait_for(lambda: self.num_open == 0, timeout_s)
             self._is_stopped = True
             self._condition.notify_all()
         if self._thread.ident is not None:
@@ -215,9 +208,10 @@ class Worker:
                 self._admit(handle)
         now = self._clock()
         for handle in list(self._handles.values()):
+            deadline_s = handle.ask.deadline_s
             if handle.id in cancelled:
                 self._give_up(handle, "cancelled", "cancelled by its client")
-            elif handle.is_late(now):
+            elif deadline_s is not None and now - handle.came_s > deadline_s:
                 self._give_up(handle, "late", "its deadline has passed")
         if self.engine.has_work:
             self._deliver(self._step())
@@ -284,21 +278,15 @@ class Worker:
             if request is None or (request.id not in own and request.answer.finish_reason is None):
                 continue
             part = handle.part(own.get(request.id, ()))
-            self._time(handle, len(part.tokens))
+            if num := len(part.tokens):
+                now, is_first = self._clock(), handle.num_tokens == 0
+                for observer in self._observers:
+                    observer.saw_part(num, now - handle.last_s, is_first)
+                handle.last_s, handle.num_tokens = now, handle.num_tokens + num
             if part.finish_reason is None:
                 handle.sink(part)
             else:
                 self._end(handle, part)
-
-    def _time(self, handle: RequestHandle, num_tokens: int) -> None:
-        if num_tokens == 0:
-            return
-        now, is_first = self._clock(), handle.began_s is None
-        gap_s = now - (handle.came_s if is_first else handle.last_s)
-        handle.began_s = now if handle.began_s is None else handle.began_s
-        handle.last_s, handle.num_tokens = now, handle.num_tokens + num_tokens
-        for observer in self._observers:
-            observer.saw_part(num_tokens, gap_s, is_first)
 
     def _give_up(self, handle: RequestHandle, reason: str, why: str) -> None:
         """End a handle before its time; its row, if it has one, goes at once."""
