@@ -24,40 +24,19 @@ from starlette.types import ASGIApp
 
 from draftwise import __version__
 from draftwise.colours import nth_colour
+from draftwise.serve import responses, schemas
 from draftwise.serve.metrics import History, Metrics
 from draftwise.serve.middleware import LARGE_BODY, Heavy, Middleware, uncollected
 from draftwise.serve.parse import RequestParser
-from draftwise.serve.responses import (
-    AnswerStreams,
-    ChatReply,
-    CompletionReply,
-    EventStream,
-    Reply,
-    events,
-    gather,
-    until_gone,
-)
-from draftwise.serve.schemas import (
-    BaseRequest,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    ModelRequest,
-    Refused,
-    StreamOptions,
-    TokenizeRequest,
-    first_wrong,
-    no_object,
-)
+from draftwise.serve.responses import AnswerStreams, ChatReply, CompletionReply, EventStream, Reply
+from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused
 from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import Busy, Closing, GenerationRequest, Worker
 from draftwise.types import DraftwiseError
 
 _Made = TypeVar("_Made")
 _Given = TypeVar("_Given")
-_Body = TypeVar("_Body", bound=ModelRequest)
-_BODIES: Any = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
-_DRAINING = "the server is going down: ask another, or ask again later"
+_Body = TypeVar("_Body", bound=schemas.ModelRequest)
 _TOO_DEEP = "the request is nested too deeply"
 
 
@@ -93,7 +72,6 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     )
     _handle_errors(app)
     _add_api(app, service)
-    _add_tokens(app, service)
     _add_views(app, service)
     _describe_bodies(app)
     inner = Middleware(
@@ -118,7 +96,7 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def wrong(_: Request, error: RequestValidationError) -> JSONResponse:
-        return first_wrong(error.errors()).response
+        return schemas.first_wrong(error.errors()).response
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
@@ -132,6 +110,8 @@ def _handle_errors(app: FastAPI) -> None:
 
 
 def _add_api(app: FastAPI, service: Service) -> None:
+    codec = service.parser.codec
+
     @app.post("/v1/chat/completions", openapi_extra=_takes(ChatRequest))
     async def chat(request: Request) -> Response:
         """The next turn of a conversation."""
@@ -157,14 +137,10 @@ def _add_api(app: FastAPI, service: Service) -> None:
         _check_model(service, name)
         return _model(service, name)
 
-
-def _add_tokens(app: FastAPI, service: Service) -> None:
-    codec = service.parser.codec
-
-    @app.post("/tokenize", openapi_extra=_takes(TokenizeRequest))
+    @app.post("/tokenize", openapi_extra=_takes(schemas.TokenizeRequest))
     async def tokenize(request: Request) -> dict[str, Any]:
         """The token ids of a text, or of a conversation as the model reads it."""
-        body = await _read(service, request, TokenizeRequest)
+        body = await _read(service, request, schemas.TokenizeRequest)
         tokens = await _checked(service, request, codec.tokens, body)
         texts = [codec.text_of(token) for token in tokens] if body.return_token_strs else None
         return {
@@ -174,10 +150,10 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             "token_strs": texts,
         }
 
-    @app.post("/detokenize", openapi_extra=_takes(DetokenizeRequest))
+    @app.post("/detokenize", openapi_extra=_takes(schemas.DetokenizeRequest))
     async def detokenize(request: Request) -> dict[str, str]:
         """The text of token ids."""
-        body = await _read(service, request, DetokenizeRequest)
+        body = await _read(service, request, schemas.DetokenizeRequest)
         return {"prompt": await _checked(service, request, codec.text, body.tokens)}
 
 
@@ -229,8 +205,9 @@ def _takes(body: type[BaseModel]) -> dict[str, Any]:
 
 
 def _describe_bodies(app: FastAPI) -> None:
+    bodies = (ChatRequest, CompletionRequest, schemas.TokenizeRequest, schemas.DetokenizeRequest)
     _, found = models_json_schema(
-        [(body, "validation") for body in _BODIES], ref_template="#/components/schemas/{model}"
+        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
     )
     app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
 
@@ -239,14 +216,12 @@ async def _read(service: Service, request: Request, kind: type[_Body]) -> _Body:
     """The request's body; a large one is read where no other request waits. Raises Refused."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not re.fullmatch(r"application/(json|.*\+json)", given):
-        raise no_object()
+        raise schemas.no_object()
     raw = await request.body()
-    request.state.is_heavy = len(raw) > LARGE_BODY
-    made: _Body | Refused
-    if request.state.is_heavy:
-        made = await service.heavy.run(_parsed, kind, raw)
-    else:
-        made = _parsed(kind, raw)
+    is_heavy = request.state.is_heavy = len(raw) > LARGE_BODY
+    made: _Body | Refused = (
+        await service.heavy.run(_parsed, kind, raw) if is_heavy else _parsed(kind, raw)
+    )
     if isinstance(made, Refused):
         raise made
     _check_model(service, made.model)
@@ -258,13 +233,13 @@ def _parsed(kind: type[_Body], raw: bytes) -> _Body | Refused:
     try:
         with uncollected():
             data = json.loads(raw)
-            return no_object() if not isinstance(data, dict) else kind.model_validate(data)
+            return schemas.no_object() if not isinstance(data, dict) else kind.model_validate(data)
     except ValidationError as error:
-        return first_wrong(error.errors(include_url=False, include_input=False))
+        return schemas.first_wrong(error.errors(include_url=False, include_input=False))
     except RecursionError:
         return Refused(400, _TOO_DEEP)
     except ValueError as error:
-        return no_object() if not raw else Refused(400, f"the body is not JSON: {error}")
+        return schemas.no_object() if not raw else Refused(400, f"the body is not JSON: {error}")
 
 
 async def _checked(
@@ -298,15 +273,16 @@ async def _answer(
     except Busy as busy:
         raise Refused(429, str(busy), retry_after_s=busy.retry_after_s) from None
     except Closing:
-        raise Refused(503, _DRAINING, retry_after_s=5) from None
+        why = "the server is going down: ask another, or ask again later"
+        raise Refused(503, why, retry_after_s=5) from None
     facts = request.state.facts
     facts |= {"answer": reply.id, "prompt_tokens": reply.num_prompt_tokens}
-    parts = events(answers, reply, body.stream_options or StreamOptions())
+    parts = responses.events(answers, reply)
     # a stream waits for its first event: what ends before it has a proper status
-    work = anext(parts) if body.stream else gather(answers, reply)
+    work = anext(parts) if body.stream else responses.gather(answers, reply)
     found = None
     try:
-        found = await until_gone(work, request.receive)
+        found = await responses.until_gone(work, request.receive)
     finally:
         if found is None:
             answers.close()

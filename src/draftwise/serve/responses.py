@@ -20,14 +20,9 @@ from draftwise.engine.attribution import SourceAttribution
 from draftwise.engine.generation import RequestOutput
 from draftwise.engine.records import TokenLogprobs
 from draftwise.engine.request import Stats
+from draftwise.serve import schemas
 from draftwise.serve.parse import Codec, ToolText
-from draftwise.serve.schemas import (
-    BaseRequest,
-    ChatRequest,
-    CompletionRequest,
-    Refused,
-    StreamOptions,
-)
+from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused
 from draftwise.serve.worker import GenerationRequest, Worker
 
 if TYPE_CHECKING:
@@ -124,6 +119,7 @@ class Reply:
     ) -> None:
         self._codec, self._num_spec_tokens = service.parser.codec, service.num_spec_tokens
         self._model = body.model or service.models[0]
+        self.stream_options = body.stream_options or schemas.StreamOptions()
         self.id, self._created = f"{self.kind}-{uuid.uuid4().hex}", int(time.time())
         self.num_prompt_tokens = sum(len(ask.prompt) for ask in asks[:: body.n])
         self.outputs = [RequestOutput() for _ in asks]
@@ -154,11 +150,13 @@ class Reply:
         choices = [self.choice(index, output, is_whole=True) for index, output in outputs]
         return self._head(self.whole_kind, choices) | self._counts()
 
-    def chunk(self, choice: Mapping[str, Any], usage: str) -> dict[str, Any]:
-        """A chunk of one choice. usage: ``no``, ``last`` (null until the last), ``each``."""
+    def chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """A chunk of one choice; usage that only the last chunk has is null until then."""
         body = self._head(self.chunk_kind, [choice])
-        if usage != "no":
-            body["usage"] = self._usage() if usage == "each" else None
+        if self.stream_options.continuous_usage_stats:
+            body["usage"] = self._usage()
+        elif self.stream_options.include_usage:
+            body["usage"] = None
         return body
 
     def last_chunk(self) -> dict[str, Any]:
@@ -365,21 +363,18 @@ async def gather(answers: AnswerStreams, reply: Reply) -> dict[str, Any]:
     return reply.whole()
 
 
-async def events(
-    answers: AnswerStreams, reply: Reply, options: StreamOptions
-) -> AsyncIterator[bytes]:
+async def events(answers: AnswerStreams, reply: Reply) -> AsyncIterator[bytes]:
     """Server-sent events: a chunk a part, usage if requested, an error as its own event.
 
     Raises Refused where there is no event before the error: the response has not begun then.
     """
-    usage = "each" if options.continuous_usage_stats else "last" if options.include_usage else "no"
     has_begun = False
     try:
         async for index, delta in answers.parts():
             has_begun = True
             for choice in reply.chunk_choices(index, reply.add(index, delta)):
-                yield _event(reply.chunk(choice, usage))
-        if options.include_usage:
+                yield _event(reply.chunk(choice))
+        if reply.stream_options.include_usage:
             yield _event(reply.last_chunk())
     except Refused as refused:
         if not has_begun:
