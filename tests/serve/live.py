@@ -23,7 +23,6 @@ from draftwise.serve import (
     ServerSettings,
     Service,
     Worker,
-    check_name,
     make_app,
 )
 from engine.scripted import VOCAB
@@ -111,7 +110,6 @@ def fake_service(
             Grammars(tokenizer, VOCAB, eos),
             eos,
             replace(limits or ServerSettings(), max_rows=max_open, max_queue=0),
-            check_name,
         ),
         metrics=metrics,
         history=history,

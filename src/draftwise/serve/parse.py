@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from draftwise import registry
 from draftwise.chat import Prompt, check_size, encode, render
+from draftwise.presets import preset
 from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
 from draftwise.serve.schemas import (
     BaseRequest,
@@ -104,22 +106,17 @@ def read_calls(text: str, names: set[str]) -> list[dict[str, Any]]:
     for body in bodies:
         try:
             found = json.loads(body)
-            made = [_call(call, names) for call in (found if isinstance(found, list) else [found])]
         except (ValueError, RecursionError):  # a model may write brackets without an end
             return []
-        if None in made:
-            return []
-        calls += filter(None, made)
+        for call in found if isinstance(found, list) else [found]:
+            if not isinstance(call, dict) or call.get("name") not in names:
+                return []
+            given = call.get("arguments", call.get("parameters", {}))
+            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+            function = {"name": call["name"], "arguments": arguments}
+            id_ = f"call_{uuid.uuid4().hex[:24]}"
+            calls.append({"id": id_, "type": "function", "function": function})
     return calls
-
-
-def _call(found: Any, names: set[str]) -> dict[str, Any] | None:
-    if not isinstance(found, dict) or found.get("name") not in names:
-        return None
-    arguments = found.get("arguments", found.get("parameters", {}))
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    function = {"name": found["name"], "arguments": text}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -156,19 +153,26 @@ class Codec:
         """A conversation as the prompt of the next turn. Raises DraftwiseError."""
         turns = [_turn(message) for message in messages]
         check_size(turns, self.tokenizer, self.max_positions)
-        if not tools:
-            return self._checked(render(turns, self.tokenizer))
-        if not self.takes_tools:
+        if tools and not self.takes_tools:
             raise DraftwiseError(
                 "tools: this model's chat template has no place for them; serve a model whose "
                 "template has, or give one with --chat-template"
             )
-        listed = [tool.model_dump(exclude_none=True) for tool in tools]
-        return self._checked(render(turns, self.tokenizer, tools=listed))
+        listed = [tool.model_dump(exclude_none=True) for tool in tools or ()]
+        options = {"tools": listed} if listed else {}
+        return self._checked(render(turns, self.tokenizer, **options))
 
     def prompts(self, given: Sequence[str | list[int]]) -> list[Prompt]:
         """The prompts of a completion, each text or ids. Raises DraftwiseError."""
-        return [self._checked(self._prompt(one)) for one in given]
+        found = []
+        for one in given:
+            if one == "":
+                raise DraftwiseError("prompt: it is empty: there is nothing to continue")
+            if isinstance(one, str):
+                check_size(one, self.tokenizer, self.max_positions)
+            prompt = encode(one, self.tokenizer) if isinstance(one, str) else Prompt(one)
+            found.append(self._checked(prompt))
+        return found
 
     def tokens(self, body: TokenizeRequest) -> list[int]:
         """The ids that ``/tokenize`` tells. Raises DraftwiseError."""
@@ -199,14 +203,6 @@ class Codec:
                 )
             bias[token] = value
         return bias
-
-    def _prompt(self, given: str | list[int]) -> Prompt:
-        if given == "":
-            raise DraftwiseError("prompt: it is empty: there is nothing to continue")
-        if not isinstance(given, str):
-            return Prompt(given)
-        check_size(given, self.tokenizer, self.max_positions)
-        return encode(given, self.tokenizer)
 
     def _checked(self, prompt: Prompt) -> Prompt:
         tokens = prompt.tokens
@@ -259,15 +255,13 @@ _DEFAULT_COMPLETION_TOKENS = 16
 class RequestParser:
     """Makes one ``GenerationRequest`` for each answer, prompt by prompt.
 
-    eos: the tokens that end the model's answers by themselves. allowed: raises DraftwiseError for a
-    preset or policy that requests may not name.
+    eos: the tokens that end the model's answers by themselves.
     """
 
     codec: Codec
     grammars: Grammars
     eos: frozenset[int]
     limits: ServerSettings
-    allowed: Callable[[str, str], None] = lambda kind, name: None
 
     def chat(self, body: ChatRequest) -> list[GenerationRequest]:
         """Raises DraftwiseError or ValueError, as ``completion``."""
@@ -306,7 +300,7 @@ class RequestParser:
         own, asks = body.draftwise, []
         for kind, name in (("preset", own.preset), ("policy", own.policy)):
             if name is not None:
-                self.allowed(kind, name)
+                check_name(kind, name)
         options = {
             "preset": own.preset, "policy": own.policy, "lengths": own.plans, "label": own.label,
             "private": own.private, "priority": own.priority, "tenant": own.tenant or body.user,
@@ -360,6 +354,14 @@ class RequestParser:
             presence_penalty=body.presence_penalty, frequency_penalty=body.frequency_penalty,
             logit_bias=self.codec.logit_bias(body.logit_bias), process=process,
         )  # fmt: skip
+
+
+def check_name(kind: str, name: str) -> None:
+    """Refuse a preset or policy that a request may not name. Raises DraftwiseError."""
+    if kind == "preset":
+        preset(name)
+    else:
+        registry.check_remote_spec(kind, name)
 
 
 def seed_of(seed: int | None, sample: int) -> int | None:

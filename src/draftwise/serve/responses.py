@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -21,7 +22,7 @@ from draftwise.engine.generation import RequestOutput
 from draftwise.engine.records import TokenLogprobs
 from draftwise.engine.request import Stats
 from draftwise.serve import schemas
-from draftwise.serve.parse import Codec, ToolText
+from draftwise.serve.parse import ToolText
 from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused
 from draftwise.serve.worker import GenerationRequest, Worker
 
@@ -30,51 +31,6 @@ if TYPE_CHECKING:
 
 _LEAST = -9999.0
 """What stands for minus infinity, which JSON does not have (as OpenAI and vLLM do)."""
-
-
-def chat_logprobs(found: Sequence[TokenLogprobs], codec: Codec) -> dict[str, Any]:
-    content = [
-        {
-            **_entry(one.token, one.logprob, codec),
-            "top_logprobs": [_entry(token, logprob, codec) for token, logprob in one.top],
-        }
-        for one in found
-    ]
-    return {"content": content, "refusal": None}
-
-
-def completion_logprobs(
-    tokens: Sequence[int], found: Sequence[TokenLogprobs | None], codec: Codec, offset: int
-) -> dict[str, Any]:
-    """``logprobs`` of a completion's choice; the first of an echoed prompt has none.
-
-    offset: characters of the text before these tokens; below 0 where the first are not in it.
-    """
-    texts = [codec.text_of(token) for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(max(0, offset))
-        offset += len(text)
-    return {
-        "tokens": texts,
-        "token_logprobs": [None if one is None else _finite(one.logprob) for one in found],
-        "top_logprobs": [None if one is None else _by_text(one, codec) for one in found],
-        "text_offset": offsets,
-    }
-
-
-def _entry(token: int, logprob: float, codec: Codec) -> dict[str, Any]:
-    raw = list(codec.bytes_of(token))
-    return {"token": codec.text_of(token), "logprob": _finite(logprob), "bytes": raw}
-
-
-def _by_text(one: TokenLogprobs, codec: Codec) -> dict[str, float]:
-    """The likeliest tokens and the chosen one; of tokens with one text the likelier counts."""
-    found: dict[str, float] = {}
-    for token, logprob in [*one.top, (one.token, one.logprob)]:
-        text = codec.text_of(token)
-        found[text] = max(_finite(logprob), found.get(text, _LEAST))
-    return found
 
 
 def _finite(logprob: float) -> float:
@@ -242,17 +198,38 @@ class CompletionReply(Reply):
                 offset -= sum(len(self._codec.text_of(token)) for token in ids)
                 tokens = [*ids, *tokens]
                 found = [*(so_far.prompt_logprobs or ()), *found]  # type: ignore[list-item]
-        logprobs = None
-        if self._has_logprobs:
-            num = min(len(tokens), len(found))
-            logprobs = completion_logprobs(tokens[:num], found[:num], self._codec, offset)
         return {
             "index": index,
             "text": text,
-            "logprobs": logprobs,
+            "logprobs": self._logprobs(tokens, found, offset) if self._has_logprobs else None,
             "finish_reason": REASONS.get(part.finish_reason or ""),
             **self._pieces(index, part),
         }
+
+    def _logprobs(
+        self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], offset: int
+    ) -> dict[str, Any]:
+        """The first token of an echoed prompt has no log-probability.
+
+        offset: characters of the text before these tokens; below 0 where the first are not in it.
+        """
+        pairs = list(zip(tokens, found, strict=False))
+        texts = [self._codec.text_of(token) for token, _ in pairs]
+        starts = itertools.accumulate(map(len, texts), initial=offset)
+        return {
+            "tokens": texts,
+            "token_logprobs": [None if one is None else _finite(one.logprob) for _, one in pairs],
+            "top_logprobs": [None if one is None else self._by_text(one) for _, one in pairs],
+            "text_offset": [max(0, start) for start, _ in zip(starts, texts, strict=False)],
+        }
+
+    def _by_text(self, one: TokenLogprobs) -> dict[str, float]:
+        """The likeliest tokens and the chosen one; of tokens with one text the likelier counts."""
+        found: dict[str, float] = {}
+        for token, logprob in [*one.top, (one.token, one.logprob)]:
+            text = self._codec.text_of(token)
+            found[text] = max(_finite(logprob), found.get(text, _LEAST))
+        return found
 
 
 class ChatReply(Reply):
@@ -298,10 +275,24 @@ class ChatReply(Reply):
         return {
             "index": index,
             "message" if is_whole else "delta": said,
-            "logprobs": chat_logprobs(part.logprobs, self._codec) if self._has_logprobs else None,
+            "logprobs": self._logprobs(part.logprobs) if self._has_logprobs else None,
             "finish_reason": reason,
             **self._pieces(index, part),
         }
+
+    def _logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        content = [
+            {
+                **self._entry(one.token, one.logprob),
+                "top_logprobs": [self._entry(token, logprob) for token, logprob in one.top],
+            }
+            for one in found
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = list(self._codec.bytes_of(token))
+        return {"token": self._codec.text_of(token), "logprob": _finite(logprob), "bytes": raw}
 
 
 _STATUS = {"refused": 400, "late": 408, "cancelled": 503}
