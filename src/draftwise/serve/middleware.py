@@ -51,8 +51,7 @@ class Middleware:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One HTTP request; anything else (the lifespan) goes straight through."""
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # the lifespan
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
@@ -179,7 +178,6 @@ class Heavy:
             asyncio.get_running_loop().call_later(_QUIET_S, self._begin)
 
     def close(self) -> None:
-        """End the threads, as soon as what runs in them is done."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -40,11 +39,10 @@ class Observer:
     def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
         """Tokens of one answer, and the seconds since those before them, or since it came."""
 
-    def saw_end(self, handle: RequestHandle) -> None:
-        """An answer has ended."""
+    def saw_end(self, handle: RequestHandle) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestHandle:
     """An answer on its way.
 
@@ -52,7 +50,6 @@ class RequestHandle:
     (came_s before the first); took_s: seconds until its end; finish_reason: how it ended.
     """
 
-    id: int
     ask: GenerationRequest
     sink: Sink
     came_s: float
@@ -112,12 +109,11 @@ class Worker:
         self._observers, self._housekeeping, self._at_end = observers, housekeeping, at_end
         self._max_open = max_open
         self._condition = threading.Condition()
-        self._ids = itertools.count(1)
         self._new: list[RequestHandle] = []  # the condition guards these four
-        self._cancelled: set[int] = set()
+        self._cancelled: set[RequestHandle] = set()
         self.num_open = 0
         self._is_closing = self._is_stopped = self._is_given_up = False
-        self._handles: dict[int, RequestHandle] = {}  # by handle id: the engine thread's own
+        self._handles: list[RequestHandle] = []  # the engine thread's own
         self._mean_s = 1.0
         self.num_turns = 0
         self._began_s: float | None = None  # of the turn that runs now
@@ -154,7 +150,7 @@ class Worker:
                 raise Busy(max(1, round(self._mean_s)))
             now = self._clock()
             handles = [
-                RequestHandle(next(self._ids), ask, sink, came_s=now, last_s=now)
+                RequestHandle(ask, sink, came_s=now, last_s=now)
                 for ask, sink in zip(asks, sinks, strict=True)
             ]
             self.num_open += len(handles)
@@ -165,14 +161,13 @@ class Worker:
     def cancel(self, handles: Iterable[RequestHandle]) -> None:
         """These are not wanted any more; those that have ended are left alone."""
         with self._condition:
-            self._cancelled |= {handle.id for handle in handles}
+            self._cancelled.update(handles)
             self._condition.notify()
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Take nothing new from now on."""
         with self._condition:
             self._is_closing = True
 
@@ -192,7 +187,7 @@ class Worker:
         if self._thread.is_alive() and not self._is_given_up:
             self._is_given_up = True
             _LOG.error("the engine's thread is stuck in a step: its requests end without it")
-            for handle in [*self._handles.copy().values(), *self._new]:
+            for handle in [*self._handles, *self._new]:
                 handle.sink(RequestOutput(finish_reason="cancelled", error=_GOING_DOWN))
         return is_done
 
@@ -202,14 +197,14 @@ class Worker:
         with self._condition:
             new, self._new = self._new, []
             cancelled, self._cancelled = self._cancelled, set()
+        self._handles = [*self._handles, *new]
         for handle in new:
-            self._handles[handle.id] = handle
-            if handle.id not in cancelled:
+            if handle not in cancelled:
                 self._admit(handle)
         now = self._clock()
-        for handle in list(self._handles.values()):
+        for handle in self._handles:  # those that end here leave a copy
             deadline_s = handle.ask.deadline_s
-            if handle.id in cancelled:
+            if handle in cancelled:
                 self._give_up(handle, "cancelled", "cancelled by its client")
             elif deadline_s is not None and now - handle.came_s > deadline_s:
                 self._give_up(handle, "late", "its deadline has passed")
@@ -235,7 +230,7 @@ class Worker:
                 reason, why = "error", "an error of the server's own: its log has more"
                 self.close()
                 break
-        for handle in [*self._handles.values(), *self._new]:
+        for handle in [*self._handles, *self._new]:
             self._give_up(handle, reason, why)
         self.engine.close()
         self._at_end()
@@ -260,10 +255,11 @@ class Worker:
         except Exception as error:
             # whatever it was, no client waits for ever, and the next request finds a clean engine
             _LOG.exception("a round failed: its requests end here")
-            seated = [one for one in self._handles.values() if one.request is not None]
-            over = [one for one in seated if one.request and one.request.answer.finish_reason]
+            over = [
+                one for one in self._handles if one.request and one.request.answer.finish_reason
+            ]
             # if none was ended, the next round would fail in the same way
-            for handle in over or seated:
+            for handle in over or self._handles:
                 self._give_up(handle, "error", f"{type(error).__name__}: {error}")
             return []
 
@@ -273,7 +269,7 @@ class Worker:
             own.setdefault(round_.request, []).append(round_)
         for observer in self._observers:
             observer.saw_rounds(rounds, self.engine)
-        for handle in list(self._handles.values()):
+        for handle in self._handles:
             request = handle.request
             if request is None or (request.id not in own and request.answer.finish_reason is None):
                 continue
@@ -300,7 +296,7 @@ class Worker:
         self._end(handle, part)
 
     def _end(self, handle: RequestHandle, part: RequestOutput) -> None:
-        self._handles.pop(handle.id, None)
+        self._handles = [one for one in self._handles if one is not handle]
         now, handle.finish_reason = self._clock(), part.finish_reason or ""
         handle.took_s = now - handle.came_s
         self._mean_s += 0.1 * (handle.took_s - self._mean_s)

@@ -32,8 +32,7 @@ logger = logging.getLogger("vllm.draftwise")
 class _Steps:
     """Methods of vLLM's schedulers that both subclasses extend; it must precede vLLM's class.
 
-    ``schedule`` starts the step's clock, and ``update_from_output`` also learns. All of draftwise
-    runs in this process, so ranks cannot disagree.
+    All of draftwise runs in this process, so ranks cannot disagree.
     Errors: DraftwiseError with the reason for a server that cannot use it.
     """
 
@@ -123,8 +122,8 @@ def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, U
         file = StateFile(state_path(options.state, about, envs.VLLM_CACHE_ROOT, rank), about)
     exporter, figures = _sinks(rank) if scheduler.log_stats else (None, None)
     served = config.model_config.served_model_name
-    name = served[0] if isinstance(served, list) else served
-    labels = {"model_name": str(name), "engine": str(rank)}
+    name = str(served[0] if isinstance(served, list) else served)
+    labels = {"model_name": name, "engine": str(rank)}
     upkeep = Upkeep(adapter, clock, file, exporter, figures, labels)
     drafters = ["retrieval"] if limits.retrieval else []
     if limits.model:

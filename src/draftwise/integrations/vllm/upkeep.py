@@ -112,7 +112,6 @@ class Upkeep:
         logger.info("draftwise: %s", "; ".join(parts))
 
     def close(self) -> None:
-        """Save and export at shutdown, and wait for the writer."""
         self.save()
         self.export()
         if self._writer is not None:
