@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, proxy
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
@@ -228,12 +229,12 @@ def _native(
 
 
 def _output(config: Any, input_ids: Tensor, answers: Sequence[Sequence[int]]) -> Any:
-    width = max(len(answer) for answer in answers)
     pad = config.pad_token_id
     eos = 0 if config.eos_token_id is None else config.eos_token_id
     filler = int(torch.as_tensor(eos).flatten()[0]) if pad is None else int(pad)
-    padded = [[*answer, *[filler] * (width - len(answer))] for answer in answers]
-    sequences = torch.cat([input_ids, input_ids.new_tensor(padded)], dim=-1)
+    rows = [input_ids.new_tensor(answer) for answer in answers]
+    padded = pad_sequence(rows, batch_first=True, padding_value=filler)
+    sequences = torch.cat([input_ids, padded], dim=-1)
     if config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=sequences)
     return sequences

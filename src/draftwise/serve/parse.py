@@ -103,19 +103,21 @@ def read_calls(text: str, names: set[str]) -> list[dict[str, Any]]:
     """
     bodies = [part.split(_CLOSE)[0] for part in text.split(_OPEN)[1:]] or [text]
     calls: list[dict[str, Any]] = []
-    for body in bodies:
-        try:
+    try:
+        for body in bodies:
             found = json.loads(body)
-        except (ValueError, RecursionError):  # a model may write brackets without an end
-            return []
-        for call in found if isinstance(found, list) else [found]:
-            if not isinstance(call, dict) or call.get("name") not in names:
-                return []
-            given = call.get("arguments", call.get("parameters", {}))
-            arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-            function = {"name": call["name"], "arguments": arguments}
-            id_ = f"call_{uuid.uuid4().hex[:24]}"
-            calls.append({"id": id_, "type": "function", "function": function})
+            for call in found if isinstance(found, list) else [found]:
+                name = call.get("name") if isinstance(call, dict) else None
+                if not isinstance(name, str) or name not in names:
+                    return []
+                text = call.get("arguments", call.get("parameters", {}))
+                if not isinstance(text, str):
+                    text = json.dumps(text, ensure_ascii=False)
+                function = {"name": name, "arguments": text}
+                id_ = f"call_{uuid.uuid4().hex[:24]}"
+                calls.append({"id": id_, "type": "function", "function": function})
+    except (ValueError, RecursionError):  # a model may write brackets without an end
+        return []
     return calls
 
 

@@ -242,13 +242,12 @@ class Adapter:
         before = guard.plain_s, guard.spent_s
         self.controller.observe(step, names, emitted, verified)
         worth_s, spent_s = guard.plain_s - before[0], guard.spent_s - before[1]
-        plain_s = worth_s * num / max(sum(map(len, emitted)), 1)
-        counts, num_emitted = self.counts, 0
+        counts, num_emitted = self.counts, sum(map(len, emitted))
+        plain_s = worth_s * num / max(num_emitted, 1)
         of_model = by_model = drafted = accepted = 0
         for id_, tokens, num_drafted in zip(names, emitted, verified, strict=True):
             row, length = self._rows[id_], len(tokens)
             row.length += length
-            num_emitted += length
             if num_drafted:
                 kept = min(length - 1, num_drafted)
                 drafted += num_drafted

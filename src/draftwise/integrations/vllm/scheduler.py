@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncSchedu
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 import draftwise
+from draftwise.bench.environment import cpu_name
 from draftwise.controller.controller import Controller
 from draftwise.integrations.vllm.adapter import Adapter
 from draftwise.integrations.vllm.capabilities import check_capabilities
@@ -157,10 +156,5 @@ def _device_name() -> str:
     if not current_platform.is_cpu():
         return name
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found = platform.processor() or platform.machine()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        names = (x.partition(":")[2].strip() for x in lines if x.startswith("model name"))
-        found = next(names, found)
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    return f"{name}, {found}, {cores} cores, {threads or 'all'} threads"
+    threads = os.environ.get("OMP_NUM_THREADS") or "all"
+    return f"{name}, {cpu_name()}, {cores} cores, {threads} threads"
