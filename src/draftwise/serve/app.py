@@ -70,7 +70,8 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     app = FastAPI(
         title="draftwise", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    _handle_errors(app)
+    for kind in (Refused, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer_error)
     _add_api(app, service)
     _add_views(app, service)
     _describe_bodies(app)
@@ -89,24 +90,16 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     )
 
 
-def _handle_errors(app: FastAPI) -> None:
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> JSONResponse:
-        return error.response
-
-    @app.exception_handler(RequestValidationError)
-    async def wrong(_: Request, error: RequestValidationError) -> JSONResponse:
-        return schemas.first_wrong(error.errors()).response
-
-    @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> JSONResponse:
+async def _answer_error(_: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, RequestValidationError):
+        error = schemas.first_wrong(error.errors())
+    elif isinstance(error, HTTPException):
         answer = Refused(error.status_code, str(error.detail)).response
         answer.headers.update(error.headers or {})
         return answer
-
-    @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> JSONResponse:
-        return Refused(500, "an error of the server's own: its log has more").response
+    elif not isinstance(error, Refused):
+        error = Refused(500, "an error of the server's own: its log has more")
+    return error.response
 
 
 def _add_api(app: FastAPI, service: Service) -> None:
@@ -116,15 +109,17 @@ def _add_api(app: FastAPI, service: Service) -> None:
     async def chat(request: Request) -> Response:
         """The next turn of a conversation."""
         body = await _read(service, request, ChatRequest)
-        asks = await _checked(service, request, service.parser.chat, body)
-        return await _answer(service, body, asks, ChatReply(service, body, asks), request)
+        requests = await _checked(service, request, service.parser.chat, body)
+        return await _answer(service, body, requests, ChatReply(service, body, requests), request)
 
     @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
     async def complete(request: Request) -> Response:
         """Continuations of a text."""
         body = await _read(service, request, CompletionRequest)
-        asks = await _checked(service, request, service.parser.completion, body)
-        return await _answer(service, body, asks, CompletionReply(service, body, asks), request)
+        requests = await _checked(service, request, service.parser.completion, body)
+        return await _answer(
+            service, body, requests, CompletionReply(service, body, requests), request
+        )
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -265,11 +260,11 @@ async def _checked(
 
 
 async def _answer(
-    service: Service, body: BaseRequest, asks: Sequence[GenerationRequest], reply: Reply,
+    service: Service, body: BaseRequest, requests: Sequence[GenerationRequest], reply: Reply,
     request: Request,
 ) -> Response:  # fmt: skip
     try:
-        answers = AnswerStreams(service.worker, asks)
+        answers = AnswerStreams(service.worker, requests)
     except Busy as busy:
         raise Refused(429, str(busy), retry_after_s=busy.retry_after_s) from None
     except Closing:

@@ -277,7 +277,7 @@ class RequestParser:
                 raise DraftwiseError("tool_choice already says which form the answer has")
             grammar = json_grammar(calls_schema(body.tools or (), body.tool_choice))
         budget = body.max_completion_tokens or body.max_tokens
-        return self._asks(body, [prompt], grammar, budget, logprobs=logprobs)
+        return self._requests(body, [prompt], grammar, budget, logprobs=logprobs)
 
     def completion(self, body: CompletionRequest) -> list[GenerationRequest]:
         """Raises DraftwiseError for what this model or server cannot do; ValueError."""
@@ -285,7 +285,7 @@ class RequestParser:
         prompts = self.codec.prompts(body.prompts)
         grammar = grammar_of(body.response_format, body.structured_outputs)
         budget = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
-        return self._asks(
+        return self._requests(
             body, prompts, grammar, budget, logprobs=body.logprobs,
             prompt_logprobs=body.echo and body.logprobs is not None,
         )  # fmt: skip
@@ -295,11 +295,11 @@ class RequestParser:
         if num > (most := self.limits.max_open):
             raise DraftwiseError(f"n: {num} answers are too many, at most {most} fit in here")
 
-    def _asks(
+    def _requests(
         self, body: BaseRequest, prompts: Sequence[Prompt], grammar: str | None,
         budget: int | None, *, logprobs: int | None, prompt_logprobs: bool = False,
     ) -> list[GenerationRequest]:  # fmt: skip
-        own, asks = body.draftwise, []
+        own, requests = body.draftwise, []
         for kind, name in (("preset", own.preset), ("policy", own.policy)):
             if name is not None:
                 check_name(kind, name)
@@ -327,10 +327,10 @@ class RequestParser:
                     "eos_token_ids": sorted(ends),
                     "seed": seed_of(body.seed, index * body.n + sample),
                 }
-                asks.append(
+                requests.append(
                     GenerationRequest(prompt.tokens, given | each, min(deadlines, default=None))
                 )
-        return asks
+        return requests
 
     def _room(self, prompt: Prompt, budget: int | None) -> int:
         num, limits, positions = len(prompt.tokens), self.limits, self.codec.max_positions

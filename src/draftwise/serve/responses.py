@@ -71,16 +71,16 @@ class Reply:
     kind = whole_kind = chunk_kind = ""
 
     def __init__(
-        self, service: Service, body: BaseRequest, asks: Sequence[GenerationRequest]
+        self, service: Service, body: BaseRequest, requests: Sequence[GenerationRequest]
     ) -> None:
         self._codec, self._num_spec_tokens = service.parser.codec, service.num_spec_tokens
         self._model = body.model or service.models[0]
         self.stream_options = body.stream_options or schemas.StreamOptions()
         self.id, self._created = f"{self.kind}-{uuid.uuid4().hex}", int(time.time())
-        self.num_prompt_tokens = sum(len(ask.prompt) for ask in asks[:: body.n])
-        self.outputs = [RequestOutput() for _ in asks]
+        self.num_prompt_tokens = sum(len(ask.prompt) for ask in requests[:: body.n])
+        self.outputs = [RequestOutput() for _ in requests]
         self._painters = [
-            SourceAttribution(self._codec.tokenizer) for _ in asks if body.draftwise.pieces
+            SourceAttribution(self._codec.tokenizer) for _ in requests if body.draftwise.pieces
         ]
 
     @property
@@ -167,13 +167,13 @@ class CompletionReply(Reply):
     kind, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(
-        self, service: Service, body: CompletionRequest, asks: Sequence[GenerationRequest]
+        self, service: Service, body: CompletionRequest, requests: Sequence[GenerationRequest]
     ) -> None:
-        super().__init__(service, body, asks)
+        super().__init__(service, body, requests)
         self._has_logprobs, self._is_empty = body.logprobs is not None, body.max_tokens == 0
         self._echoes: list[tuple[str, Sequence[int]]] = []  # by choice: the prompt's text and ids
         if body.echo:
-            for given, ask in zip(body.prompts, asks[:: body.n], strict=True):
+            for given, ask in zip(body.prompts, requests[:: body.n], strict=True):
                 text = given if isinstance(given, str) else self._codec.tokenizer.decode(given)
                 self._echoes += [(text, ask.prompt)] * body.n
 
@@ -238,13 +238,13 @@ class ChatReply(Reply):
     kind, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(
-        self, service: Service, body: ChatRequest, asks: Sequence[GenerationRequest]
+        self, service: Service, body: ChatRequest, requests: Sequence[GenerationRequest]
     ) -> None:
-        super().__init__(service, body, asks)
+        super().__init__(service, body, requests)
         self._has_logprobs = body.logprobs
         names = [tool.function.name for tool in body.tools or ()]
         calls = names and body.tool_choice != "none"
-        self._tools = [ToolText(names) for _ in asks] if calls else []
+        self._tools = [ToolText(names) for _ in requests] if calls else []
         self._opened: set[int] = set()
 
     def chunk_choices(self, index: int, delta: RequestOutput) -> Iterator[dict[str, Any]]:
@@ -304,12 +304,12 @@ class AnswerStreams:
     State: the answers that have not ended; by answer, what came and was not read yet.
     """
 
-    def __init__(self, worker: Worker, asks: Sequence[GenerationRequest]) -> None:
+    def __init__(self, worker: Worker, requests: Sequence[GenerationRequest]) -> None:
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._lock, self._filled = threading.Lock(), asyncio.Event()
         self._unread: dict[int, RequestOutput] = {}
-        sinks = [partial(self._put, index) for index in range(len(asks))]
-        self._open = dict(enumerate(worker.submit(asks, sinks)))
+        sinks = [partial(self._put, index) for index in range(len(requests))]
+        self._open = dict(enumerate(worker.submit(requests, sinks)))
 
     async def parts(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(choice, part) until all have ended. Raises Refused where one did not end properly."""

@@ -1,4 +1,4 @@
-"""One thread owns the engine: requests go in as asks, and come out as parts of answers."""
+"""One thread owns the engine: requests go in, and come out as parts of answers."""
 
 from __future__ import annotations
 
@@ -115,7 +115,6 @@ class Worker:
         self._is_closing = self._is_stopped = self._is_given_up = False
         self._handles: list[RequestHandle] = []  # the engine thread's own
         self._mean_s = 1.0
-        self.num_turns = 0
         self._began_s: float | None = None  # of the turn that runs now
         self._ended_s = clock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -140,18 +139,18 @@ class Worker:
         return self._thread.is_alive()
 
     def submit(
-        self, asks: Sequence[GenerationRequest], sinks: Sequence[Sink]
+        self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink]
     ) -> list[RequestHandle]:
         """Take all of these, or none. Raises Busy, Closing."""
         with self._condition:
             if self._is_closing:
                 raise Closing
-            if self.num_open + len(asks) > self._max_open:
+            if self.num_open + len(requests) > self._max_open:
                 raise Busy(max(1, round(self._mean_s)))
             now = self._clock()
             handles = [
                 RequestHandle(ask, sink, came_s=now, last_s=now)
-                for ask, sink in zip(asks, sinks, strict=True)
+                for ask, sink in zip(requests, sinks, strict=True)
             ]
             self.num_open += len(handles)
             self._new += handles
@@ -193,7 +192,6 @@ class Worker:
 
     def turn(self) -> None:
         """Take in what came, let go of what is not wanted, run one round, hand out what it gave."""
-        self.num_turns += 1
         with self._condition:
             new, self._new = self._new, []
             cancelled, self._cancelled = self._cancelled, set()
