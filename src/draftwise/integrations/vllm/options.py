@@ -117,17 +117,16 @@ def kind_of(params: Any, *, is_guided: bool = False, has_text: bool = True) -> K
         return Kind.PLAIN
     if getattr(params, "min_p", 0.0) or getattr(params, "logit_bias", None):
         return Kind.PLAIN
-    names = (
-        "presence_penalty",
-        "frequency_penalty",
-        "bad_words",
-        "allowed_token_ids",
-        "min_tokens",
+    bends = (
+        getattr(params, "presence_penalty", 0.0) != 0.0,
+        getattr(params, "frequency_penalty", 0.0) != 0.0,
+        getattr(params, "repetition_penalty", 1.0) != 1.0,
+        bool(getattr(params, "bad_words", None)),
+        bool(getattr(params, "allowed_token_ids", None)),
+        bool(getattr(params, "min_tokens", 0)),
+        is_guided,
     )
-    bends = is_guided or any(getattr(params, name, None) for name in names)
-    if bends or getattr(params, "repetition_penalty", 1.0) != 1.0:
-        return Kind.PRIVATE
-    return Kind.SHARED
+    return Kind.PRIVATE if any(bends) else Kind.SHARED
 
 
 @dataclass(frozen=True, slots=True)
