@@ -527,6 +527,7 @@ def test_sglang_makes_the_worker_with_the_policy(
         registry.reset()
         sglang("arg_groups.resolution_hooks")._HOOKS.clear()
     assert issubclass(kind, EAGLEWorkerV2)
+    monkeypatch.setattr("draftwise.integrations.vllm.state.FIRST_SAVE_S", 0.0)
     worker = kind(controller)
     made = worker.adaptive_controller.params
     assert isinstance(made, StepsPolicy)
@@ -536,7 +537,6 @@ def test_sglang_makes_the_worker_with_the_policy(
     assert worker.forward_batch_generation(batch_of("ab", is_extend=True)) == "forward"
     assert worker.forward_batch_generation(batch_of("ab")) == "forward"
     assert worker.speculative_num_steps == 0
-    monkeypatch.setattr("draftwise.integrations.sglang.policy.SAVE_EVERY_S", 0.0)
     worker.adaptive_controller.on_verify_complete([0, 0], 2)
     assert made.counts == {0: 1}
     until = time.monotonic() + 10

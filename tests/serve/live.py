@@ -23,7 +23,6 @@ from draftwise.serve import (
     ServerSettings,
     Service,
     Worker,
-    check_name,
     make_app,
 )
 from engine.scripted import VOCAB
@@ -106,14 +105,12 @@ def fake_service(
     worker = Worker(fake.engine, fake.request, max_open=max_open, observers=[metrics, history])
     return Service(
         worker=worker,
-        asker=RequestParser(
+        parser=RequestParser(
             codec,
+            Grammars(tokenizer, VOCAB, eos),
             eos,
             replace(limits or ServerSettings(), max_rows=max_open, max_queue=0),
-            check_name,
         ),
-        grammars=Grammars(tokenizer, VOCAB, eos),
-        tokenizer=tokenizer,
         metrics=metrics,
         history=history,
         models=("parrot", "other-name"),

@@ -29,7 +29,8 @@ def live() -> Iterator[Live]:
     fake = Fake()
     fake.tokenizer.add_special_tokens({"eos_token": "<end>"})
     grammars = Grammars(fake.tokenizer, VOCAB, {fake.tokenizer.eos_token_id})
-    with serving(replace(fake_service(fake), grammars=grammars)) as made:
+    service = fake_service(fake)
+    with serving(replace(service, parser=replace(service.parser, grammars=grammars))) as made:
         yield made
 
 

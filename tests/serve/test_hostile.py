@@ -267,7 +267,7 @@ def test_fields_that_change_no_answer_are_taken(live: Live) -> None:
 
 def test_tokens_of_a_text_and_back(live: Live) -> None:
     said = live.ask("/tokenize", {"prompt": "abc", "return_token_strs": True}).json
-    tokens = live.service.tokenizer("abc")["input_ids"]
+    tokens = live.service.parser.codec.tokenizer("abc")["input_ids"]
     assert said == {
         "count": 3, "max_model_len": 4096, "tokens": tokens, "token_strs": ["a", "b", "c"],
     }  # fmt: skip

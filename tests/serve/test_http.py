@@ -35,8 +35,10 @@ def raw_post(body: dict[str, object]) -> bytes:
 
 
 def told(live: Live, text: str, num: int) -> str:
-    codec = live.service.asker.codec
-    return live.service.tokenizer.decode(expected(codec.prompts([text])[0].tokens, num))
+    codec = live.service.parser.codec
+    return live.service.parser.codec.tokenizer.decode(
+        expected(codec.prompts([text])[0].tokens, num)
+    )
 
 
 def test_a_completion(live: Live) -> None:
@@ -108,13 +110,13 @@ def test_several_prompts_and_samples_keep_their_order(live: Live) -> None:
 def test_token_ids_echo_and_logprobs(live: Live) -> None:
     body = live.complete([[1, 2, 3], [4, 5]], max_tokens=1, echo=True, logprobs=1).json
     first, second = body["choices"]
-    assert first["text"] == live.service.tokenizer.decode([1, 2, 3, 1])
+    assert first["text"] == live.service.parser.codec.tokenizer.decode([1, 2, 3, 1])
     assert first["logprobs"]["token_logprobs"] == [None, -0.5, -0.5, -0.5]
     assert first["logprobs"]["top_logprobs"][0] is None
     assert len(second["logprobs"]["tokens"]) == 3
     assert first["logprobs"]["text_offset"] == [0, 1, 2, 3]
     body = live.complete([1, 2], max_tokens=0, echo=True, logprobs=0).json
-    assert body["choices"][0]["text"] == live.service.tokenizer.decode([1, 2])
+    assert body["choices"][0]["text"] == live.service.parser.codec.tokenizer.decode([1, 2])
     assert len(body["choices"][0]["logprobs"]["tokens"]) == 2
     assert body["choices"][0]["finish_reason"] == "length"
     assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}

@@ -14,7 +14,7 @@ def test_a_crowd_of_500() -> None:
     fake, max_open, most = Fake(max_rows=8, pace_s=0.001), 24, 0
     before = set(threading.enumerate())
     with serving(fake_service(fake, max_open=max_open)) as live:
-        tokenizer = live.service.tokenizer
+        tokenizer = live.service.parser.codec.tokenizer
 
         def right(prompt: str, num: int) -> str:
             text: str = tokenizer.decode(expected(tokenizer(prompt)["input_ids"], num))

@@ -30,6 +30,7 @@ def run(text: str, size: int) -> tuple[str, list[dict[str, object]]]:
         (f"[{CALL}]", "", ["add"]),
         (CALL.replace("arguments", "parameters"), "", ["add"]),
         ('{"name": "unknown", "arguments": {}}', '{"name": "unknown", "arguments": {}}', []),
+        ('{"name": ["add"]}', '{"name": ["add"]}', []),
         ("{not json}", "{not json}", []),
         ("<tool_call>{not json}</tool_call>", "<tool_call>{not json}</tool_call>", []),
         ("a < b and <tool", "a < b and <tool", []),

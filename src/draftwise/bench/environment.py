@@ -19,7 +19,7 @@ from draftwise import __version__
 def environment(threads: int, **more: Any) -> dict[str, Any]:
     """Machine, threads, versions, date and commit; ``more`` as it is (dtype, device)."""
     return {
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": threads,
         "platform": platform.platform(),
@@ -68,7 +68,7 @@ def _git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
         return next(n for n in lines if n.startswith("model name")).partition(":")[2].strip()

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, proxy
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin
 from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
@@ -88,13 +89,14 @@ class CustomGenerate:
         if speculator is None:  # it holds a proxy, or no model would ever be given back
             speculator = Speculator.from_pretrained(proxy(model), self._drafters, **self._options)
             self._speculators[model] = speculator
-        criteria = [c for c in stopping_criteria if not isinstance(c, _NATIVE_CRITERIA)]
+        native = (stopping.EosTokenCriteria, stopping.MaxLengthCriteria)
+        criteria = [c for c in stopping_criteria if not isinstance(c, native)]
 
         def stop_when(index: int, answer: Sequence[int]) -> bool:
             ids = input_ids.new_tensor([[*rows[index], *prompts[index], *answer]])
             return any(bool(torch.as_tensor(c(ids, None)).all()) for c in criteria)
 
-        eos = config.eos_token_id
+        eos = () if config.eos_token_id is None else torch.as_tensor(config.eos_token_id).flatten()
         generation = speculator.start(
             prompts,
             max_new_tokens=config.max_length - input_ids.shape[1],
@@ -103,7 +105,7 @@ class CustomGenerate:
                 for i, row in enumerate(rows)
             ],
             stop_when=stop_when if criteria else None,
-            eos_token_ids=_end_tokens(eos),
+            eos_token_ids=[int(token) for token in eos if token >= 0],  # some write -1 for none
             seed=int(torch.randint(2**62, (1,))),
         )
         for round_ in generation:
@@ -113,9 +115,6 @@ class CustomGenerate:
             streamer.end()
         self.results = generation.results()
         return _output(config, input_ids, [result.tokens for result in self.results])
-
-
-_NATIVE_CRITERIA = (stopping.EosTokenCriteria, stopping.MaxLengthCriteria)
 
 
 def _receive_all_arguments() -> None:
@@ -201,13 +200,13 @@ def _sampling(config: Any, processors: Sequence[Any], padding: Sequence[int]) ->
     return SamplingParams(temperature, process=process)
 
 
-_NATIVE = (
-    (processing.RepetitionPenaltyLogitsProcessor, "penalty", "repetition_penalty"),
-    (processing.TemperatureLogitsWarper, "temperature", "temperature"),
-    (processing.TopKLogitsWarper, "top_k", "top_k"),
-    (processing.TopPLogitsWarper, "top_p", "top_p"),
-)
-"""Processors that the engine applies itself, in its order."""
+_NATIVE = {
+    processing.RepetitionPenaltyLogitsProcessor: ("penalty", "repetition_penalty"),
+    processing.TemperatureLogitsWarper: ("temperature", "temperature"),
+    processing.TopKLogitsWarper: ("top_k", "top_k"),
+    processing.TopPLogitsWarper: ("top_p", "top_p"),
+}
+"""Processors that the engine applies itself, in its order; their attribute and its name for it."""
 
 
 def _native(
@@ -217,33 +216,25 @@ def _native(
 
     The engine's repetition penalty looks at all of the text, and never at padding.
     """
+    kinds = [type(processor) for processor in processors]
+    if kinds != [kind for kind in _NATIVE if kind in kinds]:
+        return None
     found: dict[str, Any] = {"temperature": temperature}
-    place = 0
-    for processor in processors:
-        kinds = [kind for kind, _, _ in _NATIVE]
-        if type(processor) not in kinds[place:]:
+    for kind, processor in zip(kinds, processors, strict=True):
+        if (getattr(processor, "prompt_ignore_length", num_padding) or 0) != num_padding:
             return None
-        place = kinds.index(type(processor)) + 1
-        _, theirs, ours = _NATIVE[place - 1]
+        theirs, ours = _NATIVE[kind]
         found[ours] = getattr(processor, theirs)
-        if place == 1 and (processor.prompt_ignore_length or 0) != num_padding:
-            return None
     return SamplingParams(**found)
 
 
-def _end_tokens(eos: Any) -> list[int]:
-    """The tokens that end an answer; some configs write -1 for none."""
-    found = [] if eos is None else torch.as_tensor(eos).flatten().tolist()
-    return [token for token in found if token >= 0]
-
-
 def _output(config: Any, input_ids: Tensor, answers: Sequence[Sequence[int]]) -> Any:
-    width = max(len(answer) for answer in answers)
     pad = config.pad_token_id
     eos = 0 if config.eos_token_id is None else config.eos_token_id
     filler = int(torch.as_tensor(eos).flatten()[0]) if pad is None else int(pad)
-    padded = [[*answer, *[filler] * (width - len(answer))] for answer in answers]
-    sequences = torch.cat([input_ids, input_ids.new_tensor(padded)], dim=-1)
+    rows = [input_ids.new_tensor(answer) for answer in answers]
+    padded = pad_sequence(rows, batch_first=True, padding_value=filler)
+    sequences = torch.cat([input_ids, padded], dim=-1)
     if config.return_dict_in_generate:
         return GenerateDecoderOnlyOutput(sequences=sequences)
     return sequences

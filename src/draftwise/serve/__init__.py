@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from draftwise.serve.app import PAGE, Service, make_app
     from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
     from draftwise.serve.metrics import History, Metrics
-    from draftwise.serve.parse import Codec, RequestParser, ToolText, calls_schema, read_calls
+    from draftwise.serve.parse import (
+        Codec, RequestParser, ToolText, calls_schema, check_name, read_calls,
+    )
     from draftwise.serve.responses import EventStream
-    from draftwise.serve.run import Server, StateFile, check_name, make_service
+    from draftwise.serve.run import Server, StateFile, make_service
     from draftwise.serve.schemas import (
         MAX_BIASES, MAX_GRAMMAR_CHARS, MAX_KEYS, MAX_PLANS, ChatRequest, CompletionRequest,
         NamedTool, ResponseFormat, StructuredOutputs, Tool,

@@ -24,42 +24,19 @@ from starlette.types import ASGIApp
 
 from draftwise import __version__
 from draftwise.colours import nth_colour
-from draftwise.engine.attribution import SourceAttribution
-from draftwise.serve.constraint import Grammars
+from draftwise.serve import responses, schemas
 from draftwise.serve.metrics import History, Metrics
 from draftwise.serve.middleware import LARGE_BODY, Heavy, Middleware, uncollected
-from draftwise.serve.parse import ParsedRequest, RequestParser
-from draftwise.serve.responses import (
-    About,
-    AnswerStreams,
-    ChatReply,
-    CompletionReply,
-    EventStream,
-    Reply,
-    events,
-    gather,
-    until_gone,
-)
-from draftwise.serve.schemas import (
-    BaseRequest,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Refused,
-    StreamOptions,
-    TokenizeRequest,
-    first_wrong,
-    no_object,
-    response,
-)
+from draftwise.serve.parse import RequestParser
+from draftwise.serve.responses import AnswerStreams, ChatReply, CompletionReply, EventStream, Reply
+from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused
 from draftwise.serve.settings import ServerSettings
-from draftwise.serve.worker import Busy, Closing, Worker
+from draftwise.serve.worker import Busy, Closing, GenerationRequest, Worker
 from draftwise.types import DraftwiseError
 
 _Made = TypeVar("_Made")
-_Body = TypeVar("_Body", bound=BaseModel)
-_BODIES: Any = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
-_DRAINING = "the server is going down: ask another, or ask again later"
+_Given = TypeVar("_Given")
+_Body = TypeVar("_Body", bound=schemas.ModelRequest)
 _TOO_DEEP = "the request is nested too deeply"
 
 
@@ -68,9 +45,7 @@ class Service:
     """Everything that routes use. models: the names that requests may say, the first is shown."""
 
     worker: Worker
-    asker: RequestParser
-    grammars: Grammars
-    tokenizer: Any
+    parser: RequestParser
     metrics: Metrics
     history: History
     models: Sequence[str]
@@ -95,9 +70,9 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     app = FastAPI(
         title="draftwise", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    _handle_errors(app)
+    for kind in (Refused, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer_error)
     _add_api(app, service)
-    _add_tokens(app, service)
     _add_views(app, service)
     _describe_bodies(app)
     inner = Middleware(
@@ -115,47 +90,36 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     )
 
 
-def _handle_errors(app: FastAPI) -> None:
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> JSONResponse:
-        return response(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def wrong(_: Request, error: RequestValidationError) -> JSONResponse:
-        return response(first_wrong(error.errors()))
-
-    @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> JSONResponse:
-        answer = response(Refused(error.status_code, str(error.detail)))
+async def _answer_error(_: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, RequestValidationError):
+        error = schemas.first_wrong(error.errors())
+    elif isinstance(error, HTTPException):
+        answer = Refused(error.status_code, str(error.detail)).response
         answer.headers.update(error.headers or {})
         return answer
-
-    @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> JSONResponse:
-        return response(Refused(500, "an error of the server's own: its log has more"))
+    elif not isinstance(error, Refused):
+        error = Refused(500, "an error of the server's own: its log has more")
+    return error.response
 
 
 def _add_api(app: FastAPI, service: Service) -> None:
+    codec = service.parser.codec
+
     @app.post("/v1/chat/completions", openapi_extra=_takes(ChatRequest))
     async def chat(request: Request) -> Response:
         """The next turn of a conversation."""
         body = await _read(service, request, ChatRequest)
-        wanted = await _wanted(service, body, service.asker.chat, request)
-        reply = ChatReply(_about(service, body, wanted), body, len(wanted.asks))
-        return await _answer(service, body, wanted, reply, request)
+        requests = await _checked(service, request, service.parser.chat, body)
+        return await _answer(service, body, requests, ChatReply(service, body, requests), request)
 
     @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
     async def complete(request: Request) -> Response:
         """Continuations of a text."""
         body = await _read(service, request, CompletionRequest)
-        wanted = await _wanted(service, body, service.asker.completion, request)
-        echoes: list[tuple[str, Sequence[int]]] = []
-        if body.echo:
-            for given, prompt in zip(body.prompts, wanted.prompts, strict=True):
-                text = given if isinstance(given, str) else service.tokenizer.decode(given)
-                echoes += [(text, prompt.tokens)] * body.n
-        reply = CompletionReply(_about(service, body, wanted), body, echoes)
-        return await _answer(service, body, wanted, reply, request)
+        requests = await _checked(service, request, service.parser.completion, body)
+        return await _answer(
+            service, body, requests, CompletionReply(service, body, requests), request
+        )
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -168,16 +132,11 @@ def _add_api(app: FastAPI, service: Service) -> None:
         _check_model(service, name)
         return _model(service, name)
 
-
-def _add_tokens(app: FastAPI, service: Service) -> None:
-    codec = service.asker.codec
-
-    @app.post("/tokenize", openapi_extra=_takes(TokenizeRequest))
+    @app.post("/tokenize", openapi_extra=_takes(schemas.TokenizeRequest))
     async def tokenize(request: Request) -> dict[str, Any]:
         """The token ids of a text, or of a conversation as the model reads it."""
-        body = await _read(service, request, TokenizeRequest)
-        _check_model(service, body.model)
-        tokens = await _checked(_threads(service, request), codec.tokens, body)
+        body = await _read(service, request, schemas.TokenizeRequest)
+        tokens = await _checked(service, request, codec.tokens, body)
         texts = [codec.text_of(token) for token in tokens] if body.return_token_strs else None
         return {
             "count": len(tokens),
@@ -186,12 +145,11 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             "token_strs": texts,
         }
 
-    @app.post("/detokenize", openapi_extra=_takes(DetokenizeRequest))
+    @app.post("/detokenize", openapi_extra=_takes(schemas.DetokenizeRequest))
     async def detokenize(request: Request) -> dict[str, str]:
         """The text of token ids."""
-        body = await _read(service, request, DetokenizeRequest)
-        _check_model(service, body.model)
-        return {"prompt": await _checked(_threads(service, request), codec.text, body.tokens)}
+        body = await _read(service, request, schemas.DetokenizeRequest)
+        return {"prompt": await _checked(service, request, codec.text, body.tokens)}
 
 
 def _add_views(app: FastAPI, service: Service) -> None:
@@ -208,7 +166,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
             "status": status,
             "step_s": round(worker.step_s, 3),
             "since_step_s": round(worker.since_step_s, 3),
-            "running": worker.num_running,
+            "running": worker.engine.num_running,
             "waiting": worker.num_waiting,
         }
         return JSONResponse(body, 200 if status == "ok" else 503)
@@ -242,8 +200,9 @@ def _takes(body: type[BaseModel]) -> dict[str, Any]:
 
 
 def _describe_bodies(app: FastAPI) -> None:
+    bodies = (ChatRequest, CompletionRequest, schemas.TokenizeRequest, schemas.DetokenizeRequest)
     _, found = models_json_schema(
-        [(body, "validation") for body in _BODIES], ref_template="#/components/schemas/{model}"
+        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
     )
     app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
 
@@ -252,16 +211,15 @@ async def _read(service: Service, request: Request, kind: type[_Body]) -> _Body:
     """The request's body; a large one is read where no other request waits. Raises Refused."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not re.fullmatch(r"application/(json|.*\+json)", given):
-        raise no_object()
+        raise schemas.no_object()
     raw = await request.body()
-    made: _Body | Refused
-    request.state.is_heavy = len(raw) > LARGE_BODY
-    if request.state.is_heavy:
-        made = await service.heavy.run(_parsed, kind, raw)
-    else:
-        made = _parsed(kind, raw)
+    is_heavy = request.state.is_heavy = len(raw) > LARGE_BODY
+    made: _Body | Refused = (
+        await service.heavy.run(_parsed, kind, raw) if is_heavy else _parsed(kind, raw)
+    )
     if isinstance(made, Refused):
         raise made
+    _check_model(service, made.model)
     return made
 
 
@@ -270,33 +228,27 @@ def _parsed(kind: type[_Body], raw: bytes) -> _Body | Refused:
     try:
         with uncollected():
             data = json.loads(raw)
-            return no_object() if not isinstance(data, dict) else kind.model_validate(data)
+            return schemas.no_object() if not isinstance(data, dict) else kind.model_validate(data)
     except ValidationError as error:
-        return first_wrong(error.errors(include_url=False, include_input=False))
+        return schemas.first_wrong(error.errors(include_url=False, include_input=False))
     except RecursionError:
         return Refused(400, _TOO_DEEP)
     except ValueError as error:
-        return no_object() if not raw else Refused(400, f"the body is not JSON: {error}")
+        return schemas.no_object() if not raw else Refused(400, f"the body is not JSON: {error}")
 
 
-async def _wanted(
-    service: Service, body: Any, ask: Callable[[Any, Grammars], ParsedRequest], request: Request
-) -> ParsedRequest:
-    """The requests for the engine; long prompts and grammars do not hold up other requests."""
-    _check_model(service, body.model)
-    if body.has_form:
+async def _checked(
+    service: Service, request: Request, make: Callable[[_Given], _Made], given: _Given
+) -> _Made:
+    """What ``make`` returns, in a thread; what it refuses is the client's error.
+
+    Long prompts and grammars do not hold up other requests.
+    """
+    if isinstance(given, BaseRequest) and given.has_form:
         request.state.is_heavy = True
-    return await _checked(_threads(service, request), ask, body, service.grammars)
-
-
-def _threads(service: Service, request: Request) -> Callable[..., Any]:
-    return service.heavy.run if request.state.is_heavy else asyncio.to_thread
-
-
-async def _checked(run: Callable[..., Any], make: Callable[..., _Made], *given: Any) -> _Made:
-    """What ``make`` returns, in a thread; what it refuses is the client's error."""
+    run: Callable[..., Any] = service.heavy.run if request.state.is_heavy else asyncio.to_thread
     try:
-        made: _Made = await run(make, *given)
+        made: _Made = await run(make, given)
         return made
     except (DraftwiseError, ValueError) as error:
         message = str(error)
@@ -308,51 +260,34 @@ async def _checked(run: Callable[..., Any], make: Callable[..., _Made], *given: 
 
 
 async def _answer(
-    service: Service, body: BaseRequest, wanted: ParsedRequest, reply: Reply, request: Request
-) -> Response:
+    service: Service, body: BaseRequest, requests: Sequence[GenerationRequest], reply: Reply,
+    request: Request,
+) -> Response:  # fmt: skip
     try:
-        answers = AnswerStreams(service.worker, wanted.asks)
+        answers = AnswerStreams(service.worker, requests)
     except Busy as busy:
         raise Refused(429, str(busy), retry_after_s=busy.retry_after_s) from None
     except Closing:
-        raise Refused(503, _DRAINING, retry_after_s=5) from None
+        why = "the server is going down: ask another, or ask again later"
+        raise Refused(503, why, retry_after_s=5) from None
     facts = request.state.facts
-    facts |= {"answer": reply.id, "prompt_tokens": wanted.num_prompt_tokens}
-    if body.stream:
-        return await _stream(service, body, answers, reply, request)
+    facts |= {"answer": reply.id, "prompt_tokens": reply.num_prompt_tokens}
+    parts = responses.events(answers, reply)
+    # a stream waits for its first event: what ends before it has a proper status
+    work = anext(parts) if body.stream else responses.gather(answers, reply)
+    found = None
     try:
-        whole = await until_gone(gather(answers, reply, len(wanted.asks)), request.receive)
+        found = await responses.until_gone(work, request.receive)
     finally:
-        answers.close()
-    facts["tokens"] = reply.num_tokens
-    return Response(status_code=499) if whole is None else JSONResponse(whole)
-
-
-async def _stream(
-    service: Service, body: BaseRequest, answers: AnswerStreams, reply: Reply, request: Request
-) -> Response:
-    """A stream whose first event is there already: what ends before it has a proper status."""
-    parts = events(answers, reply, body.stream_options or StreamOptions())
-    try:
-        first = await until_gone(anext(parts), request.receive)
-    except BaseException:
-        answers.close()
-        raise
-    if first is None:
-        answers.close()
+        if found is None:
+            answers.close()
+    if not body.stream:
+        facts["tokens"] = reply.num_tokens
+    if found is None:
         return Response(status_code=499)
-    return EventStream(first, parts, service.patience_s, answers.close)
-
-
-def _about(service: Service, body: BaseRequest, wanted: ParsedRequest) -> About:
-    num = len(wanted.asks) if body.draftwise.pieces else 0
-    return About(
-        service.asker.codec,
-        body.model or service.models[0],
-        wanted.num_prompt_tokens,
-        service.num_spec_tokens,
-        [SourceAttribution(service.tokenizer) for _ in range(num)],
-    )
+    if body.stream:
+        return EventStream(found, parts, service.patience_s, answers.close)
+    return JSONResponse(found)
 
 
 def _check_model(service: Service, name: str | None) -> None:
@@ -367,7 +302,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "draftwise",
-        "max_model_len": service.asker.codec.max_positions,
+        "max_model_len": service.parser.codec.max_positions,
     }
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter as Counts
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from draftwise.types import NONE, Floats, Plan
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _FEW_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _SPEED = "Tokens a second relative to plain decoding: since the start, and recently"
+_ALLOWED = "1 while the guard allows drafts, 0 while it does not."
 _PRICED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _PRICE_EVERY_S = 1.0
 _HISTORY_S = 300
@@ -39,15 +40,8 @@ class Metrics(Observer):
     plans: what the server's own policy chooses among. State: when prices were looked at last.
     """
 
-    def __init__(
-        self,
-        model: str,
-        max_rows: int,
-        max_open: int,
-        plans: Sequence[Plan] = (),
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._plans, self._clock, self._priced_s = plans, clock, float("-inf")
+    def __init__(self, model: str, max_rows: int, max_open: int, plans: Sequence[Plan]) -> None:
+        self._plans, self._priced_s = plans, float("-inf")
         self._guard = Guard()
         self._registry, self._model = CollectorRegistry(), model
         counter, gauge = partial(self._metric, Counter), partial(self._metric, Gauge)
@@ -63,10 +57,6 @@ class Metrics(Observer):
         self._accepted_at = counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Kept, by position.", "position"
         )
-        self._running = gauge("vllm:num_requests_running", "Rows that the engine runs.")
-        self._waiting = gauge("vllm:num_requests_waiting", "Rows that wait for a place.")
-        self._hits = gauge("draftwise:prefix_hits", "Prompts that began as an earlier one.")
-        self._bytes = gauge("draftwise:kv_cache_bytes", "Bytes of the target's KV storage.")
         gauge("draftwise:max_rows", "Rows that may run together.").set(max_rows)
         gauge("draftwise:max_open", "Answers on their way at most.").set(max_open)
         words = "From submission to the first token."
@@ -81,10 +71,7 @@ class Metrics(Observer):
         self._estimates = gauge("draftwise:estimate", words, "drafter", "length")
         words = "Seconds of a target forward by tokens per row, and of a drafter's step."
         self._prices = gauge("draftwise:price_seconds", words, "model", "tokens")
-        # names and words of the vLLM plug-in (integrations.vllm.metrics)
-        self._speed = gauge("draftwise:speed", _SPEED, "window")
-        words = "1 while the guard allows drafts, 0 while it does not."
-        self._allowed = gauge("draftwise:drafting_allowed", words)
+        # these have the names and words of the vLLM plug-in (integrations.vllm.metrics)
         words = "Rounds by label of the request."
         self._label_rounds = counter("draftwise:label_rounds", words, "label")
         words = "Tokens by label of the request."
@@ -98,16 +85,21 @@ class Metrics(Observer):
         )
 
     def watch(self, worker: Worker) -> None:
-        """Have the gauges read the engine when they are scraped, whatever it did last."""
-        self._running.set_function(lambda: worker.num_running)
-        self._waiting.set_function(lambda: worker.num_waiting)
-        self._bytes.set_function(lambda: worker.engine.num_cache_bytes)
-        self._hits.set_function(lambda: worker.engine.num_prefix_hits)
-        self._allowed.set_function(lambda: worker.engine.drafting_allowed)
-        self._guard = worker.engine.guard
-        for window, speed in (("start", "speed"), ("recent", "recent_speed")):
-            gauge = self._speed.labels(self._model, window)
-            gauge.set_function(partial(getattr, self._guard, speed))
+        """Add gauges that read the engine when they are scraped, whatever it did last."""
+        engine, gauge = worker.engine, partial(self._metric, Gauge)
+        self._guard = engine.guard
+        for name, words, read in (
+            ("vllm:num_requests_running", "Rows that the engine runs.", "num_running"),
+            ("draftwise:prefix_hits", "Prompts that began as an earlier one.", "num_prefix_hits"),
+            ("draftwise:kv_cache_bytes", "Bytes of the target's KV storage.", "num_cache_bytes"),
+            ("draftwise:drafting_allowed", _ALLOWED, "drafting_allowed"),
+        ):
+            gauge(name, words).set_function(partial(getattr, engine, read))
+        waiting = gauge("vllm:num_requests_waiting", "Rows that wait for a place.")
+        waiting.set_function(lambda: worker.num_waiting)
+        speed = gauge("draftwise:speed", _SPEED, "window")
+        speed("start").set_function(lambda: engine.guard.speed)
+        speed("recent").set_function(lambda: engine.guard.recent_speed)
 
     def speeds(self) -> dict[str, Any]:
         """For the live page: speed relative to plain decoding, overall, lately, and by label."""
@@ -119,13 +111,14 @@ class Metrics(Observer):
         }
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
+        if not rounds:
+            return
         for round_ in rounds:
             self._count(round_)
-        if rounds and self._clock() - self._priced_s >= _PRICE_EVERY_S:
+        if time.monotonic() - self._priced_s >= _PRICE_EVERY_S:
             self._price(rounds[-1], engine)
-        if rounds:  # rows of a step share its seconds
-            for phase, seconds in rounds[0].seconds.items():
-                self._phases.labels(self._model, phase).inc(max(0.0, seconds))
+        for phase, seconds in rounds[0].seconds.items():  # rows of a step share its seconds
+            self._phases(phase).inc(max(0.0, seconds))
 
     def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
         if is_first:
@@ -136,7 +129,7 @@ class Metrics(Observer):
 
     def saw_end(self, handle: RequestHandle) -> None:
         self._prompt.inc(len(handle.ask.prompt))
-        self._ended.labels(self._model, handle.finish_reason).inc()
+        self._ended(handle.finish_reason).inc()
         self._whole.observe(handle.took_s)
 
     def saw_response(self, path: str, status: int) -> None:
@@ -147,32 +140,31 @@ class Metrics(Observer):
         return text
 
     def _price(self, round_: Round, engine: Engine) -> None:
-        self._priced_s = self._clock()
+        self._priced_s = time.monotonic()
         if len(round_.estimates) == len(self._plans):  # the server's own policy, not a request's
             for plan, value in zip(self._plans, round_.estimates, strict=True):
-                self._estimates.labels(self._model, plan.drafter, str(plan.length)).set(value)
+                self._estimates(plan.drafter, str(plan.length)).set(value)
         if (costs := engine.costs) is not None:
             for tokens in (n for n in _PRICED_TOKENS if n <= len(costs.target_s)):
-                price = self._prices.labels(self._model, "target", str(tokens))
-                price.set(costs.target_s[tokens - 1])
+                self._prices("target", str(tokens)).set(costs.target_s[tokens - 1])
             for drafter, seconds in costs.draft_s.items():
-                self._prices.labels(self._model, drafter, "1").set(seconds)
+                self._prices(drafter, "1").set(seconds)
 
     def _count(self, round_: Round) -> None:
         plan = round_.plan
-        self._pulls.labels(self._model, plan.drafter, str(plan.length)).inc()
+        self._pulls(plan.drafter, str(plan.length)).inc()
         self._generated.inc(len(round_.tokens))
         if round_.label:
             self._count_label(round_)
         for source in round_.sources:
-            self._written.labels(self._model, source).inc()
+            self._written(source).inc()
         if plan.drafter == NONE or not round_.num_drafted:
             return
         self._drafts.inc()
         self._drafted.inc(round_.num_drafted)
         self._accepted.inc(round_.num_accepted)
         for position in range(round_.num_accepted):
-            self._accepted_at.labels(self._model, str(position)).inc()
+            self._accepted_at(str(position)).inc()
 
     def _count_label(self, round_: Round) -> None:
         label = round_.label
@@ -180,15 +172,16 @@ class Metrics(Observer):
             label = "other"
         account = self._accounts.setdefault(label, Account())
         round_.charge(account)
-        self._label_rounds.labels(self._model, label).inc()
-        self._label_tokens.labels(self._model, label).inc(len(round_.tokens))
+        self._label_rounds(label).inc()
+        self._label_tokens(label).inc(len(round_.tokens))
         for window, speed in (("start", account.speed), ("recent", account.recent_speed)):
             if speed is not None:
-                self._label_speed.labels(self._model, label, window).set(speed)
+                self._label_speed(label, window).set(speed)
 
     def _metric(self, kind: Any, name: str, words: str, *labels: str, **options: Any) -> Any:
+        """A metric of this model; with labels, a function from their values to a metric."""
         made = kind(name, words, ["model_name", *labels], registry=self._registry, **options)
-        return made if labels else made.labels(self._model)
+        return partial(made.labels, self._model) if labels else made.labels(self._model)
 
 
 @dataclass(slots=True)
@@ -221,8 +214,8 @@ class History(Observer):
     plans: what the server's own policy chooses among. State: the seconds, the latest estimates.
     """
 
-    def __init__(self, plans: Sequence[Plan], clock: Callable[[], float] = time.time) -> None:
-        self._plans, self._clock, self._lock = list(plans), clock, threading.Lock()
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self._plans, self._lock = list(plans), threading.Lock()
         self._seconds: deque[Second] = deque(maxlen=_HISTORY_S)
         self._estimates: Floats = np.zeros(0)
         self._totals: Counts[str] = Counts()
@@ -254,7 +247,7 @@ class History(Observer):
         with self._lock:
             self._expect()
             return {
-                "now": int(self._clock()),
+                "now": int(time.time()),
                 "seconds": [s.as_json() for s in self._seconds if s.at >= since],
                 "totals": dict(self._totals),
                 "estimates": self._best(),
@@ -274,7 +267,7 @@ class History(Observer):
             self._seconds[-1].expected = {name: b["value"] for name, b in self._best().items()}
 
     def _now(self) -> Second:
-        at = int(self._clock())
+        at = int(time.time())
         if not self._seconds or self._seconds[-1].at != at:
             self._expect()
             self._seconds.append(Second(at))

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftwise.serve.schemas import Refused, response
+from draftwise.serve.schemas import Refused
 
 _LOG = logging.getLogger(__name__)
 _GIVEN_ID = re.compile(rb"[\w.:-]{1,64}", re.ASCII)
@@ -45,14 +45,13 @@ class Middleware:
         self, app: ASGIApp, keys: Sequence[str], max_body: int,
         saw_response: Callable[[str, int], None], hosts: Sequence[str], heavy: Heavy,
     ) -> None:  # fmt: skip
-        self._heavy = heavy
-        self._hosts = frozenset() if "*" in hosts else frozenset(map(str.lower, hosts))
         self._app, self._max_body, self._saw_response = app, max_body, saw_response
+        self._hosts = frozenset() if "*" in hosts else frozenset(map(str.lower, hosts))
+        self._heavy = heavy
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One HTTP request; anything else (the lifespan) goes straight through."""
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # the lifespan
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
@@ -70,15 +69,16 @@ class Middleware:
             await send(message)
 
         try:
-            try:
-                self._check_host(headers.get(b"host", b""))
-                self._check_key(scope["path"], headers.get(b"authorization", b""))
-                body = await self._read(headers, receive)
-            except Refused as refused:
-                await response(refused)(scope, receive, send_numbered)
-            else:
-                if body is not None:
-                    await self._pass(scope, _replay(body, receive), send_numbered)
+            self._check_host(headers.get(b"host", b""))
+            self._check_key(scope["path"], headers.get(b"authorization", b""))
+            body = await self._read(headers, receive)
+            if body is not None:
+                await self._app(scope, _replay(body, receive), send_numbered)
+        except Refused as refused:
+            await refused.response(scope, receive, send_numbered)
+        except Exception:
+            # the application has answered 500 already; the connection need not suffer for it
+            _LOG.exception("a request failed", extra={"facts": facts})
         finally:
             # the route's, so that what strangers type does not become a metric
             path = str(getattr(scope.get("route"), "path", "unknown"))
@@ -89,13 +89,6 @@ class Middleware:
             line = {"method": scope["method"], "path": path, "status": status, "seconds": seconds}
             level = logging.DEBUG if path in _POLLED_PATHS and status == 200 else logging.INFO
             _LOG.log(level, "request", extra={"facts": {**facts, **line}})
-
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._app(scope, receive, send)
-        except Exception:
-            # the application has answered 500 already; the connection need not suffer for it
-            _LOG.exception("a request failed", extra={"facts": scope["state"]["facts"]})
 
     def _check_host(self, host: bytes) -> None:
         if not self._hosts or not host:  # browsers always send one
@@ -185,7 +178,6 @@ class Heavy:
             asyncio.get_running_loop().call_later(_QUIET_S, self._begin)
 
     def close(self) -> None:
-        """End the threads, as soon as what runs in them is done."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self) -> None:
@@ -214,7 +206,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-class _Json(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": round(record.created, 6),
@@ -224,7 +216,7 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=True)
+        return json.dumps(line)
 
 
 class _TextFormatter(logging.Formatter):
@@ -240,7 +232,7 @@ class _TextFormatter(logging.Formatter):
 def set_up_logs(form: str) -> None:
     """Send draftwise's and uvicorn's records to stderr, as ``text`` or ``json``."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Json() if form == "json" else _TextFormatter())
+    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
     for name, level in (("draftwise", logging.INFO), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

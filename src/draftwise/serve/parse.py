@@ -1,7 +1,7 @@
-"""Calls of tools in a model's text: what they look like, and where they begin.
+"""From a request's body to what the engine is asked for; tool calls in a model's text.
 
-Two forms are read: ``<tool_call>{...}</tool_call>`` (Hermes, Qwen, SmolLM) and bare JSON, one
-object or a list (Llama 3, and what ``tool_choice`` forces); its arguments stand under
+Two forms of calls are read: ``<tool_call>{...}</tool_call>`` (Hermes, Qwen, SmolLM) and bare JSON,
+one object or a list (Llama 3, and what ``tool_choice`` forces); its arguments stand under
 ``arguments`` or ``parameters``.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from draftwise import registry
 from draftwise.chat import Prompt, check_size, encode, render
+from draftwise.presets import preset
 from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
 from draftwise.serve.schemas import (
     BaseRequest,
@@ -34,6 +36,8 @@ from draftwise.serve.worker import GenerationRequest
 from draftwise.types import DraftwiseError, SamplingParams
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
+"""The letters by which byte-level vocabularies spell bytes (GPT-2's table)."""
 
 
 def calls_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
@@ -99,25 +103,22 @@ def read_calls(text: str, names: set[str]) -> list[dict[str, Any]]:
     """
     bodies = [part.split(_CLOSE)[0] for part in text.split(_OPEN)[1:]] or [text]
     calls: list[dict[str, Any]] = []
-    for body in bodies:
-        try:
+    try:
+        for body in bodies:
             found = json.loads(body)
-            made = [_call(call, names) for call in (found if isinstance(found, list) else [found])]
-        except (ValueError, RecursionError):  # a model may write brackets without an end
-            return []
-        if None in made:
-            return []
-        calls += filter(None, made)
+            for call in found if isinstance(found, list) else [found]:
+                name = call.get("name") if isinstance(call, dict) else None
+                if not isinstance(name, str) or name not in names:
+                    return []
+                text = call.get("arguments", call.get("parameters", {}))
+                if not isinstance(text, str):
+                    text = json.dumps(text, ensure_ascii=False)
+                function = {"name": name, "arguments": text}
+                id_ = f"call_{uuid.uuid4().hex[:24]}"
+                calls.append({"id": id_, "type": "function", "function": function})
+    except (ValueError, RecursionError):  # a model may write brackets without an end
+        return []
     return calls
-
-
-def _call(found: Any, names: set[str]) -> dict[str, Any] | None:
-    if not isinstance(found, dict) or found.get("name") not in names:
-        return None
-    arguments = found.get("arguments", found.get("parameters", {}))
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    function = {"name": found["name"], "arguments": text}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -135,7 +136,7 @@ class Codec:
     ) -> None:
         if tokenizer is None:
             raise DraftwiseError("a server needs a tokenizer: the target has none")
-        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self.tokenizer, self._vocab_size = tokenizer, vocab_size
         self.max_positions = max_positions
         self.has_template = chat_template is not None or tokenizer.chat_template is not None
         if not self.has_template:
@@ -153,28 +154,35 @@ class Codec:
     def chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Prompt:
         """A conversation as the prompt of the next turn. Raises DraftwiseError."""
         turns = [_turn(message) for message in messages]
-        check_size(turns, self._tokenizer, self.max_positions)
-        if not tools:
-            return self._checked(render(turns, self._tokenizer))
-        if not self.takes_tools:
+        check_size(turns, self.tokenizer, self.max_positions)
+        if tools and not self.takes_tools:
             raise DraftwiseError(
                 "tools: this model's chat template has no place for them; serve a model whose "
                 "template has, or give one with --chat-template"
             )
-        listed = [tool.model_dump(exclude_none=True) for tool in tools]
-        return self._checked(render(turns, self._tokenizer, tools=listed))
+        listed = [tool.model_dump(exclude_none=True) for tool in tools or ()]
+        options = {"tools": listed} if listed else {}
+        return self._checked(render(turns, self.tokenizer, **options))
 
     def prompts(self, given: Sequence[str | list[int]]) -> list[Prompt]:
         """The prompts of a completion, each text or ids. Raises DraftwiseError."""
-        return [self._checked(self._prompt(one)) for one in given]
+        found = []
+        for one in given:
+            if one == "":
+                raise DraftwiseError("prompt: it is empty: there is nothing to continue")
+            if isinstance(one, str):
+                check_size(one, self.tokenizer, self.max_positions)
+            prompt = encode(one, self.tokenizer) if isinstance(one, str) else Prompt(one)
+            found.append(self._checked(prompt))
+        return found
 
     def tokens(self, body: TokenizeRequest) -> list[int]:
         """The ids that ``/tokenize`` tells. Raises DraftwiseError."""
         if body.messages is not None:
             return list(self.chat(body.messages, None).tokens)
         text = body.prompt or ""
-        check_size(text, self._tokenizer, self.max_positions)
-        encoded = self._tokenizer(text, add_special_tokens=body.add_special_tokens)
+        check_size(text, self.tokenizer, self.max_positions)
+        encoded = self.tokenizer(text, add_special_tokens=body.add_special_tokens)
         return list(encoded["input_ids"])
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -183,7 +191,7 @@ class Codec:
             raise DraftwiseError(
                 f"tokens: {largest} is outside the vocabulary of {self._vocab_size}"
             )
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
     def logit_bias(self, given: Mapping[str, float] | None) -> dict[int, float]:
         """``logit_bias`` by token id. Raises DraftwiseError for what is no token."""
@@ -198,14 +206,6 @@ class Codec:
             bias[token] = value
         return bias
 
-    def _prompt(self, given: str | list[int]) -> Prompt:
-        if given == "":
-            raise DraftwiseError("prompt: it is empty: there is nothing to continue")
-        if not isinstance(given, str):
-            return Prompt(given)
-        check_size(given, self._tokenizer, self.max_positions)
-        return encode(given, self._tokenizer)
-
     def _checked(self, prompt: Prompt) -> Prompt:
         tokens = prompt.tokens
         if not tokens:
@@ -219,26 +219,19 @@ class Codec:
 
     def _text_of(self, token: int) -> str:
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        return str(self._tokenizer.decode([token], **options))
+        return str(self.tokenizer.decode([token], **options))
 
     def _bytes_of(self, token: int) -> bytes:
         """The token's own bytes, half characters too, where the vocabulary spells them."""
         text = self._text_of(token)
         if "\ufffd" not in text:
             return text.encode()
-        piece = str(self._tokenizer.convert_ids_to_tokens(token))
+        piece = str(self.tokenizer.convert_ids_to_tokens(token))
         if piece.startswith("<0x") and piece.endswith(">"):
             return bytes([int(piece[3:-1], 16)])
-        known = _byte_letters()
-        if all(letter in known for letter in piece):
-            return bytes(known[letter] for letter in piece)
+        if all(letter in _BYTES for letter in piece):
+            return bytes(_BYTES[letter] for letter in piece)
         return text.encode()
-
-
-@lru_cache(maxsize=1)
-def _byte_letters() -> dict[str, int]:
-    """The letters by which byte-level vocabularies spell bytes (GPT-2's table)."""
-    return {letter: byte for byte, letter in bytes_to_unicode().items()}
 
 
 def _turn(message: Message) -> dict[str, Any]:
@@ -261,29 +254,18 @@ _DEFAULT_COMPLETION_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedRequest:
-    """A request as the engine takes it: one ask for each answer, prompt by prompt."""
-
-    prompts: Sequence[Prompt]
-    asks: Sequence[GenerationRequest]
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Each prompt counted once, however many answers it gets."""
-        return sum(len(prompt.tokens) for prompt in self.prompts)
-
-
-@dataclass(frozen=True, slots=True)
 class RequestParser:
-    """Makes asks. eos: the tokens that end the model's answers by themselves."""
+    """Makes one ``GenerationRequest`` for each answer, prompt by prompt.
+
+    eos: the tokens that end the model's answers by themselves.
+    """
 
     codec: Codec
+    grammars: Grammars
     eos: frozenset[int]
     limits: ServerSettings
-    allowed: Callable[[str, str], None] = lambda kind, name: None
-    """Raises DraftwiseError for a preset or policy that requests may not name."""
 
-    def chat(self, body: ChatRequest, grammars: Grammars) -> ParsedRequest:
+    def chat(self, body: ChatRequest) -> list[GenerationRequest]:
         """Raises DraftwiseError or ValueError, as ``completion``."""
         tools = None if body.tool_choice == "none" else body.tools
         self._check_num(body.n)
@@ -295,43 +277,44 @@ class RequestParser:
                 raise DraftwiseError("tool_choice already says which form the answer has")
             grammar = json_grammar(calls_schema(body.tools or (), body.tool_choice))
         budget = body.max_completion_tokens or body.max_tokens
-        return self._wanted(body, [prompt], grammars, grammar, logprobs, budget, {})
+        return self._requests(body, [prompt], grammar, budget, logprobs=logprobs)
 
-    def completion(self, body: CompletionRequest, grammars: Grammars) -> ParsedRequest:
+    def completion(self, body: CompletionRequest) -> list[GenerationRequest]:
         """Raises DraftwiseError for what this model or server cannot do; ValueError."""
         self._check_num(body.n * len(body.prompts))
         prompts = self.codec.prompts(body.prompts)
         grammar = grammar_of(body.response_format, body.structured_outputs)
         budget = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
-        more = {"prompt_logprobs": True} if body.echo and body.logprobs is not None else {}
-        return self._wanted(body, prompts, grammars, grammar, body.logprobs, budget, more)
+        return self._requests(
+            body, prompts, grammar, budget, logprobs=body.logprobs,
+            prompt_logprobs=body.echo and body.logprobs is not None,
+        )  # fmt: skip
 
     def _check_num(self, num: int) -> None:
         """Refuse more answers than the server can ever hold: a 429 would be repeated forever."""
         if num > (most := self.limits.max_open):
             raise DraftwiseError(f"n: {num} answers are too many, at most {most} fit in here")
 
-    def _wanted(
-        self, body: BaseRequest, prompts: Sequence[Prompt], grammars: Grammars,
-        grammar: str | None, logprobs: int | None, budget: int | None, more: dict[str, Any],
-    ) -> ParsedRequest:  # fmt: skip
-        own, asks = body.draftwise, []
+    def _requests(
+        self, body: BaseRequest, prompts: Sequence[Prompt], grammar: str | None,
+        budget: int | None, *, logprobs: int | None, prompt_logprobs: bool = False,
+    ) -> list[GenerationRequest]:  # fmt: skip
+        own, requests = body.draftwise, []
         for kind, name in (("preset", own.preset), ("policy", own.policy)):
             if name is not None:
-                self.allowed(kind, name)
-        options = more | {"speculation": own.speculation, "max_draft": own.max_draft}
-        options |= _given(
-            preset=own.preset, policy=own.policy, lengths=own.plans, label=own.label,
-            private=own.private, priority=own.priority, tenant=own.tenant or body.user,
-            stop=body.stops, drafters=own.drafters,
-        )  # fmt: skip
-        if logprobs is not None:
-            options["logprobs"] = logprobs
+                check_name(kind, name)
+        options = {
+            "preset": own.preset, "policy": own.policy, "lengths": own.plans, "label": own.label,
+            "private": own.private, "priority": own.priority, "tenant": own.tenant or body.user,
+            "stop": body.stops, "speculation": own.speculation, "drafters": own.drafters,
+            "max_draft": own.max_draft, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs,
+        }  # fmt: skip
+        given = {name: value for name, value in options.items() if value is not None}
         deadlines = [s for s in (own.deadline_s, self.limits.deadline_s) if s is not None]
         held: Iterator[Any] = itertools.repeat(None)
         if grammar is not None:
             nums = [len(prompt.tokens) for prompt in prompts for _ in range(body.n)]
-            held = grammars.constraints(grammar, nums)
+            held = self.grammars.constraints(grammar, nums)
         for index, prompt in enumerate(prompts):
             room = self._room(prompt, budget)
             ends = {*(body.stop_token_ids or ())}
@@ -344,10 +327,10 @@ class RequestParser:
                     "eos_token_ids": sorted(ends),
                     "seed": seed_of(body.seed, index * body.n + sample),
                 }
-                asks.append(
-                    GenerationRequest(prompt.tokens, options | each, min(deadlines, default=None))
+                requests.append(
+                    GenerationRequest(prompt.tokens, given | each, min(deadlines, default=None))
                 )
-        return ParsedRequest(prompts, asks)
+        return requests
 
     def _room(self, prompt: Prompt, budget: int | None) -> int:
         num, limits, positions = len(prompt.tokens), self.limits, self.codec.max_positions
@@ -369,13 +352,18 @@ class RequestParser:
     def _sampling(self, body: BaseRequest, process: Any) -> SamplingParams:
         return SamplingParams(
             temperature=body.temperature, top_k=max(0, body.top_k), top_p=body.top_p,
-            repetition_penalty=body.repetition_penalty,
-            **_given(
-                min_p=body.min_p, presence_penalty=body.presence_penalty,
-                frequency_penalty=body.frequency_penalty, process=process,
-                logit_bias=self.codec.logit_bias(body.logit_bias),
-            ),
+            min_p=body.min_p, repetition_penalty=body.repetition_penalty,
+            presence_penalty=body.presence_penalty, frequency_penalty=body.frequency_penalty,
+            logit_bias=self.codec.logit_bias(body.logit_bias), process=process,
         )  # fmt: skip
+
+
+def check_name(kind: str, name: str) -> None:
+    """Refuse a preset or policy that a request may not name. Raises DraftwiseError."""
+    if kind == "preset":
+        preset(name)
+    else:
+        registry.check_remote_spec(kind, name)
 
 
 def seed_of(seed: int | None, sample: int) -> int | None:
@@ -386,8 +374,3 @@ def seed_of(seed: int | None, sample: int) -> int | None:
     if sample == 0:
         return seed
     return int(np.random.SeedSequence([seed, sample]).generate_state(1, np.uint64)[0])
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """Options that say something: what was left out is left to the engine."""
-    return {name: value for name, value in options.items() if value}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -20,63 +21,16 @@ from draftwise.engine.attribution import SourceAttribution
 from draftwise.engine.generation import RequestOutput
 from draftwise.engine.records import TokenLogprobs
 from draftwise.engine.request import Stats
-from draftwise.serve.parse import Codec, ToolText
-from draftwise.serve.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    Refused,
-    StreamOptions,
-    error_body,
-)
+from draftwise.serve import schemas
+from draftwise.serve.parse import ToolText
+from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused
 from draftwise.serve.worker import GenerationRequest, Worker
+
+if TYPE_CHECKING:
+    from draftwise.serve.app import Service
 
 _LEAST = -9999.0
 """What stands for minus infinity, which JSON does not have (as OpenAI and vLLM do)."""
-
-
-def chat_logprobs(found: Sequence[TokenLogprobs], codec: Codec) -> dict[str, Any]:
-    content = [
-        {
-            **_entry(one.token, one.logprob, codec),
-            "top_logprobs": [_entry(token, logprob, codec) for token, logprob in one.top],
-        }
-        for one in found
-    ]
-    return {"content": content, "refusal": None}
-
-
-def completion_logprobs(
-    tokens: Sequence[int], found: Sequence[TokenLogprobs | None], codec: Codec, offset: int
-) -> dict[str, Any]:
-    """``logprobs`` of a completion's choice; the first of an echoed prompt has none.
-
-    offset: characters of the text before these tokens; below 0 where the first are not in it.
-    """
-    texts = [codec.text_of(token) for token in tokens]
-    offsets = []
-    for text in texts:
-        offsets.append(max(0, offset))
-        offset += len(text)
-    return {
-        "tokens": texts,
-        "token_logprobs": [None if one is None else _finite(one.logprob) for one in found],
-        "top_logprobs": [None if one is None else _by_text(one, codec) for one in found],
-        "text_offset": offsets,
-    }
-
-
-def _entry(token: int, logprob: float, codec: Codec) -> dict[str, Any]:
-    raw = list(codec.bytes_of(token))
-    return {"token": codec.text_of(token), "logprob": _finite(logprob), "bytes": raw}
-
-
-def _by_text(one: TokenLogprobs, codec: Codec) -> dict[str, float]:
-    """The likeliest tokens and the chosen one; of tokens with one text the likelier counts."""
-    found: dict[str, float] = {}
-    for token, logprob in [*one.top, (one.token, one.logprob)]:
-        text = codec.text_of(token)
-        found[text] = max(_finite(logprob), found.get(text, _LEAST))
-    return found
 
 
 def _finite(logprob: float) -> float:
@@ -103,157 +57,179 @@ def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int
     }
 
 
-def own_counts(stats: Iterable[Stats]) -> dict[str, Any]:
-    """Rounds, tokens a round, pulls by drafter, and speed relative to plain, of all answers."""
-    whole = Stats()
-    for one in stats:
-        whole.merge(one)
-    return {
-        "num_rounds": whole.num_rounds,
-        "mean_accepted_tokens": whole.mean_accepted_tokens,
-        "pulls": dict(whole.pulls),
-        "speed": whole.speed,
-        "recent_speed": whole.recent_speed,
-    }
-
-
 REASONS: Mapping[str, str] = {"eos": "stop", "stop": "stop", "length": "length"}
 """The engine's words for a proper end, and OpenAI's."""
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a reply says besides its choices. painters: by choice, where drafters are named."""
-
-    codec: Codec
-    model: str
-    num_prompt_tokens: int
-    num_spec_tokens: int
-    painters: Sequence[SourceAttribution] = ()
 
 
 class Reply:
     """The response to one HTTP request, whole or in chunks; its choices have an index.
 
-    ``is_empty``: only the prompt is returned, without the token that the engine adds.
-    State: tokens, rounds and counts of its answers so far.
+    num_prompt_tokens: each prompt counted once, however many answers it gets. State: ``outputs``,
+    what has come of each answer so far.
     """
 
     kind = whole_kind = chunk_kind = ""
-    is_empty = False
 
-    def __init__(self, about: About) -> None:
-        self.about, self._codec = about, about.codec
+    def __init__(
+        self, service: Service, body: BaseRequest, requests: Sequence[GenerationRequest]
+    ) -> None:
+        self._codec, self._num_spec_tokens = service.parser.codec, service.num_spec_tokens
+        self._model = body.model or service.models[0]
+        self.stream_options = body.stream_options or schemas.StreamOptions()
         self.id, self._created = f"{self.kind}-{uuid.uuid4().hex}", int(time.time())
-        self.num_tokens = 0
-        self._rounds: list[tuple[int, int]] = []
-        self._stats: list[Stats] = []
-        self._texts: dict[int, str] = {}
+        self.num_prompt_tokens = sum(len(ask.prompt) for ask in requests[:: body.n])
+        self.outputs = [RequestOutput() for _ in requests]
+        self._painters = [
+            SourceAttribution(self._codec.tokenizer) for _ in requests if body.draftwise.pieces
+        ]
 
-    def opening(self, index: int) -> Mapping[str, Any] | None:
-        """The choice of a chunk that comes before any token, if there is one."""
-        return None
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(output.tokens) for output in self.outputs)
 
-    def piece(self, index: int, delta: RequestOutput) -> Mapping[str, Any] | None:
-        """The choice of a chunk; None where there is nothing to tell yet."""
+    def add(self, index: int, delta: RequestOutput) -> RequestOutput:
+        """Take what has come of an answer; returns as much of it as is shown."""
+        self.outputs[index].add(delta)
+        return delta
+
+    def choice(self, index: int, part: RequestOutput, *, is_whole: bool) -> dict[str, Any]:
+        """The choice of a response that is all of an answer, or of a chunk with what was added."""
         raise NotImplementedError
 
-    def choice(self, index: int, answer: RequestOutput) -> Mapping[str, Any]:
-        """A choice of the whole response, of which this is all."""
-        choice = self.piece(index, answer)
-        assert choice is not None, "a whole answer has a finish reason"
-        return choice
+    def chunk_choices(self, index: int, delta: RequestOutput) -> Iterator[dict[str, Any]]:
+        """The choices of an answer's next chunks; none where there is nothing to tell yet."""
+        if delta.text or delta.tokens or delta.finish_reason:
+            yield self.choice(index, delta, is_whole=False)
 
-    def count(self, delta: RequestOutput) -> None:
-        self.num_tokens += 0 if self.is_empty else len(delta.tokens)
-        self._rounds += delta.rounds
-        if delta.finish_reason is not None and delta.stats is not None:
-            self._stats.append(delta.stats)
+    def whole(self) -> dict[str, Any]:
+        outputs = enumerate(self.outputs)
+        choices = [self.choice(index, output, is_whole=True) for index, output in outputs]
+        return self._head(self.whole_kind, choices) | self._counts()
 
-    def whole(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return {**self._head(self.whole_kind), "choices": choices, **self._facts()}
-
-    def chunk(self, choice: Mapping[str, Any], usage: str) -> dict[str, Any]:
-        """A chunk of one choice. usage: ``no``, ``last`` (null until the last), ``each``."""
-        body = {**self._head(self.chunk_kind), "choices": [choice]}
-        if usage != "no":
-            body["usage"] = self._usage() if usage == "each" else None
+    def chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """A chunk of one choice; usage that only the last chunk has is null until then."""
+        body = self._head(self.chunk_kind, [choice])
+        if self.stream_options.continuous_usage_stats:
+            body["usage"] = self._usage()
+        elif self.stream_options.include_usage:
+            body["usage"] = None
         return body
 
     def last_chunk(self) -> dict[str, Any]:
-        return {**self._head(self.chunk_kind), "choices": [], **self._facts()}
+        return self._head(self.chunk_kind, []) | self._counts()
+
+    def _head(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
+        about = {"object": kind, "created": self._created, "model": self._model}
+        return {"id": self.id, **about, "choices": choices}
 
     def _usage(self) -> dict[str, int]:
-        num_prompt = self.about.num_prompt_tokens
+        num_prompt, num = self.num_prompt_tokens, self.num_tokens
         return {
             "prompt_tokens": num_prompt,
-            "completion_tokens": self.num_tokens,
-            "total_tokens": num_prompt + self.num_tokens,
+            "completion_tokens": num,
+            "total_tokens": num_prompt + num,
         }
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self._created, "model": self.about.model}
-
-    def _facts(self) -> dict[str, Any]:
-        metrics = speculative_decoding(self._rounds, self.about.num_spec_tokens)
+    def _counts(self) -> dict[str, Any]:
+        """Tokens, how drafts fared as vLLM says it, and draftwise's own counts of all answers."""
+        all_, rounds = Stats(), list[tuple[int, int]]()
+        for output in self.outputs:
+            rounds += output.rounds
+            if output.stats is not None:
+                all_.merge(output.stats)
         return {
             "usage": self._usage(),
-            "metrics": {"speculative_decoding": metrics},
-            "draftwise": own_counts(self._stats),
+            "metrics": {
+                "speculative_decoding": speculative_decoding(rounds, self._num_spec_tokens)
+            },
+            "draftwise": {
+                "num_rounds": all_.num_rounds,
+                "mean_accepted_tokens": all_.mean_accepted_tokens,
+                "pulls": dict(all_.pulls),
+                "speed": all_.speed,
+                "recent_speed": all_.recent_speed,
+            },
         }
 
-    def _pieces(self, index: int, delta: RequestOutput) -> dict[str, Any]:
+    def _pieces(self, index: int, part: RequestOutput) -> dict[str, Any]:
         """The drafter of each piece of text, if requested."""
-        if not self.about.painters:
+        if not self._painters:
             return {}
-        painter, text = self.about.painters[index], self._texts.get(index, "") + delta.text
-        self._texts[index] = text
-        return {"draftwise": {"pieces": painter.grow(delta, text)}}
+        pieces = self._painters[index].grow(part, self.outputs[index].text)
+        return {"draftwise": {"pieces": pieces}}
 
 
 class CompletionReply(Reply):
-    """``/v1/completions``. echoes: by choice, the text and ids of its prompt, where it comes first.
-
-    State: characters that each choice has shown.
+    """``/v1/completions``. With ``max_tokens: 0`` only the prompt is returned, without the token
+    that the engine adds.
     """
 
     kind, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(
-        self, about: About, body: CompletionRequest, echoes: Sequence[tuple[str, Sequence[int]]]
+        self, service: Service, body: CompletionRequest, requests: Sequence[GenerationRequest]
     ) -> None:
-        super().__init__(about)
-        self._echoes = echoes
-        self._has_logprobs, self.is_empty = body.logprobs is not None, body.max_tokens == 0
-        self._shown: dict[int, int] = {}
+        super().__init__(service, body, requests)
+        self._has_logprobs, self._is_empty = body.logprobs is not None, body.max_tokens == 0
+        self._echoes: list[tuple[str, Sequence[int]]] = []  # by choice: the prompt's text and ids
+        if body.echo:
+            for given, ask in zip(body.prompts, requests[:: body.n], strict=True):
+                text = given if isinstance(given, str) else self._codec.tokenizer.decode(given)
+                self._echoes += [(text, ask.prompt)] * body.n
 
-    def piece(self, index: int, delta: RequestOutput) -> Mapping[str, Any] | None:
-        if self.is_empty:
-            delta = RequestOutput(
+    def add(self, index: int, delta: RequestOutput) -> RequestOutput:
+        if self._is_empty:
+            delta = replace(
+                delta, text="", tokens=[], sources=[], logprobs=[],
                 finish_reason=delta.finish_reason and "length",
-                prompt_logprobs=delta.prompt_logprobs,
-            )
-        if not (delta.text or delta.tokens or delta.finish_reason):
-            return None
-        text, offset = delta.text, self._shown.get(index, 0)
-        if self._echoes and index not in self._shown:
-            text = self._echoes[index][0] + text
-        logprobs = self._logprobs(index, delta, offset) if self._has_logprobs else None
-        self._shown[index] = offset + len(text)
-        reason = REASONS.get(delta.finish_reason or "")
-        more = self._pieces(index, delta)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **more}
+            )  # fmt: skip
+        return super().add(index, delta)
 
-    def _logprobs(self, index: int, delta: RequestOutput, offset: int) -> dict[str, Any]:
-        tokens, found = list(delta.tokens), list(delta.logprobs)
-        if self._echoes and index not in self._shown:
-            text, ids = self._echoes[index]
-            # what the tokenizer set in front is no part of the text
-            offset = len(text) - sum(len(self._codec.text_of(token)) for token in ids)
-            tokens = [*ids, *tokens]
-            found = [*(delta.prompt_logprobs or ()), *found]  # type: ignore[list-item]
-        num = min(len(tokens), len(found))
-        return completion_logprobs(tokens[:num], found[:num], self._codec, offset)
+    def choice(self, index: int, part: RequestOutput, *, is_whole: bool) -> dict[str, Any]:
+        so_far = self.outputs[index]
+        tokens, found, text = list(part.tokens), list(part.logprobs), part.text
+        offset = len(so_far.text) - len(part.text)
+        if self._echoes:
+            echoed, ids = self._echoes[index]
+            offset += len(echoed)
+            if len(so_far.tokens) == len(tokens):  # the first part: the prompt comes before it
+                text = echoed + text
+                # what the tokenizer set in front is no part of the text
+                offset -= sum(len(self._codec.text_of(token)) for token in ids)
+                tokens = [*ids, *tokens]
+                found = [*(so_far.prompt_logprobs or ()), *found]  # type: ignore[list-item]
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(tokens, found, offset) if self._has_logprobs else None,
+            "finish_reason": REASONS.get(part.finish_reason or ""),
+            **self._pieces(index, part),
+        }
+
+    def _logprobs(
+        self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], offset: int
+    ) -> dict[str, Any]:
+        """The first token of an echoed prompt has no log-probability.
+
+        offset: characters of the text before these tokens; below 0 where the first are not in it.
+        """
+        pairs = list(zip(tokens, found, strict=False))
+        texts = [self._codec.text_of(token) for token, _ in pairs]
+        starts = itertools.accumulate(map(len, texts), initial=offset)
+        return {
+            "tokens": texts,
+            "token_logprobs": [None if one is None else _finite(one.logprob) for _, one in pairs],
+            "top_logprobs": [None if one is None else self._by_text(one) for _, one in pairs],
+            "text_offset": [max(0, start) for start, _ in zip(starts, texts, strict=False)],
+        }
+
+    def _by_text(self, one: TokenLogprobs) -> dict[str, float]:
+        """The likeliest tokens and the chosen one; of tokens with one text the likelier counts."""
+        found: dict[str, float] = {}
+        for token, logprob in [*one.top, (one.token, one.logprob)]:
+            text = self._codec.text_of(token)
+            found[text] = max(_finite(logprob), found.get(text, _LEAST))
+        return found
 
 
 class ChatReply(Reply):
@@ -261,48 +237,62 @@ class ChatReply(Reply):
 
     kind, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, about: About, body: ChatRequest, num: int) -> None:
-        super().__init__(about)
+    def __init__(
+        self, service: Service, body: ChatRequest, requests: Sequence[GenerationRequest]
+    ) -> None:
+        super().__init__(service, body, requests)
         self._has_logprobs = body.logprobs
         names = [tool.function.name for tool in body.tools or ()]
         calls = names and body.tool_choice != "none"
-        self._tools = [ToolText(names) for _ in range(num)] if calls else []
+        self._tools = [ToolText(names) for _ in requests] if calls else []
+        self._opened: set[int] = set()
 
-    def opening(self, index: int) -> Mapping[str, Any] | None:
-        delta = {"role": "assistant", "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    def chunk_choices(self, index: int, delta: RequestOutput) -> Iterator[dict[str, Any]]:
+        if index not in self._opened:
+            self._opened.add(index)
+            opening = {"role": "assistant", "content": ""}
+            yield {"index": index, "delta": opening, "logprobs": None, "finish_reason": None}
+        yield from super().chunk_choices(index, delta)
 
-    def piece(self, index: int, delta: RequestOutput) -> Mapping[str, Any] | None:
-        if not (delta.text or delta.tokens or delta.finish_reason):
-            return None
-        content, calls = self._split(index, delta)
-        change: dict[str, Any] = {"content": content} if content or not calls else {}
-        if calls:
-            change["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-        more = self._pieces(index, delta)
-        return {"index": index, "delta": change, **self._end(delta, calls), **more}
+    def choice(self, index: int, part: RequestOutput, *, is_whole: bool) -> dict[str, Any]:
+        content, calls = part.text, list[dict[str, Any]]()
+        if self._tools:
+            content = self._tools[index].push(part.text)
+            if part.finish_reason is not None:
+                rest, calls = self._tools[index].finish()
+                content += rest
+        said: dict[str, Any] = {}
+        if is_whole:
+            said = {"role": "assistant", "content": content, "refusal": None}
+            if calls:
+                said |= {"content": content or None, "tool_calls": calls}
+        else:
+            if content or not calls:
+                said["content"] = content
+            if calls:
+                said["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        reason = "tool_calls" if calls else REASONS.get(part.finish_reason or "")
+        return {
+            "index": index,
+            "message" if is_whole else "delta": said,
+            "logprobs": self._logprobs(part.logprobs) if self._has_logprobs else None,
+            "finish_reason": reason,
+            **self._pieces(index, part),
+        }
 
-    def choice(self, index: int, answer: RequestOutput) -> Mapping[str, Any]:
-        content, calls = self._split(index, answer)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if calls:
-            message |= {"content": content or None, "tool_calls": calls}
-        more = self._pieces(index, answer)
-        return {"index": index, "message": message, **self._end(answer, calls), **more}
+    def _logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        content = [
+            {
+                **self._entry(one.token, one.logprob),
+                "top_logprobs": [self._entry(token, logprob) for token, logprob in one.top],
+            }
+            for one in found
+        ]
+        return {"content": content, "refusal": None}
 
-    def _split(self, index: int, delta: RequestOutput) -> tuple[str, list[dict[str, Any]]]:
-        if not self._tools:
-            return delta.text, []
-        content = self._tools[index].push(delta.text)
-        if delta.finish_reason is None:
-            return content, []
-        rest, calls = self._tools[index].finish()
-        return content + rest, calls
-
-    def _end(self, delta: RequestOutput, calls: Sequence[Any]) -> dict[str, Any]:
-        logprobs = chat_logprobs(delta.logprobs, self._codec) if self._has_logprobs else None
-        reason = REASONS.get(delta.finish_reason or "")
-        return {"logprobs": logprobs, "finish_reason": "tool_calls" if calls else reason}
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = list(self._codec.bytes_of(token))
+        return {"token": self._codec.text_of(token), "logprob": _finite(logprob), "bytes": raw}
 
 
 _STATUS = {"refused": 400, "late": 408, "cancelled": 503}
@@ -314,12 +304,12 @@ class AnswerStreams:
     State: the answers that have not ended; by answer, what came and was not read yet.
     """
 
-    def __init__(self, worker: Worker, asks: Sequence[GenerationRequest]) -> None:
+    def __init__(self, worker: Worker, requests: Sequence[GenerationRequest]) -> None:
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._lock, self._filled = threading.Lock(), asyncio.Event()
         self._unread: dict[int, RequestOutput] = {}
-        sinks = [partial(self._put, index) for index in range(len(asks))]
-        self._open = dict(enumerate(worker.submit(asks, sinks)))
+        sinks = [partial(self._put, index) for index in range(len(requests))]
+        self._open = dict(enumerate(worker.submit(requests, sinks)))
 
     async def parts(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(choice, part) until all have ended. Raises Refused where one did not end properly."""
@@ -332,7 +322,7 @@ class AnswerStreams:
                 if delta.finish_reason is not None:
                     self._open.pop(index, None)
                     if delta.finish_reason not in REASONS:
-                        raise failure(delta)
+                        raise _failure(delta.finish_reason, delta.error)
                 yield index, delta
 
     def close(self) -> None:
@@ -349,47 +339,38 @@ class AnswerStreams:
             self._loop.call_soon_threadsafe(self._filled.set)
 
 
-def failure(delta: RequestOutput) -> Refused:
-    reason = delta.finish_reason or ""
-    message = delta.error or f"the answer ended with: {reason}"
-    again_s = 5 if reason == "cancelled" else None  # the server is going down
-    code = reason.replace(" ", "_")
-    return Refused(_STATUS.get(reason, 500), message, code=code, retry_after_s=again_s)
+def _failure(reason: str, error: str | None) -> Refused:
+    return Refused(
+        _STATUS.get(reason, 500),
+        error or f"the answer ended with: {reason}",
+        code=reason.replace(" ", "_"),
+        retry_after_s=5 if reason == "cancelled" else None,  # the server is going down
+    )
 
 
-async def gather(answers: AnswerStreams, reply: Reply, num: int) -> dict[str, Any]:
-    whole = [RequestOutput() for _ in range(num)]
+async def gather(answers: AnswerStreams, reply: Reply) -> dict[str, Any]:
     async for index, delta in answers.parts():
-        reply.count(delta)
-        whole[index].add(delta)
-    choices = [reply.choice(index, answer) for index, answer in enumerate(whole)]
-    return reply.whole(choices)
+        reply.add(index, delta)
+    return reply.whole()
 
 
-async def events(
-    answers: AnswerStreams, reply: Reply, options: StreamOptions
-) -> AsyncIterator[bytes]:
+async def events(answers: AnswerStreams, reply: Reply) -> AsyncIterator[bytes]:
     """Server-sent events: a chunk a part, usage if requested, an error as its own event.
 
     Raises Refused where there is no event before the error: the response has not begun then.
     """
-    usage = "each" if options.continuous_usage_stats else "last" if options.include_usage else "no"
-    opened: set[int] = set()
+    has_begun = False
     try:
         async for index, delta in answers.parts():
-            reply.count(delta)
-            if index not in opened:
-                opened.add(index)
-                if (opening := reply.opening(index)) is not None:
-                    yield _event(reply.chunk(opening, usage))
-            if (choice := reply.piece(index, delta)) is not None:
-                yield _event(reply.chunk(choice, usage))
-        if options.include_usage:
+            has_begun = True
+            for choice in reply.chunk_choices(index, reply.add(index, delta)):
+                yield _event(reply.chunk(choice))
+        if reply.stream_options.include_usage:
             yield _event(reply.last_chunk())
     except Refused as refused:
-        if not opened:
+        if not has_begun:
             raise
-        yield _event(error_body(refused.status, refused.message, code=refused.code))
+        yield _event(refused.body)
     yield b"data: [DONE]\n\n"
 
 

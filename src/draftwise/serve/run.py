@@ -15,13 +15,11 @@ from typing import Any
 
 import uvicorn
 
-from draftwise import registry
 from draftwise.engine.engine import Engine
 from draftwise.engine.memory import SharedPolicyState
 from draftwise.engine.prompts import eos_tokens
 from draftwise.engine.records import Round, TraceWriter
 from draftwise.files import set_aside
-from draftwise.presets import preset
 from draftwise.serve.app import Service, make_app
 from draftwise.serve.constraint import Grammars
 from draftwise.serve.metrics import History, Metrics
@@ -117,9 +115,7 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
     )  # fmt: skip
     return Service(
         worker=worker,
-        asker=RequestParser(codec, eos, settings, check_name),
-        grammars=Grammars(tokenizer, target.vocab_size, eos),
-        tokenizer=tokenizer,
+        parser=RequestParser(codec, Grammars(tokenizer, target.vocab_size, eos), eos, settings),
         metrics=metrics,
         history=history,
         models=models,
@@ -198,11 +194,3 @@ class Server(uvicorn.Server):
         if self.started and not self._is_over.wait(2 * _LAST_WORDS_S):
             _LOG.error("the server did not end in time: the process ends now")
             os._exit(STUCK)
-
-
-def check_name(kind: str, name: str) -> None:
-    """Refuse a preset or policy that a request may not name. Raises DraftwiseError."""
-    if kind == "preset":
-        preset(name)
-    else:
-        registry.check_remote_spec(kind, name)

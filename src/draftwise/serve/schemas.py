@@ -85,6 +85,12 @@ class StrictModel(BaseModel):
         return data
 
 
+class ModelRequest(StrictModel):
+    """A request to one of the served models."""
+
+    model: Name | None = None
+
+
 class StreamOptions(StrictModel):
     """Whether usage comes with the stream: at its end, or with each chunk."""
 
@@ -159,10 +165,9 @@ class DraftwiseOptions(StrictModel):
         return self
 
 
-class BaseRequest(StrictModel):
+class BaseRequest(ModelRequest):
     """Fields that both endpoints accept."""
 
-    model: Name | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
@@ -329,10 +334,9 @@ def _asks_for_nothing(key: Any, value: Any) -> bool:
     return value is None or key in IGNORED or (type(value), value) in neutral
 
 
-class TokenizeRequest(StrictModel):
+class TokenizeRequest(ModelRequest):
     """Body of ``/tokenize``, as vLLM has it: a text, or a conversation."""
 
-    model: Name | None = None
     prompt: Text | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
@@ -345,26 +349,20 @@ class TokenizeRequest(StrictModel):
         return self
 
 
-class DetokenizeRequest(StrictModel):
+class DetokenizeRequest(ModelRequest):
     """Body of ``/detokenize``, as vLLM has it."""
 
-    model: Name | None = None
     tokens: Annotated[list[Token], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
 
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
     408: "timeout_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
+    **dict.fromkeys((400, 405, 413, 415), "invalid_request_error"),
 }
-
-
 _EXPECTED: Mapping[str, str] = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
     "stop": "a string, or a list of strings",
@@ -396,17 +394,15 @@ class Refused(Exception):
             # OpenAI's clients would ask again, in vain
             self.headers["x-should-retry"] = "false"
 
+    @property
+    def body(self) -> dict[str, Any]:
+        type_ = _TYPES.get(self.status, "server_error")
+        error = {"message": self.message, "type": type_, "param": self.param, "code": self.code}
+        return {"error": error}
 
-def error_body(
-    status: int, message: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    type_ = _TYPES.get(status, "server_error")
-    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
-
-
-def response(refused: Refused) -> JSONResponse:
-    body = error_body(refused.status, refused.message, refused.param, refused.code)
-    return JSONResponse(body, refused.status, headers=refused.headers)
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, headers=self.headers)
 
 
 def no_object() -> Refused:

@@ -101,9 +101,6 @@ class ServerSettings:
         return self.max_rows + self.max_queue
 
 
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-
-
 def bind(host: str, port: int) -> socket.socket:
     """A socket that has this address, and refuses connections until ``listen``.
 
@@ -161,4 +158,4 @@ def hosts_of(host: str, allowed: list[str]) -> list[str]:
         is_loopback = host == "localhost"
     if not is_loopback:
         return allowed
-    return [*_LOOPBACK, f"[{host}]" if ":" in host else host, *allowed]
+    return ["localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host, *allowed]

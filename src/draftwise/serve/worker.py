@@ -1,8 +1,7 @@
-"""One thread owns the engine: requests go in as asks, and come out as parts of answers."""
+"""One thread owns the engine: requests go in, and come out as parts of answers."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -40,24 +39,22 @@ class Observer:
     def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
         """Tokens of one answer, and the seconds since those before them, or since it came."""
 
-    def saw_end(self, handle: RequestHandle) -> None:
-        """An answer has ended."""
+    def saw_end(self, handle: RequestHandle) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestHandle:
-    """An answer on its way. State: the reader of its request, once the engine has it, and times.
+    """An answer on its way.
 
-    took_s: until its end; finish_reason: how it ended.
+    State: the reader of its request, once the engine has it; last_s: when its last tokens came
+    (came_s before the first); took_s: seconds until its end; finish_reason: how it ended.
     """
 
-    id: int
     ask: GenerationRequest
     sink: Sink
     came_s: float
+    last_s: float
     reader: OutputReader | None = None
-    began_s: float | None = None
-    last_s: float = 0.0
     num_tokens: int = 0
     took_s: float = 0.0
     finish_reason: str = ""
@@ -65,9 +62,6 @@ class RequestHandle:
     @property
     def request(self) -> Request | None:
         return None if self.reader is None else self.reader.request
-
-    def is_late(self, now: float) -> bool:
-        return self.ask.deadline_s is not None and now - self.came_s > self.ask.deadline_s
 
     def part(self, rounds: Iterable[Round]) -> RequestOutput:
         if self.reader is None:
@@ -115,21 +109,15 @@ class Worker:
         self._observers, self._housekeeping, self._at_end = observers, housekeeping, at_end
         self._max_open = max_open
         self._condition = threading.Condition()
-        self._ids = itertools.count(1)
         self._new: list[RequestHandle] = []  # the condition guards these four
-        self._cancelled: set[int] = set()
+        self._cancelled: set[RequestHandle] = set()
         self.num_open = 0
         self._is_closing = self._is_stopped = self._is_given_up = False
-        self._handles: dict[int, RequestHandle] = {}  # by handle id: the engine thread's own
+        self._handles: list[RequestHandle] = []  # the engine thread's own
         self._mean_s = 1.0
-        self.num_turns = 0
         self._began_s: float | None = None  # of the turn that runs now
         self._ended_s = clock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-
-    @property
-    def num_running(self) -> int:
-        return self.engine.num_running
 
     @property
     def num_waiting(self) -> int:
@@ -151,17 +139,19 @@ class Worker:
         return self._thread.is_alive()
 
     def submit(
-        self, asks: Sequence[GenerationRequest], sinks: Sequence[Sink]
+        self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink]
     ) -> list[RequestHandle]:
         """Take all of these, or none. Raises Busy, Closing."""
         with self._condition:
             if self._is_closing:
                 raise Closing
-            if self.num_open + len(asks) > self._max_open:
+            if self.num_open + len(requests) > self._max_open:
                 raise Busy(max(1, round(self._mean_s)))
             now = self._clock()
-            pairs = zip(asks, sinks, strict=True)
-            handles = [RequestHandle(next(self._ids), ask, sink, now) for ask, sink in pairs]
+            handles = [
+                RequestHandle(ask, sink, came_s=now, last_s=now)
+                for ask, sink in zip(requests, sinks, strict=True)
+            ]
             self.num_open += len(handles)
             self._new += handles
             self._condition.notify()
@@ -170,14 +160,13 @@ class Worker:
     def cancel(self, handles: Iterable[RequestHandle]) -> None:
         """These are not wanted any more; those that have ended are left alone."""
         with self._condition:
-            self._cancelled |= {handle.id for handle in handles}
+            self._cancelled.update(handles)
             self._condition.notify()
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Take nothing new from now on."""
         with self._condition:
             self._is_closing = True
 
@@ -188,10 +177,8 @@ class Worker:
         it, and ``is_alive`` stays true. Returns whether all were done.
         """
         self.close()
-        until = self._clock() + timeout_s
         with self._condition:
-            left_s = max(0.0, until - self._clock())
-            is_done = self._condition.wait_for(lambda: self.num_open == 0, left_s)
+            is_done = self._condition.wait_for(lambda: self.num_open == 0, timeout_s)
             self._is_stopped = True
             self._condition.notify_all()
         if self._thread.ident is not None:
@@ -199,25 +186,25 @@ class Worker:
         if self._thread.is_alive() and not self._is_given_up:
             self._is_given_up = True
             _LOG.error("the engine's thread is stuck in a step: its requests end without it")
-            for handle in [*self._handles.copy().values(), *self._new]:
+            for handle in [*self._handles, *self._new]:
                 handle.sink(RequestOutput(finish_reason="cancelled", error=_GOING_DOWN))
         return is_done
 
     def turn(self) -> None:
         """Take in what came, let go of what is not wanted, run one round, hand out what it gave."""
-        self.num_turns += 1
         with self._condition:
             new, self._new = self._new, []
             cancelled, self._cancelled = self._cancelled, set()
+        self._handles = [*self._handles, *new]
         for handle in new:
-            self._handles[handle.id] = handle
-            if handle.id not in cancelled:
+            if handle not in cancelled:
                 self._admit(handle)
         now = self._clock()
-        for handle in list(self._handles.values()):
-            if handle.id in cancelled:
+        for handle in self._handles:  # those that end here leave a copy
+            deadline_s = handle.ask.deadline_s
+            if handle in cancelled:
                 self._give_up(handle, "cancelled", "cancelled by its client")
-            elif handle.is_late(now):
+            elif deadline_s is not None and now - handle.came_s > deadline_s:
                 self._give_up(handle, "late", "its deadline has passed")
         if self.engine.has_work:
             self._deliver(self._step())
@@ -241,7 +228,7 @@ class Worker:
                 reason, why = "error", "an error of the server's own: its log has more"
                 self.close()
                 break
-        for handle in [*self._handles.values(), *self._new]:
+        for handle in [*self._handles, *self._new]:
             self._give_up(handle, reason, why)
         self.engine.close()
         self._at_end()
@@ -266,10 +253,11 @@ class Worker:
         except Exception as error:
             # whatever it was, no client waits for ever, and the next request finds a clean engine
             _LOG.exception("a round failed: its requests end here")
-            seated = [one for one in self._handles.values() if one.request is not None]
-            over = [one for one in seated if one.request and one.request.answer.finish_reason]
+            over = [
+                one for one in self._handles if one.request and one.request.answer.finish_reason
+            ]
             # if none was ended, the next round would fail in the same way
-            for handle in over or seated:
+            for handle in over or self._handles:
                 self._give_up(handle, "error", f"{type(error).__name__}: {error}")
             return []
 
@@ -279,26 +267,20 @@ class Worker:
             own.setdefault(round_.request, []).append(round_)
         for observer in self._observers:
             observer.saw_rounds(rounds, self.engine)
-        for handle in list(self._handles.values()):
+        for handle in self._handles:
             request = handle.request
             if request is None or (request.id not in own and request.answer.finish_reason is None):
                 continue
             part = handle.part(own.get(request.id, ()))
-            self._time(handle, len(part.tokens))
+            if num := len(part.tokens):
+                now, is_first = self._clock(), handle.num_tokens == 0
+                for observer in self._observers:
+                    observer.saw_part(num, now - handle.last_s, is_first)
+                handle.last_s, handle.num_tokens = now, handle.num_tokens + num
             if part.finish_reason is None:
                 handle.sink(part)
             else:
                 self._end(handle, part)
-
-    def _time(self, handle: RequestHandle, num_tokens: int) -> None:
-        if num_tokens == 0:
-            return
-        now, is_first = self._clock(), handle.began_s is None
-        gap_s = now - (handle.came_s if is_first else handle.last_s)
-        handle.began_s = now if handle.began_s is None else handle.began_s
-        handle.last_s, handle.num_tokens = now, handle.num_tokens + num_tokens
-        for observer in self._observers:
-            observer.saw_part(num_tokens, gap_s, is_first)
 
     def _give_up(self, handle: RequestHandle, reason: str, why: str) -> None:
         """End a handle before its time; its row, if it has one, goes at once."""
@@ -312,7 +294,7 @@ class Worker:
         self._end(handle, part)
 
     def _end(self, handle: RequestHandle, part: RequestOutput) -> None:
-        self._handles.pop(handle.id, None)
+        self._handles = [one for one in self._handles if one is not handle]
         now, handle.finish_reason = self._clock(), part.finish_reason or ""
         handle.took_s = now - handle.came_s
         self._mean_s += 0.1 * (handle.took_s - self._mean_s)

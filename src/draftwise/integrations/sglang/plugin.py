@@ -135,8 +135,7 @@ def state_file(settings: SglangSettings, given: Any) -> StateFile | None:
              "kv_cache_dtype", "tp_size", "ep_size", "attention_backend")  # fmt: skip
     about = {name: str(getattr(given, name, None)) for name in names}
     about |= {"device": device, "sglang": sglang.__version__, "draftwise": __version__}
-    about["steps"] = str(settings.candidates)
-    about["model"] = str(given.model_path)
+    about |= {"steps": str(settings.candidates), "model": str(given.model_path)}
     path = state_path(settings.state, about, user_cache_dir())
     logger.info("what is learnt is kept in %s", path)
     return StateFile(path, about)

@@ -84,20 +84,17 @@ def read_settings(path: str | None) -> SglangSettings | None:
 
 def _read_tiers(found: Mapping[str, Any], where: str) -> dict[int, list[int]]:
     """The tiers of SGLang's own format, whose keys are digits."""
+    form = '{{"{}": {{"candidate_steps": [0, 1, 3]}}}}'
     tiers: dict[int, list[int]] = {}
     for low, tier in found.items():
         if not low.isdecimal():
             continue
         steps = tier.get("candidate_steps") if isinstance(tier, dict) else None
         if not isinstance(steps, list) or not steps or not all(map(_is_count, steps)):
-            raise DraftwiseError(
-                f'{where}: name candidates as {{"{low}": {{"candidate_steps": [0, 1, 3]}}}}'
-            )
+            raise DraftwiseError(f"{where}: name candidates as {form.format(low)}")
         tiers[int(low)] = steps
     if not tiers:
-        raise DraftwiseError(
-            f'{where}: name candidates by batch size, as {{"1": {{"candidate_steps": [0, 1, 3]}}}}'
-        )
+        raise DraftwiseError(f"{where}: name candidates by batch size, as {form.format(1)}")
     return tiers
 
 

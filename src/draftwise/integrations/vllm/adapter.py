@@ -132,12 +132,8 @@ class Adapter:
         begin = self.clock()
         sampled, index = output.sampled_token_ids, output.req_id_to_index
         spec, rows = scheduled.scheduled_spec_decode_tokens, self._rows
-        names, emitted, verified, fresh = (
-            list[str](),
-            list[Sequence[int]](),
-            list[int](),
-            list[str](),
-        )
+        names, fresh, verified = list[str](), list[str](), list[int]()
+        emitted: list[Sequence[int]] = []
         for id_, num in scheduled.num_scheduled_tokens.items():
             place = index.get(id_)
             tokens = sampled[place] if sampled and place is not None else ()
@@ -153,8 +149,9 @@ class Adapter:
         if self._overlapping:
             emitted = self._judged(names, verified)
         self._observe(scheduled, names, emitted, verified)
-        for id_ in [*(rows.keys() - self._requests.keys())]:
-            self._end(id_)
+        for id_ in rows.keys() - self._requests.keys():
+            del rows[id_]
+            self.controller.end(id_)
         for id_ in fresh:
             if self._runs(id_) and not self._overlapping:
                 self._begin(self._requests[id_])
@@ -245,13 +242,12 @@ class Adapter:
         before = guard.plain_s, guard.spent_s
         self.controller.observe(step, names, emitted, verified)
         worth_s, spent_s = guard.plain_s - before[0], guard.spent_s - before[1]
-        plain_s = worth_s * num / max(sum(map(len, emitted)), 1)
-        counts, num_emitted = self.counts, 0
+        counts, num_emitted = self.counts, sum(map(len, emitted))
+        plain_s = worth_s * num / max(num_emitted, 1)
         of_model = by_model = drafted = accepted = 0
         for id_, tokens, num_drafted in zip(names, emitted, verified, strict=True):
             row, length = self._rows[id_], len(tokens)
             row.length += length
-            num_emitted += length
             if num_drafted:
                 kept = min(length - 1, num_drafted)
                 drafted += num_drafted
@@ -290,7 +286,8 @@ class Adapter:
         limit = min(wishes.max_draft, self.controller.limits.max_draft)
         if kind is Kind.PLAIN or not wishes.speculation:
             limit = 0
-        num = request.num_tokens
+        num, left = request.num_tokens, int(request.max_tokens - request.num_output_tokens)
+        has_limit = num + left < self._max_model_len
         self.controller.begin(
             request.request_id,
             range(num) if self._overlapping else list(request.all_token_ids),
@@ -298,15 +295,10 @@ class Adapter:
             shares=kind is Kind.SHARED and not wishes.private,
             model=limit > 0 and MODEL in wishes.drafters,
             retrieval=limit > 0 and RETRIEVAL in wishes.drafters,
-            num_left=self._num_left(request),
+            num_left=left if has_limit else ANSWER,  # without a limit of its own, a usual answer
         )
         row = self._rows[request.request_id] = _Row(num, limit, wishes.label)
         return row
-
-    def _num_left(self, request: Any) -> int:
-        """Tokens that a request may still emit; without a limit of its own, a usual answer."""
-        left = int(request.max_tokens - request.num_output_tokens)
-        return ANSWER if request.num_tokens + left >= self._max_model_len else left
 
     def _wishes(self, params: Any) -> Wishes:
         try:
@@ -314,10 +306,6 @@ class Adapter:
         except DraftwiseError as error:  # the API server refuses them, other front ends may not
             logger.warning("a request's extra_args are not used: %s", error)
             return Wishes()
-
-    def _end(self, id_: str) -> None:
-        del self._rows[id_]
-        self.controller.end(id_)
 
 
 def whole(offer: Sequence[int]) -> list[int]:

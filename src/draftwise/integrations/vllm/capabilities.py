@@ -107,7 +107,8 @@ def _missing(root: Path, need: Need) -> Iterator[str]:
     if owner is None:
         yield f"{need.file}: {need.owner}"
         return
-    names = _names(owner)
+    nodes, kinds = list(ast.walk(owner)), ("name", "attr", "id", "arg")
+    names = {getattr(node, kind, None) for node in nodes for kind in kinds}
     for name in need.names:
         if name not in names:
             yield f"{need.file}: {need.owner}({name})"
@@ -127,14 +128,4 @@ def _find(file: Path, path: str) -> ast.AST | None:
     for part in path.split("."):
         body = getattr(found, "body", ())
         found = next((node for node in body if getattr(node, "name", None) == part), None)
-    return found
-
-
-def _names(owner: ast.AST) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(owner):
-        for kind in ("name", "attr", "id", "arg"):
-            name = getattr(node, kind, None)
-            if isinstance(name, str):
-                found.add(name)
     return found

@@ -76,12 +76,10 @@ class Counts:
 
     def add_drafts(self, by_model: int, of_model: int, drafted: int, accepted: int) -> None:
         """Add the verified and accepted tokens of a step, of the model drafter and of all."""
-        for name, num, kept in (
-            (MODEL, by_model, of_model),
-            (RETRIEVAL, drafted - by_model, accepted - of_model),
-        ):
-            self.drafted[name] += num
-            self.accepted[name] += kept
+        self.drafted[MODEL] += by_model
+        self.accepted[MODEL] += of_model
+        self.drafted[RETRIEVAL] += drafted - by_model
+        self.accepted[RETRIEVAL] += accepted - of_model
 
     def add_label(self, label: str, num_emitted: int, seconds: float, plain_s: float) -> None:
         """Add one round of a request with a label, in a step that took ``seconds``.
@@ -97,12 +95,11 @@ class Counts:
 
     def figures(self, guard: Guard) -> Iterator[Figure]:
         """All samples. guard: the account of all requests."""
-        sums = (
-            ("steps", self.steps), ("rounds", self.rounds), ("emitted_tokens", self.emitted),
-            ("step_seconds", self.step_s), ("own_seconds", self.own_s),
-        )  # fmt: skip
-        for name, value in sums:
-            yield Figure(name, True, {}, value)
+        yield Figure("steps", True, {}, self.steps)
+        yield Figure("rounds", True, {}, self.rounds)
+        yield Figure("emitted_tokens", True, {}, self.emitted)
+        yield Figure("step_seconds", True, {}, self.step_s)
+        yield Figure("own_seconds", True, {}, self.own_s)
         for name in DRAFTERS:
             yield Figure("drafted_tokens", True, {"drafter": name}, self.drafted[name])
             yield Figure("accepted_tokens", True, {"drafter": name}, self.accepted[name])
@@ -123,40 +120,35 @@ def _windows(account: Guard) -> Iterator[tuple[str, float]]:
 
 def as_text(figures: Iterable[Figure], labels: Mapping[str, str]) -> str:
     """The file's content; labels: of the engine, added to those of each sample."""
-    rows = [[f.name, f.is_counter, dict(labels) | dict(f.labels), f.value] for f in figures]
-    return json.dumps(rows)
+    return json.dumps([[f.name, f.is_counter, {**labels, **f.labels}, f.value] for f in figures])
 
 
 class Exporter:
-    """Metrics as objects of prometheus_client, in an engine's process."""
+    """Metrics in an engine's process as objects of ``prometheus``, the module prometheus_client."""
 
     def __init__(self, prometheus: Any) -> None:
-        """prometheus: the module ``prometheus_client``."""
         self._prometheus = prometheus
         self._families: dict[str, Any] = {}
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def export(self, figures: Iterable[Figure], labels: Mapping[str, str]) -> None:
         """Pass on what has changed since the last call."""
-        for figure in figures:
-            of_all = dict(labels) | dict(figure.labels)
-            family, values = self._family(figure, of_all), tuple(of_all.values())
-            if figure.is_counter:
-                before = self._told.get((figure.name, values), 0.0)
-                family.labels(*values).inc(figure.value - before)
-                self._told[figure.name, values] = figure.value
+        for name, is_counter, own, value in figures:
+            all_labels = {**labels, **own}
+            if name not in self._families:
+                given = f"draftwise:{name}", HELP[name], list(all_labels)
+                self._families[name] = (
+                    self._prometheus.Counter(*given)
+                    if is_counter
+                    else self._prometheus.Gauge(*given, multiprocess_mode="livemostrecent")
+                )
+            values = tuple(all_labels.values())
+            sample = self._families[name].labels(*values)
+            if is_counter:
+                sample.inc(value - self._told.get((name, values), 0.0))
+                self._told[name, values] = value
             else:
-                family.labels(*values).set(figure.value)
-
-    def _family(self, figure: Figure, labels: Mapping[str, str]) -> Any:
-        if figure.name not in self._families:
-            given = f"draftwise:{figure.name}", HELP[figure.name], list(labels)
-            if figure.is_counter:
-                family = self._prometheus.Counter(*given)
-            else:
-                family = self._prometheus.Gauge(*given, multiprocess_mode="livemostrecent")
-            self._families[figure.name] = family
-        return self._families[figure.name]
+                sample.set(value)
 
 
 class Collector:

@@ -9,14 +9,9 @@ from typing import Any
 class NullProposer:
     """vLLM's ``method: custom_class``; drafts come from the scheduler."""
 
-    def __init__(self, vllm_config: Any) -> None:
-        """As vLLM calls it; nothing is read."""
+    def __init__(self, vllm_config: Any) -> None: ...
 
-    def load_model(self, target_model: Any) -> None:
-        """Nothing to load."""
+    def load_model(self, target_model: Any) -> None: ...
 
-    def propose(
-        self, sampled_token_ids: Sequence[Sequence[int]], *_: Any, **__: Any
-    ) -> list[list[int]]:
-        """An empty draft for each request."""
+    def propose(self, sampled_token_ids: Sequence[Any], *_: Any, **__: Any) -> list[list[int]]:
         return [[] for _ in sampled_token_ids]

@@ -42,15 +42,12 @@ LENGTHS = "num_speculative_tokens_per_batch_size"
 def name_of(scheduler_cls: Any) -> str | None:
     """The draftwise scheduler that a server names, by path or class; None = neither."""
     if isinstance(scheduler_cls, str):
-        found = {SCHEDULER, ASYNC_SCHEDULER, *(f"{HOME}.scheduler.{n}" for n in _CLASSES)}
-        return f"{HOME}.{scheduler_cls.rpartition('.')[2]}" if scheduler_cls in found else None
+        name = scheduler_cls.replace(f"{HOME}.scheduler.", f"{HOME}.")
+        return name if name in {SCHEDULER, ASYNC_SCHEDULER} else None
     for kind in getattr(scheduler_cls, "__mro__", ()):
         if kind.__module__.startswith(HOME):
             return f"{HOME}.{kind.__name__}"
     return None
-
-
-_CLASSES = ("Scheduler", "AsyncScheduler")
 
 
 def plug_in() -> None:
@@ -86,7 +83,8 @@ def with_drafts(create: Callable[..., Any]) -> Callable[..., Any]:
         check_server(config, asynchronous=is_async)
         for line in advice(config, asynchronous=is_async):
             logger.warning("draftwise: %s", line)
-        if is_slow_cpu(config, os.environ):
+        is_cpu = config.device_config.device_type == "cpu"
+        if is_cpu and "libiomp5" not in os.environ.get("LD_PRELOAD", ""):
             logger.warning(
                 "speculation on the CPU is many times slower without Intel's OpenMP: start vLLM "
                 "with LD_PRELOAD naming libiomp5.so (pip install intel-openmp) and libtcmalloc"
@@ -172,12 +170,6 @@ def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[
     return given | {LENGTHS: [*each, [longest + 1, last, longest]]}
 
 
-def is_slow_cpu(config: Any, environment: Any) -> bool:
-    """Whether this is the CPU backend without Intel's OpenMP."""
-    is_cpu = config.device_config.device_type == "cpu"
-    return is_cpu and "libiomp5" not in environment.get("LD_PRELOAD", "")
-
-
 def with_processors(build: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``build_logitsprocs`` to keep min_p and logit_bias under a draftwise scheduler.
 
@@ -210,19 +202,15 @@ def with_all_parameters(validate: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(validate)
     def validate_spec_decode(self: Any, speculative_config: Any) -> Any:
-        if speculative_config is None or not is_ours(speculative_config):
-            return validate(self, speculative_config)
-        try:
-            wishes_of(self.extra_args)
-        except DraftwiseError as error:
-            raise _refusal(str(error)) from error
-        return None if is_null(speculative_config) else validate(self, speculative_config)
+        has_null = speculative_config is not None and is_null(speculative_config)
+        if has_null or getattr(speculative_config, LENGTHS, None):
+            try:
+                wishes_of(self.extra_args)
+            except DraftwiseError as error:
+                raise _refusal(str(error)) from error
+        return None if has_null else validate(self, speculative_config)
 
     return validate_spec_decode
-
-
-def is_ours(speculative: Any) -> bool:
-    return is_null(speculative) or bool(getattr(speculative, LENGTHS, None))
 
 
 def _refusal(message: str) -> Exception:

@@ -81,9 +81,8 @@ def check_server(config: Any, *, asynchronous: bool = False) -> None:
             f"into vLLM's environment ({hint('vllm')}), and let VLLM_PLUGINS, if it is set, name "
             "draftwise"
         )
-    reasons = _common(config, speculative)
-    reasons += _of_lengths(config, speculative) if asynchronous else _of_drafts(config, speculative)
-    if reasons:
+    of_scheduler = _of_lengths if asynchronous else _of_drafts
+    if reasons := _common(config, speculative) + of_scheduler(config, speculative):
         raise DraftwiseError(
             "draftwise cannot draft in this server: " + "; ".join(reasons) + "; change that, or "
             "leave --scheduler-cls out"
@@ -91,7 +90,6 @@ def check_server(config: Any, *, asynchronous: bool = False) -> None:
 
 
 def _common(config: Any, speculative: Any) -> list[str]:
-    """Reasons that apply to both schedulers."""
     parallel, model = config.parallel_config, config.model_config
     return _met(
         (parallel.pipeline_parallel_size > 1,
@@ -113,7 +111,6 @@ def _common(config: Any, speculative: Any) -> list[str]:
 
 
 def _of_drafts(config: Any, speculative: Any) -> list[str]:
-    """Reasons why the scheduler's drafts would not be verified."""
     return _met(
         (not is_null(speculative) and speculative.method not in MODEL_METHODS,
          f"method {speculative.method!r} cannot share a server with other drafters: those that "
@@ -132,7 +129,6 @@ def _of_drafts(config: Any, speculative: Any) -> list[str]:
 
 
 def _of_lengths(config: Any, speculative: Any) -> list[str]:
-    """Reasons why lengths cannot be chosen."""
     return _met(
         (speculative.method not in MODEL_METHODS,
          f"AsyncScheduler chooses lengths of vLLM's own drafter ({', '.join(MODEL_METHODS)}), "

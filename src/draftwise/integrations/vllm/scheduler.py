@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncSchedu
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 import draftwise
+from draftwise.bench.environment import cpu_name
 from draftwise.controller.controller import Controller
 from draftwise.integrations.vllm.adapter import Adapter
 from draftwise.integrations.vllm.capabilities import check_capabilities
@@ -32,8 +31,7 @@ logger = logging.getLogger("vllm.draftwise")
 class _Steps:
     """Methods of vLLM's schedulers that both subclasses extend; it must precede vLLM's class.
 
-    ``schedule`` starts the step's clock, and ``update_from_output`` also learns. All of draftwise
-    runs in this process, so ranks cannot disagree.
+    All of draftwise runs in this process, so ranks cannot disagree.
     Errors: DraftwiseError with the reason for a server that cannot use it.
     """
 
@@ -123,8 +121,8 @@ def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, U
         file = StateFile(state_path(options.state, about, envs.VLLM_CACHE_ROOT, rank), about)
     exporter, figures = _sinks(rank) if scheduler.log_stats else (None, None)
     served = config.model_config.served_model_name
-    name = served[0] if isinstance(served, list) else served
-    labels = {"model_name": str(name), "engine": str(rank)}
+    name = str(served[0] if isinstance(served, list) else served)
+    labels = {"model_name": name, "engine": str(rank)}
     upkeep = Upkeep(adapter, clock, file, exporter, figures, labels)
     drafters = ["retrieval"] if limits.retrieval else []
     if limits.model:
@@ -158,10 +156,5 @@ def _device_name() -> str:
     if not current_platform.is_cpu():
         return name
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found = platform.processor() or platform.machine()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        names = (x.partition(":")[2].strip() for x in lines if x.startswith("model name"))
-        found = next(names, found)
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    return f"{name}, {found}, {cores} cores, {threads or 'all'} threads"
+    threads = os.environ.get("OMP_NUM_THREADS") or "all"
+    return f"{name}, {cpu_name()}, {cores} cores, {threads} threads"

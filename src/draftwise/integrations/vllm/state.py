@@ -114,11 +114,9 @@ class StateFile:
 
     def reject(self, error: Exception) -> None:
         try:
-            aside = set_aside(self.path)
+            done = f": kept as {set_aside(self.path)}, learning starts from nothing"
         except OSError as failed:
             done = f", and cannot be renamed: {failed}"
-        else:
-            done = f": kept as {aside}, learning starts from nothing"
         logger.warning("%s is damaged (%s)%s", self.path, error, done)
 
     def text(self, learnt: Mapping[str, Any]) -> str:
@@ -142,8 +140,7 @@ class SaveTimer:
 class Writer:
     """Writes files as a whole in a thread of its own, at most once in QUIET_S.
 
-    Only the latest text is written. A step never waits for the disk. ``flush`` waits a few seconds
-    at most.
+    Only the latest text is written. A step never waits for the disk.
     """
 
     def __init__(self) -> None:
@@ -159,12 +156,12 @@ class Writer:
             self._texts[path] = text
         self._wake.put(None)
 
-    def flush(self, timeout_s: float = 3.0) -> None:
-        """Wait until everything is written, or for a number of seconds."""
+    def flush(self) -> None:
+        """Wait until everything is written, but a few seconds at most."""
         done = threading.Event()
         self._hurry.set()
         self._wake.put(done)
-        done.wait(timeout_s)
+        done.wait(3.0)
         self._hurry.clear()
 
     def _run(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from draftwise.integrations.vllm.adapter import Adapter, fused
@@ -41,7 +41,7 @@ class Upkeep:
         self._timer = SaveTimer(self._logged_s)
         self._saved_steps = 0
         self.has_failed = False
-        self._logged = sums_of(adapter)
+        self._logged = self._sums()
 
     def load(self) -> None:
         """Load an earlier server's state, and log it."""
@@ -72,12 +72,10 @@ class Upkeep:
             self.log(now)
 
     def export(self) -> None:
-        adapter = self._adapter
-        figures: Iterable[Figure] = adapter.counts.figures(adapter.controller.guard)
         if self._exporter is not None:
-            self._exporter.export(figures, self._labels)
+            self._exporter.export(self._samples(), self._labels)
         elif self._figures is not None and self._writer is not None:
-            self._writer.write(self._figures, as_text(figures, self._labels))
+            self._writer.write(self._figures, as_text(self._samples(), self._labels))
 
     def save(self) -> None:
         num = self._adapter.counts.steps
@@ -87,46 +85,41 @@ class Upkeep:
             self._writer.write(self._file.path, self._file.text(state))
 
     def log(self, now: float) -> None:
-        sums = sums_of(self._adapter)
-        since = {name: value - self._logged[name] for name, value in sums.items()}
-        logger.info("draftwise: %s", report(self._adapter, since, now - self._logged_s))
+        """Log speed, tokens per second, and drafted and accepted tokens since the last line."""
+        sums, guard = self._sums(), self._adapter.controller.guard
+        since = {name: value - self._logged.get(name, 0) for name, value in sums.items()}
+        seconds = now - self._logged_s
         self._logged_s, self._logged = now, sums
+        steps, rounds = max(since["steps",], 1), max(since["rounds",], 1)
+        drafts = [
+            f"{name}: {since['accepted_tokens', name]:.0f} of {num:.0f} tokens kept"
+            for name in DRAFTERS
+            if (num := since["drafted_tokens", name])
+        ]
+        emitted = since["emitted_tokens",]
+        parts = [
+            f"{guard.recent_speed:.2f} times plain decoding ({guard.speed:.2f} since the start)",
+            f"{emitted / seconds:.0f} tokens/s, {emitted / rounds:.2f} a round",
+            ", ".join(drafts) or "nothing was drafted",
+            f"own time {1e3 * since['own_seconds',] / steps:.2f} ms a step",
+        ]
+        if not guard.allows_drafts:
+            parts.append("drafting rests: it has cost more than it brought")
+        labels = self._adapter.counts.labels.items()
+        for label, counts in sorted(labels, key=lambda of: -of[1].rounds)[:LOGGED_LABELS]:
+            of = counts.account
+            parts.append(f"{label}: {of.recent_speed:.2f} ({of.speed:.2f})")
+        logger.info("draftwise: %s", "; ".join(parts))
 
     def close(self) -> None:
-        """Save and export at shutdown, and wait for the writer."""
         self.save()
         self.export()
         if self._writer is not None:
             self._writer.flush()
 
+    def _samples(self) -> Iterator[Figure]:
+        return self._adapter.counts.figures(self._adapter.controller.guard)
 
-def sums_of(adapter: Adapter) -> dict[str, float]:
-    counts = adapter.counts
-    found = {name: float(getattr(counts, name)) for name in ("steps", "rounds", "emitted", "own_s")}
-    for name in DRAFTERS:
-        found[f"drafted {name}"] = counts.drafted[name]
-        found[f"accepted {name}"] = counts.accepted[name]
-    return found
-
-
-def report(adapter: Adapter, sums: Mapping[str, float], seconds: float) -> str:
-    """The log line: speed, tokens per second, and drafted and accepted tokens."""
-    guard, labels = adapter.controller.guard, adapter.counts.labels.items()
-    steps, rounds = max(sums["steps"], 1), max(sums["rounds"], 1)
-    drafts = [
-        f"{name}: {sums[f'accepted {name}']:.0f} of {sums[f'drafted {name}']:.0f} tokens kept"
-        for name in DRAFTERS
-        if sums[f"drafted {name}"]
-    ]
-    parts = [
-        f"{guard.recent_speed:.2f} times plain decoding ({guard.speed:.2f} since the start)",
-        f"{sums['emitted'] / seconds:.0f} tokens/s, {sums['emitted'] / rounds:.2f} a round",
-        ", ".join(drafts) or "nothing was drafted",
-        f"own time {1e3 * sums['own_s'] / steps:.2f} ms a step",
-    ]
-    if not guard.allows_drafts:
-        parts.append("drafting rests: it has cost more than it brought")
-    most = sorted(labels, key=lambda of: -of[1].rounds)[:LOGGED_LABELS]
-    speeds = ((label, found.account) for label, found in most)
-    parts += [f"{label}: {of.recent_speed:.2f} ({of.speed:.2f})" for label, of in speeds]
-    return "; ".join(parts)
+    def _sums(self) -> dict[tuple[str, ...], float]:
+        """The counters, by name and values of labels."""
+        return {(f.name, *f.labels.values()): f.value for f in self._samples() if f.is_counter}
