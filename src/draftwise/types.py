@@ -6,16 +6,18 @@ K plans. ``p`` is always the target's distribution and ``q`` the drafter's (Levi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.checks import whole
+from draftwise import checks
+from draftwise.checks import option
+from draftwise.errors import BadValue
 from draftwise.errors import DraftwiseError as DraftwiseError
-from draftwise.sampling import SamplingParams as SamplingParams  # one of the words
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,7 +42,7 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         for name in ("top_k", "total_tokens"):
-            whole(f"the {name} of a tree", getattr(self, name), 1, LONGEST_PLAN)
+            checks.whole(f"the {name} of a tree", getattr(self, name), 1, LONGEST_PLAN)
 
     def __str__(self) -> str:
         return f"{self.top_k}x{self.total_tokens}"
@@ -61,7 +63,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if type(self.length) is not int or self.length > LONGEST_PLAN:  # one is made every round
-            object.__setattr__(self, "length", whole("length", self.length, 0, LONGEST_PLAN))
+            object.__setattr__(self, "length", checks.whole("length", self.length, 0, LONGEST_PLAN))
         if self.length < 0 or (self.length == 0) != (self.drafter == NONE):
             raise ValueError(
                 f"plan {self.drafter!r} has length {self.length}: a drafter drafts at least one "
@@ -314,3 +316,127 @@ class Verdict:
     def num_accepted(self) -> int:
         """Number of accepted tokens."""
         return len(self.path)
+
+
+_BIAS = 1e30
+"""The largest bias: above it, a float32 logit would be infinite."""
+
+
+def _biases(name: str, value: Any) -> dict[int, float]:
+    """``logit_bias`` with plain keys and numbers; None is none."""
+    must = f"a mapping of token ids, 0 or more, to finite numbers from {-_BIAS:g} to {_BIAS:g}"
+    if value is not None and not isinstance(value, Mapping):
+        raise BadValue(name, value, must)
+    try:
+        return {
+            checks.whole(name, token, 0): checks.number(name, bias, -_BIAS, _BIAS)
+            for token, bias in (value or {}).items()
+        }
+    except BadValue as error:
+        raise BadValue(name, value, must) from error
+
+
+def _read_biases(texts: Sequence[str] | None) -> dict[int, float]:
+    """``"50=-100"`` to a token and what is added to its logit; raises DraftwiseError."""
+    found: dict[int, float] = {}
+    for text in texts or ():
+        token, equals, value = text.partition("=")
+        try:
+            if not equals or int(token) in found:
+                raise ValueError
+            found |= _biases("logit_bias", {int(token): float(value)})
+        except ValueError:
+            raise DraftwiseError(
+                f"--logit-bias {text!r}: write ID=VALUE such as 50=-100, each token id once, and a "
+                "finite VALUE"
+            ) from None
+    return found
+
+
+_penalty = partial(checks.number, least=-checks.LARGE, most=checks.LARGE)
+_drawn = partial(option, panel="Sampling", metavar="X")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are sampled, for both target and drafters; names as in vLLM.
+
+    temperature: 0 = greedy. top_k: 0 = all. top_p: in (0, 1]. min_p: in [0, 1], relative to the
+    largest probability; 0 = off. repetition_penalty: from 1e-6 to 1e6, 1 = off, for tokens of the
+    prompt and the answer. presence_penalty, frequency_penalty: from -1e6 to 1e6, 0 = off;
+    subtracted from the logits of tokens in the answer, once or per occurrence. logit_bias: by token
+    id, added to the logit. process: a function of all tokens before (prompt included) and [V]
+    logits, applied first; None = off. It must be stateless, because it is also called for drafts.
+    Raises BadValue (a DraftwiseError and a ValueError) for a value of another type or outside its
+    range.
+    """
+
+    temperature: float = option(
+        0.0,
+        "0 is greedy.",
+        *("--temperature", "-t"),
+        metavar="T",
+        check=partial(checks.number, least=0, note="greedy"),
+    )
+    top_k: int = _drawn(
+        0,
+        "Keep the K likeliest tokens; 0 keeps all.",
+        metavar="K",
+        check=partial(checks.whole, least=0, note="all tokens"),
+    )
+    top_p: float = _drawn(
+        1.0,
+        "Keep the likeliest tokens with total probability P; 1 keeps all.",
+        metavar="P",
+        check=checks.share,
+    )
+    repetition_penalty: float = _drawn(
+        1.0, "Divides logits of tokens in prompt and answer; 1 has no effect.", check=checks.scale
+    )
+    process: Callable[[Sequence[int], Any], Any] | None = option(None, check=checks.function)
+    min_p: float = _drawn(
+        0.0,
+        "Minimum probability relative to the largest; 0 has no effect.",
+        metavar="P",
+        check=checks.probability,
+    )
+    presence_penalty: float = _drawn(
+        0.0, "Subtracted from logits of tokens in the answer; 0 has no effect.", check=_penalty
+    )
+    frequency_penalty: float = _drawn(
+        0.0, "Subtracted per occurrence of a token in the answer; 0 has no effect.", check=_penalty
+    )
+    logit_bias: Mapping[int, float] = _drawn(
+        dict,
+        "Adds VALUE to the logit of token ID: `50=-100`; repeatable.",
+        metavar="ID=VALUE",
+        kind=list[str] | None,
+        read=_read_biases,
+        check=_biases,
+    )
+
+    @property
+    def penalises(self) -> bool:
+        """Whether logits depend on which tokens occurred."""
+        answered = self.presence_penalty != 0 or self.frequency_penalty != 0
+        return self.repetition_penalty != 1.0 or answered
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a distribution depends on the tokens before it, and not on logits alone."""
+        return self.penalises or self.process is not None
+
+    @property
+    def edits(self) -> bool:
+        """Whether logits are changed before temperature looks at them."""
+        return self.reads_text or bool(self.logit_bias)
+
+    def __post_init__(self) -> None:
+        checks.check_fields(self)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise BadValue for a bias of a token that the target does not have."""
+        outside = [token for token in self.logit_bias if token >= vocab_size]
+        if outside:
+            must = f"a mapping of token ids from 0 to {vocab_size - 1:,}, the target's vocabulary"
+            raise BadValue("logit_bias", self.logit_bias, must)

@@ -10,9 +10,8 @@ import torch
 
 from contract.test_guides import described
 from draftwise import Draft, Plan, make_guide, make_reward, verify
-from draftwise.distributions import draw
 from draftwise.drafters import Context, DraftTask
-from draftwise.engine import RuleComparison
+from draftwise.engine import RuleComparison, draw
 from draftwise.registry import make_feedback
 from draftwise.stop_rules import Fixed
 from draftwise.types import Decision, DraftStep, Evidence, SamplingParams, TreeShape

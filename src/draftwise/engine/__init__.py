@@ -26,5 +26,9 @@ if TYPE_CHECKING:
     )
     from draftwise.engine.text import Answer, Detokenizer, Ending
     from draftwise.engine.verification import verify_batch
+    from draftwise.engine.verify import (
+        draw as draw, is_broken as is_broken, mass as mass, overlap as overlap, ratio as ratio,
+        residual as residual,
+    )
 
 __getattr__, __dir__ = exports(__name__)

@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from draftwise.distributions import is_broken
 from draftwise.engine.drafting import Drafting, Nonsense, Pool
 from draftwise.engine.records import Round
 from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.engine.verification import drafted_alphas, score_drafts, siblings_of, verify_batch
+from draftwise.engine.verify import is_broken
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.trees import draft_branches
 from draftwise.types import Costs, Draft, Evidence, Verdict

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from draftwise.distributions import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.guarded import GuardedCallback, GuardedMixer
 from draftwise.engine.records import PHASES, Account, Round, TokenLogprobs
 from draftwise.engine.text import Answer
+from draftwise.engine.verify import is_broken
 from draftwise.feedback import DueFeedback, FeedbackBuilder
 from draftwise.protocols import (
     Mixer,
