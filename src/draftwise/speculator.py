@@ -18,7 +18,6 @@ from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
 from draftwise.engine.drafting import pool_of
 from draftwise.engine.engine import Engine
 from draftwise.engine.generation import Generation, Result
-from draftwise.engine.guarded import GuardedStopRule, guarded_process, guarded_stop
 from draftwise.engine.memory import SharedPolicyState, check_scope
 from draftwise.engine.options import (
     Options,
@@ -27,12 +26,21 @@ from draftwise.engine.options import (
     Single,
     batch_params,
     check_names,
+    encode_all,
+    eos_tokens,
+    is_single,
+    randomness,
     request_params,
 )
-from draftwise.engine.prompts import encode_all, ending_of, is_single, randomness
 from draftwise.engine.records import Round
-from draftwise.engine.request import Request
-from draftwise.engine.text import Answer, Ending
+from draftwise.engine.request import (
+    Answer,
+    Ending,
+    GuardedStopRule,
+    Request,
+    guarded_process,
+    guarded_stop,
+)
 from draftwise.errors import BadValue
 from draftwise.feedback import FeedbackBuilder
 from draftwise.nn.cpu.compiled import STEP_WIDTHS
@@ -247,7 +255,17 @@ class Speculator:
 
     def _request(self, text: Prompt, params: RequestParams, stream: SeedSequence) -> Request:
         params.check_vocabulary(self.target.vocab_size)
-        ending = ending_of(text, (self.target, self.tokenizer), params)
+        if params.stop and self.tokenizer is None:
+            raise DraftwiseError("stop strings need a tokenizer: pass tokenizer=... when loading")
+        eos = params.eos_token_ids
+        if eos is None:
+            eos = (*eos_tokens(self.target, self.tokenizer), *text.turn_ends)
+        ending = Ending(
+            min(params.max_new_tokens, self.target.max_positions - len(text.tokens)),
+            frozenset() if params.ignore_eos else frozenset(eos),
+            params.stop,
+            params.stop_when,
+        )
         base = self.setting if params.preset is None else presets.preset(params.preset)
         setting = presets.adjusted(base, policy=params.policy, lengths=params.lengths)
         limits = self._limits(params)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from draftwise.engine.request import TARGET
-from draftwise.engine.text import Detokenizer
+from draftwise.engine.request import TARGET, Detokenizer
 
 Piece = tuple[str, str]  # a piece of text and the name of its drafter
 

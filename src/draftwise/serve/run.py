@@ -18,7 +18,7 @@ import uvicorn
 from draftwise import registry
 from draftwise.engine.engine import Engine
 from draftwise.engine.memory import SharedPolicyState
-from draftwise.engine.prompts import eos_tokens
+from draftwise.engine.options import eos_tokens
 from draftwise.engine.records import Round, TraceWriter
 from draftwise.files import set_aside
 from draftwise.presets import preset
