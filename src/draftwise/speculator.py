@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
-from typing import Any, TypeVar, Unpack, cast, overload
+from functools import partial
+from typing import Any, Unpack, overload
 
 import torch
 from numpy.random import SeedSequence, default_rng
@@ -67,19 +67,6 @@ class LearningLimits:
 
 
 _ALL = LearningLimits()
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _in_turn(method: _F) -> _F:
-    """A method that waits for what other threads do with the same models."""
-
-    @wraps(method)
-    def waiting(self: Speculator, *args: Any, **options: Any) -> Any:
-        with self._pool.lock:
-            return method(self, *args, **options)
-
-    return cast(_F, waiting)
 
 
 class Speculator:
@@ -197,8 +184,6 @@ class Speculator:
     def compiling(self) -> tuple[float, float]:
         """Seconds of compilation so far: wall time, and CPU time of this process."""
         made = [model.compiled for model in self._compilable if model.compiled]
-        if not made:
-            return 0.0, 0.0
         return sum(c.spent_s for c in made), sum(c.spent_cpu_s for c in made)
 
     @property
@@ -236,22 +221,25 @@ class Speculator:
         """
         return self._start("start", prompts, params, options)
 
-    @_in_turn
     def _start(self, method: str, prompts: Any, params: Params, options: Options) -> Generation:
         """``start``, called by the user as ``method``."""
         check_names(method, options, batch=True)
         trace = checks.optional(checks.path, "trace", options.get("trace"))
-        texts = encode_all(prompts, self.tokenizer, self.target, options.get("attention_mask"))
-        each, num, seed = batch_params(method, options, len(texts), params)
-        streams = randomness(self._seeds.spawn(1)[0] if seed is None else seed, len(texts), num)
-        requests = [
-            self._request(text, params, next(streams))
-            for text, params in zip(texts, each, strict=True)
-            for _ in range(num)
-        ]
-        if self._engine is None:
-            self._engine = self.engine(num_prefixes=self._num_prefixes)
-        return Generation(self._engine, requests, trace)
+        with self._pool.lock:  # other threads may use the same models
+            texts = encode_all(prompts, self.tokenizer, self.target, options.get("attention_mask"))
+            each, num, seed = batch_params(method, options, len(texts), params)
+            streams = randomness(self._new_seed() if seed is None else seed, len(texts), num)
+            requests = [
+                self._request(text, params, next(streams))
+                for text, params in zip(texts, each, strict=True)
+                for _ in range(num)
+            ]
+            if self._engine is None:
+                self._engine = self.engine(num_prefixes=self._num_prefixes)
+            return Generation(self._engine, requests, trace)
+
+    def _new_seed(self) -> SeedSequence:
+        return self._seeds.spawn(1)[0]
 
     def _request(self, text: Prompt, params: RequestParams, stream: SeedSequence) -> Request:
         params.check_vocabulary(self.target.vocab_size)
@@ -294,7 +282,6 @@ class Speculator:
         checks.optional(checks.whole, "max_bytes", max_bytes, 1)
         return Engine(self._pool, max_rows, max_bytes, num_prefixes)
 
-    @_in_turn
     def request(
         self, prompt: Any, params: RequestParams | None = None, **options: Unpack[Options]
     ) -> Request:
@@ -305,9 +292,10 @@ class Speculator:
         """
         params = params or request_params("request", options)
         given = prompt if is_single(prompt) else [prompt]
-        (text,) = encode_all(given, self.tokenizer, self.target)
-        seed = self._seeds.spawn(1)[0] if params.seed is None else SeedSequence(params.seed)
-        return self._request(text, params, seed)
+        with self._pool.lock:
+            (text,) = encode_all(given, self.tokenizer, self.target)
+            seed = self._new_seed() if params.seed is None else SeedSequence(params.seed)
+            return self._request(text, params, seed)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of them, too

@@ -79,8 +79,7 @@ class Loop:
         charged = self._account(states, self._pool.cost_clock() - start)
         seconds, self.seconds = self.seconds, {}  # each row is charged all of the round's
         return [
-            state.request.record(state.decision, facts, state.num_emitted, seconds, num, charged)
-            for num in (len(states),)
+            state.request.record(state, facts, seconds, len(states), charged)
             for state, facts in zip(states, evidence, strict=True)
         ]
 
@@ -103,17 +102,14 @@ class Loop:
             self._num_idle = 0
         plain_s = self._plain_s if has_drafted else seconds
         seconds = min(seconds, PAUSE * plain_s)
-        num_rows = len(states)
-        emitted = sum(state.num_emitted for state in states) / num_rows
+        emitted = sum(state.num_emitted for state in states) / len(states)
         # the rows of a batch learn at the same time: it needs fewer rounds
-        self._pool.guard.observe(emitted, seconds, plain_s, math.sqrt(num_rows))
+        self._pool.guard.observe(emitted, seconds, plain_s, math.sqrt(len(states)))
         self._probe_s += PROBE_SHARE * seconds
         return plain_s, seconds
 
     def begin(self, num: int, num_running: int, seconds: float) -> None:
-        """Book ``num`` new requests whose prompts drafters scored in ``seconds``: charge and
-        credit.
-        """
+        """Charge and credit ``num`` new requests, whose prompts took ``seconds`` to score."""
         guard, plain_s = self._pool.guard, self._plain_s
         guard.charge(min(seconds, num * plain_s))  # more means that the machine paused
         guard.grant(REQUEST_CREDIT * plain_s * num / max(num_running, 1))
@@ -145,8 +141,8 @@ class Loop:
         self._plain_s = self._pool.cost_model.record_target_step(
             len(states), tokens, context, self._verify_s
         )
-        drafted = [state for state in states if len(state.draft)]
-        if broken := [state for state in drafted if is_broken(int(state.verdict.tokens[-1]))]:
+        broken = [s for s in states if len(s.draft) and is_broken(int(s.verdict.tokens[-1]))]
+        if broken:
             self._verify_plainly(broken)
 
     def _target_forward(self, states: Sequence[RoundState]) -> int:
@@ -173,16 +169,16 @@ class Loop:
         for state, plain in zip(states, alone, strict=True):
             self._leave_out_broken(state)
             draft, logits = state.draft, plain.logits
-            nodes = np.array(draft.children(-1))
-            probs = [None if isinstance(q := draft.q(node), int) else q for node in nodes]
-            children = Draft(draft.tokens[nodes], probs, parents=np.full(len(nodes), -1))
             assert logits is not None
+            nodes = np.array(draft.children(-1), dtype=np.int64)
+            probs = None if draft.probs is None else [draft.probs[node] for node in nodes]
+            children = Draft(draft.tokens[nodes], probs, parents=np.full(len(nodes), -1))
             uniforms = state.uniforms[[*nodes, -1]]
             same = logits.expand(len(nodes) + 1, -1)  # p after an accepted token is not used
             firsts.append(replace(plain, draft=children, uniforms=uniforms, logits=same))
         verify_batch(firsts)
         for state, first in zip(states, firsts, strict=True):
-            path = np.array(state.draft.children(-1))[first.verdict.path]
+            path = np.array(state.draft.children(-1), dtype=np.int64)[first.verdict.path]
             state.verdict = Verdict(first.verdict.tokens[:1], path)
             state.targets, state.logprobs = first.targets[:1], first.logprobs[:1]
             state.hidden, state.parts = first.hidden, []  # such a draft is no evidence
@@ -212,7 +208,7 @@ class Loop:
         self, states: Sequence[RoundState], drafted: Sequence[RoundState]
     ) -> list[Evidence]:
         costs = self.costs([state.request for state in states]) if drafted else None
-        seconds = sum(self.seconds.get(phase, 0.0) for phase in ("draft", "verify"))
+        seconds = self.seconds["draft"] + self.seconds["verify"]
         return [
             Evidence(
                 plan=state.played,
@@ -373,13 +369,10 @@ def _verify_greedy(state: RoundState, points: Ints, offpath_tokens: Iterator[flo
 
 
 class _SampledVerdicts:
-    """The verdicts on sampled rows, before they are read from the device.
-
-    following: [P] the token after each position.
-    """
+    """Verdicts on sampled rows, still on the device; following: [P] the token after each place."""
 
     def __init__(self, states: Sequence[RoundState], p: Dists) -> None:
-        self._turns, self._p = states, p.probs
+        self._states, self._p = states, p.probs
         drafts = [state.draft for state in states]
         rows: list[Tensor] = []
         qs = [[None] * len(d) if d.probs is None else d.probs for d in drafts]
@@ -402,21 +395,18 @@ class _SampledVerdicts:
         places = np.concatenate((self._trees.before, places))
         ours = np.concatenate((self._trees.q, ours))
         proposed = np.concatenate((self._trees.tokens, np.full(len(offpath_probs), -1)))
-        self.tensors = [last, bonus]
+        alphas = of_text = self._p.new_empty(0)
         if len(places):
-            self.tensors += [
-                overlaps(self._p, places, q, ours, proposed),
-                ratios(self._p, places, q, ours, proposed, self.following),
-            ]
-        else:
-            self.tensors += [self._p.new_empty(0)] * 2
+            alphas = overlaps(self._p, places, q, ours, proposed)
+            of_text = ratios(self._p, places, q, ours, proposed, self.following)
+        self.tensors = [last, bonus, alphas, of_text]
 
     def fill_in(self, values: Iterator[Floats]) -> None:
         last, bonus = (next(values).astype(np.int64).tolist() for _ in range(2))
         alphas, of_text = (np.nan_to_num(next(values)) for _ in range(2))
         kept: list[int] = []
         node, offpath = 0, len(self._trees.tokens)
-        for row, state in enumerate(self._turns):
+        for row, state in enumerate(self._states):
             path, draft = self._trees.path(row, last[row]), state.draft
             state.verdict = Verdict(np.array([*draft.tokens[path], bonus[row]]), path)
             state.alphas, state.ratios = (a[node : node + len(draft)] for a in (alphas, of_text))
@@ -427,7 +417,7 @@ class _SampledVerdicts:
             node, offpath = node + len(draft), ours.stop
             kept += [int(self._trees.roots[row]) + place for place in (0, *(path + 1).tolist())]
         rows = iter(self._p[torch.tensor(kept, device=self._p.device)])
-        for state in self._turns:
+        for state in self._states:
             state.targets = [next(rows) for _ in state.verdict.tokens]
 
     def _row(self, rows: list[Tensor], q: Tensor | Floats | None) -> int:

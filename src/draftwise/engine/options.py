@@ -222,7 +222,6 @@ def batch_params(
     is called with the prompt's index first. Errors as ``request_params``; DraftwiseError for a list
     that does not have one value a prompt.
     """
-    check_names(method, options, batch=True)
     given = {name: value for name, value in options.items() if name not in _BATCH}
     num = checks.whole("num_return_sequences", options.get("num_return_sequences", 1), 1, 1024)
     if params is not None:

@@ -202,19 +202,15 @@ class Answer:
             self.text, self._waiting = self.text + ahead[: min(places)], ""
             self.finish_reason = "stop"
             return
-        most = min(self._longest - 1, len(text))
-        # of the sorted stops, the one at the place of an ending begins with it, if any does
-        num = next(
-            (
-                n
-                for n in range(most, 0, -1)
-                for at in (bisect_left(self._stops, text[-n:]),)
-                if at < len(self._stops) and self._stops[at].startswith(text[-n:])
-            ),
-            0,
-        )
-        self.text += text[: len(text) - num]
-        self._waiting = text[len(text) - num :]
+        cut = max(0, len(text) - self._longest + 1)
+        while cut < len(text) and not self._begins_stop(text[cut:]):
+            cut += 1
+        self.text, self._waiting = self.text + text[:cut], text[cut:]
+
+    def _begins_stop(self, text: str) -> bool:
+        """Whether a stop string begins with this text; if so, the first that sorts after it."""
+        at = bisect_left(self._stops, text)
+        return at < len(self._stops) and self._stops[at].startswith(text)
 
 
 class GuardedCallback:
@@ -225,10 +221,7 @@ class GuardedCallback:
     """
 
     def __init__(
-        self,
-        call: Callable[..., Any],
-        checked: Callable[..., Any],
-        instead: Callable[..., Any],
+        self, call: Callable[..., Any], checked: Callable[..., Any], instead: Callable[..., Any]
     ) -> None:
         self._call, self._checked, self._instead = call, checked, instead
         self.error: Exception | None = None
@@ -352,9 +345,7 @@ class GuardedStopRule:
 
 
 class RuleComparison:
-    """A stop rule, with other rules that see the same steps. stops: by rule, its first stop in
-    tokens.
-    """
+    """A stop rule, with others that see the same steps; stops: the length of each, by rule."""
 
     def __init__(
         self, guide: StopRule, others: Mapping[str, StopRule], stops: dict[str, int]
@@ -513,7 +504,7 @@ class Request:
 
     def check_callbacks(self) -> bool:
         """End the request with ``error`` if one of its callbacks raised; return whether one did."""
-        raised = [callback.error for callback in self.callbacks] + [self.context.fault]
+        raised = (*(callback.error for callback in self.callbacks), self.context.fault)
         first = next((error for error in raised if error is not None), None)
         if first is not None and self.error is None:
             self.fail(first)
@@ -533,24 +524,19 @@ class Request:
         if self.error is not None:
             self.answer.finish_reason = "error"
 
-    def idle(self, error: Exception) -> None:
-        """Disable drafting, because the policy raised or returned an invalid decision."""
-        if not self.is_idle:
+    def _ask(self, what: Callable[[], T], instead: T) -> T:
+        """Ask the policy or feedback; ``instead`` from its first failure on, without drafts."""
+        if self.is_idle:
+            return instead
+        try:
+            return what()
+        except Exception as error:
             self.is_idle, self.pending = True, None
             warnings.warn(
                 f"the policy or feedback of request {self.id} failed ({error!r}): "
                 "this request continues without drafts",
                 stacklevel=3,
             )
-
-    def _ask(self, what: Callable[[], T], instead: T) -> T:
-        """Ask the policy or feedback; ``instead`` from its first failure on."""
-        if self.is_idle:
-            return instead
-        try:
-            return what()
-        except Exception as error:
-            self.idle(error)
             return instead
 
     @property
@@ -595,7 +581,7 @@ class Request:
         return self._ask(lambda: tuple(map(str, own.drafters_to_probe(num_rows))), ())
 
     def choose(self) -> Decision:
-        return self._ask(lambda: self.checked(self.policy.choose()), self.plain)
+        return self._ask(lambda: self._checked(self.policy.choose()), self.plain)
 
     @property
     def can_rest(self) -> bool:
@@ -611,8 +597,7 @@ class Request:
         assert isinstance(policy, PricingPlans)
         return self._ask(lambda: float(policy.advantage), 0.0)
 
-    def checked(self, decision: Any) -> Decision:
-        """Check a decision; TypeError or ValueError if it cannot be played."""
+    def _checked(self, decision: Any) -> Decision:
         if not isinstance(decision, Decision) or not isinstance(decision.plan, Integral):
             raise TypeError(f"it chose {decision!r}, which is no Decision for a plan's index")
         if not 0 <= decision.plan < len(self.plans) or not math.isfinite(decision.prob):
@@ -639,21 +624,18 @@ class Request:
         return Plan(writers[0][0], draft.num_chain, "fixed" if len(writers) == 1 else MIXED)
 
     def task(self, plan: Plan, most: int) -> DraftTask:
-        length, guide = min(plan.length, self.num_draftable, most), self.guide(plan)
-        if others := self._others(plan):
-            guide = RuleComparison(guide, others, self.stops)
-        return DraftTask(self.context, length, guide, plan.tree)
-
-    def _others(self, plan: Plan) -> dict[str, StopRule]:
-        """The drafter's other rules that may be shown this plan's draft."""
+        """The task of a plan, whose drafter's other rules see the draft if they are compared."""
+        length = min(plan.length, self.num_draftable, most)
+        guide = self.guide(plan)
         compares = self._ask(lambda: self.revealer.compares_rules, False)
-        if not compares or plan.tree is not None or self.plays_all:
-            return {}
-        return {
-            rule: guide
-            for (drafter, rule), guide in self.guides.items()
-            if drafter == plan.drafter and rule != plan.rule and guide.is_pure
-        }
+        if compares and plan.tree is None and not self.plays_all:
+            others = {
+                rule: other
+                for (drafter, rule), other in self.guides.items()
+                if drafter == plan.drafter and rule != plan.rule and other.is_pure
+            }
+            guide = RuleComparison(guide, others, self.stops) if others else guide
+        return DraftTask(self.context, length, guide, plan.tree)
 
     def uniforms(self, num: int) -> Floats:
         """[num] uniforms of the acceptance stream; zeros for greedy requests, which need none."""
@@ -694,7 +676,7 @@ class Request:
         self.stops, self.num_unseen = {}, 0
 
     def finish(self) -> None:
-        """Deliver queued feedback after the request has ended."""
+        """Learn from queued feedback after the request has ended."""
         self._ask(lambda: self._teach(self.revealer.flush()), None)
 
     def _teach(self, due: DueFeedback) -> None:
@@ -709,22 +691,22 @@ class Request:
 
     def record(
         self,
-        decision: Decision,
+        state: RoundState,
         evidence: Evidence,
-        num_emitted: int,
         seconds: Mapping[str, float],
         batch_size: int,
-        charged: tuple[float, float] = (0.0, 0.0),
+        charged: tuple[float, float],
     ) -> Round:
-        end = len(self.sources)
+        """Record a round; charged: its seconds without drafts, and its own."""
+        num_emitted = state.num_emitted
         round_ = Round(
             request=self.id,
             round=self.stats.num_rounds + 1,
             plan=evidence.plan,
-            plan_index=decision.plan,
-            prob=decision.prob,
-            tokens=tuple(self.context.tokens[len(self.context.tokens) - num_emitted :]),
-            sources=tuple(self.sources[end - num_emitted : end]),
+            plan_index=state.decision.plan,
+            prob=state.decision.prob,
+            tokens=tuple(self.context.tokens[evidence.emitted_start :]),
+            sources=tuple(self.sources[len(self.sources) - num_emitted :]),
             num_drafted=evidence.num_drafted,
             num_accepted=min(evidence.num_accepted, num_emitted),
             position=evidence.emitted_start,
