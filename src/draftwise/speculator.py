@@ -53,9 +53,7 @@ from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 _MAX_SETTINGS = 16
 """Settings of requests whose learning is kept: each takes up to 200 KB, and strangers name them."""
-
-_IDS = itertools.count()
-"""Numbers of requests: none occurs twice in a process."""
+_IDS = itertools.count()  # of requests: none occurs twice in a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +352,8 @@ class Learning:
         self._limits = limits
         if limits.drafters is not None:
             drafters = [drafter for drafter in drafters if drafter.name in limits.drafters]
-        self._setting, self._tokenizer, self._drafters = setting, tokenizer, drafters
+        self._setting, self._tokenizer = setting, tokenizer
+        self._showing = {d.name: d for d in drafters if isinstance(d, ShowingHidden)}
         self.plans: list[Plan] = _plans(setting, target, drafters, limits)
         self._is_drafted = self.plans != [PLAIN]
         has_feedback = setting.feedback.split(":")[0] in {"free", "panoramic"}
@@ -423,13 +422,13 @@ class Learning:
 
     def _stop_rules(self, seed: SeedSequence) -> dict[tuple[str, str], StopRule]:
         """A rule, with its own randomness, for each drafter and rule that plans name."""
-        names = list(dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE))
-        homes = {d.name: d.home for d in self._drafters if isinstance(d, ShowingHidden)}
+        names = dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE)
+        homes = {name: drafter.home for name, drafter in self._showing.items()}
         return {
-            name: GuardedStopRule(
-                registry.make_guide(name[1], own, home=homes.get(name[0])), name[1]
+            (drafter, rule): GuardedStopRule(
+                registry.make_guide(rule, own, home=homes.get(drafter)), rule
             )
-            for name, own in zip(names, seed.spawn(len(names)), strict=True)
+            for (drafter, rule), own in zip(names, seed.spawn(len(names)), strict=True)
         }
 
     def _new_policy(self, seed: SeedSequence, num_tokens: int | None = None) -> Policy:
@@ -438,22 +437,20 @@ class Learning:
 
     def _show_hidden(self, rules: dict[tuple[str, str], StopRule]) -> None:
         """Have drafters show hidden states to rules that read them; DraftwiseError if none can."""
-        drafters = {d.name: d for d in self._drafters if isinstance(d, ShowingHidden)}
-        blind = () if drafters else [rule for (_, rule), own in rules.items() if _reads_hidden(own)]
-        if blind:
-            raise DraftwiseError(
-                f"rule {blind[0]!r} reads a drafter's hidden states, and no drafter here has "
-                "any: name a model (lm:PATH) with a trained head (draftwise train head)"
-            )
         for (name, rule), own in rules.items():
-            if name not in drafters or not (needed := own.needs_hidden):
+            if not self._showing and _reads_hidden(own):
+                raise DraftwiseError(
+                    f"rule {rule!r} reads a drafter's hidden states, and no drafter here has "
+                    "any: name a model (lm:PATH) with a trained head (draftwise train head)"
+                )
+            if name not in self._showing or not (needed := own.needs_hidden):
                 continue
-            if needed != (size := drafters[name].hidden_size):
+            if needed != (size := self._showing[name].hidden_size):
                 raise DraftwiseError(
                     f"rule {rule!r} reads hidden states of size {needed}, and drafter {name} has "
                     f"hidden size {size}: train a head on this drafter (draftwise train head)"
                 )
-            drafters[name].show_hidden()
+            self._showing[name].show_hidden()
 
 
 def _reads_hidden(rule: StopRule) -> bool:
@@ -476,20 +473,19 @@ def _plans(
         why = chains_only if branching else "no drafter of the pool drafts any"
         raise DraftwiseError(f"trees are not possible: {why}; leave them out")
     plans = setting.plans([drafter.name for drafter in drafters], branching)
-    shaped = (_shaped(plan, own.get(plan.drafter)) for plan in plans)
-    return list(dict.fromkeys(_shortened(plan, limits.max_draft) for plan in shaped))
+    return list(
+        dict.fromkeys(_fitted(plan, own.get(plan.drafter), limits.max_draft) for plan in plans)
+    )
 
 
-def _shaped(plan: Plan, drafter: Shaping | None) -> Plan:
-    """A plan within its drafter's own limit, and of its shape where the setting names none."""
-    if drafter is None:
-        return plan
-    length = min(plan.length, drafter.max_length or plan.length)
-    return replace(plan, length=length, tree=plan.tree or drafter.tree)
+def _fitted(plan: Plan, drafter: Shaping | None, most: int | None) -> Plan:
+    """A plan of at most ``most`` tokens, within its drafter's own limit.
 
-
-def _shortened(plan: Plan, most: int | None) -> Plan:
-    """The plan cut to at most ``most`` tokens; a tree keeps its shape."""
+    It has the drafter's tree shape where the setting names none.
+    """
+    if drafter is not None:
+        length = min(plan.length, drafter.max_length or plan.length)
+        plan = replace(plan, length=length, tree=plan.tree or drafter.tree)
     if most is None or plan.num_tokens <= most:
         return plan
     tree = plan.tree and TreeShape(min(plan.tree.top_k, most), most)

@@ -55,18 +55,13 @@ class SharedPolicyState:
         else:
             self.policy = None if scope in {AUTO, REQUEST} else policy
             self._about["plans"] = [str(plan) for plan in plans]
+        self._kept: Policy | RequestMemory | None = self._shared or self.policy
         self._seen: str | None = None
 
     def begin(self, policy: Policy, prompt: Sequence[int], label: str, private: bool) -> None:
-        """Start a request's policy from its scope. label: kind of request. private: teaches no
-        other.
-        """
+        """Start a request's policy from its scope; label: its kind, private: teaches no other."""
         if self._shared is not None and isinstance(policy, Remembering):
             policy.recall(self._shared, prompt, label, private)
-
-    @property
-    def _kept(self) -> Policy | RequestMemory | None:
-        return self.policy if self._shared is None else self._shared
 
     def save(self, path: str | Path) -> None:
         """Write the state atomically; other scopes in the file are kept.
@@ -110,13 +105,13 @@ class SharedPolicyState:
         self._seen = found["saved"].get(self.scope)
 
     def take_up(self, path: Path) -> str | None:
-        """Load a file if it exists; an ``UnusableState`` is renamed. Returns a warning or None.
-        Errors as ``load``; OSError.
+        """Load a file if it exists; an ``UnusableState`` is renamed, with a warning as the result.
+
+        Errors otherwise as ``load``; OSError.
         """
-        if not path.exists():
-            return None
         try:
-            self.load(path)
+            if path.exists():
+                self.load(path)
         except UnusableState as error:
             return f"{error}; it is kept as {set_aside(path)}, and learning starts from scratch"
         return None

@@ -146,8 +146,7 @@ class RequestParams:
     preset: str | None = option(None, check=_optional(checks.string))
     policy: str | None = option(None, check=_optional(checks.string))
     lengths: tuple[int, ...] | None = option(
-        None,
-        check=_optional(partial(checks.wholes, least=1, most=LONGEST_PLAN, num=MOST_LENGTHS)),
+        None, check=_optional(partial(checks.wholes, least=1, most=LONGEST_PLAN, num=MOST_LENGTHS))
     )
     speculation: bool = _running(
         True, "Draft, or use plain decoding.", "--speculation/--no-speculation", check=checks.flag
