@@ -48,7 +48,14 @@ from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, models_of, resolve_target
 from draftwise.presets import Preset
-from draftwise.protocols import PlayingAll, Policy, PricingPlans, Routing, StopRule
+from draftwise.protocols import (
+    PlayingAll,
+    Policy,
+    PricingPlans,
+    Remembering,
+    Routing,
+    StopRule,
+)
 from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 _MAX_SETTINGS = 16
@@ -414,7 +421,8 @@ class Learning:
         policy = self._new_policy(seed, num_tokens)
         if isinstance(policy, Routing) and self._tokenizer is not None:
             policy.route(self._tokenizer.decode(prompt))
-        self.memory.begin(policy, prompt, params.label, params.private)
+        if self.memory.shared is not None and isinstance(policy, Remembering):
+            policy.recall(self.memory.shared, prompt, params.label, params.private)
         return policy
 
     def _feedback(self) -> FeedbackBuilder:

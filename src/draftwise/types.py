@@ -1,4 +1,4 @@
-"""The words of draftwise: plain frozen values, numpy only, imported by every other room.
+"""The value types of draftwise: frozen, without torch, imported by every other package.
 
 Dimension letters, here and everywhere: B batch, T time, N draft nodes, V vocabulary, D hidden,
 K plans. ``p`` is always the target's distribution and ``q`` the drafter's (Leviathan's convention).
@@ -26,11 +26,8 @@ Bools = NDArray[np.bool_]
 Dist = int | NDArray[Any]
 """A distribution over the vocabulary: [V] probabilities, or the token itself if a point mass."""
 
-LONGEST_PLAN = 1024
-"""Tokens that a plan may draft at most: caches have room for them."""
-
-NONE = "none"
-"""The drafter's name in the plan that decodes plainly: no draft, one token a round."""
+LONGEST_PLAN = 1024  # maximum tokens of a plan's draft
+NONE = "none"  # the drafter of the plan that decodes plainly: no draft, one token per round
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +142,14 @@ class Costs:
 class Evidence:
     """What one round revealed about one request, before any reward.
 
-    scores: new scores by drafter, in text order: for the drafter that played, its drafted
-        positions through the first rejection and the tokens on which it caught up.
+    scores: new scores by drafter, in text order: for the drafter that played, its drafted positions
+        through the first rejection and the tokens on which it caught up.
     drafted_alphas: [num_drafted] alpha at every drafted position given the draft's own prefix,
         including the rejected tail (averaged by block divergence, MetaSD eq. 4).
     emitted_start: position in the text of the first emitted token.
     seconds: duration of the round, drafting and verification.
     costs: predicted costs, or None where they are not measured.
-    matches: by retrieval drafter, length of its match at the end of the text, 0 = no proposal: the
-        context of the next choice.
+    matches: by retrieval drafter, length of its match at the end of the text, 0 = no proposal.
     confidences: [n] max q of each token of a chain, NaN for retrieved tokens; empty unless drafts
         are mixed.
     siblings: for each alternative of an accepted or first rejected token of the chain: the token's
@@ -221,7 +217,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """What a guide sees before the next token of a draft is drawn.
+    """What a stop rule sees before the next token of a draft is drawn.
 
     depth: tokens kept so far. The rest describes q of the token kept LAST (nan at depth 0): its
     own probability, the largest probability, the entropy in nats, the gap between the two largest;
@@ -251,8 +247,8 @@ class Draft:
     parents: [N], the index of each node's parent, -1 = the end of the text; None for a chain.
     confidences: as in ``Evidence``. A draft that has them begins with a chain; the siblings of the
         chain's tokens follow, each with the confidence of its chain's token.
-    asides: q after nodes of a chain (-1 = the text) at which the drafter itself drew no token, for
-        scoring only.
+    offpath_probs: for scoring only, q after nodes of a chain (-1 = the text) at which the drafter
+        itself drew no token.
     """
 
     tokens: Ints
@@ -314,16 +310,14 @@ class Verdict:
 
     @property
     def num_accepted(self) -> int:
-        """Number of accepted tokens."""
         return len(self.path)
 
 
-_BIAS = 1e30
-"""The largest bias: above it, a float32 logit would be infinite."""
+_BIAS = 1e30  # the largest bias: above it, a float32 logit would be infinite
 
 
 def _biases(name: str, value: Any) -> dict[int, float]:
-    """``logit_bias`` with plain keys and numbers; None is none."""
+    """``logit_bias`` with plain keys and numbers; None = {}."""
     must = f"a mapping of token ids, 0 or more, to finite numbers from {-_BIAS:g} to {_BIAS:g}"
     if value is not None and not isinstance(value, Mapping):
         raise BadValue(name, value, must)
@@ -415,6 +409,9 @@ class SamplingParams:
         check=_biases,
     )
 
+    def __post_init__(self) -> None:
+        checks.check_fields(self)
+
     @property
     def penalises(self) -> bool:
         """Whether logits depend on which tokens occurred."""
@@ -428,11 +425,8 @@ class SamplingParams:
 
     @property
     def edits(self) -> bool:
-        """Whether logits are changed before temperature looks at them."""
+        """Whether logits are changed before temperature."""
         return self.reads_text or bool(self.logit_bias)
-
-    def __post_init__(self) -> None:
-        checks.check_fields(self)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise BadValue for a bias of a token that the target does not have."""

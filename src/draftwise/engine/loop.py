@@ -29,8 +29,7 @@ from draftwise.nn.verify import DraftTreeBatch, overlaps, ratios, rejection_samp
 from draftwise.types import Costs, Draft, Evidence, Floats, Ints, Scores, Verdict
 
 PAUSE = 8.0  # most plain rounds charged for one round: a longer one was interrupted
-SURE = 1.3
-"""Expected speed relative to plain decoding at which a request drafts on an empty account."""
+SURE = 1.3  # expected speed relative to plain at which a request drafts on an empty account
 REQUEST_CREDIT = 1.0  # credit of a new request in plain rounds, divided by the rows of the batch
 IDLE_ROUNDS, IDLE_PERIOD = 8, 4
 """Rounds without drafts while the guard is closed, after which only every fourth looks for them."""
@@ -294,8 +293,8 @@ def score_drafts(state: RoundState) -> None:
     The drafter of a chain is scored up to its first token that differs from the text. Trees are not
     scored, since their tokens are not draws.
     """
-    first, start = 0, len(state.context.tokens) - state.num_emitted
-    first_offpath = 0
+    first = first_offpath = 0
+    start = len(state.context.tokens) - state.num_emitted
     on_path = {-1, *state.verdict.path.tolist()}
     judged = {}
     for name, draft in state.parts:

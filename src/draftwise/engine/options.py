@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # the command line reads these parameters without torch
 
 Single = str | Prompt | Sequence[int] | Sequence[Message]
 """One prompt, for a type checker; more is taken (tensors, what a tokenizer returns)."""
-
 MOST_LENGTHS = 128  # lengths that a request may choose among; with the drafters they make its plans
 
 
@@ -108,7 +107,7 @@ class RequestParams:
     max_new_tokens: 1 or more; an answer also ends at the target's last position. stop: strings that
     end an answer. stop_when: called after each token with the answer's tokens so far; True ends the
     answer. eos_token_ids: replace the model's; ignore_eos: use none. seed: 0 or more; None =
-    random. label, private: which requests share learning with it (``SharedPolicyState.begin``).
+    random. label: the kind of request, whose learning it shares. private: it teaches no other request.
     tenant: the tenant whose earlier answers and prefixes it may reuse. preset, policy, lengths:
     replace the speculator's; up to 128 lengths from 1 to 1,024. speculation: False decodes plainly,
     and no drafter sees the text. drafters: names of the allowed drafters; None = all. max_draft:
@@ -189,8 +188,7 @@ Params = RequestParams | Sequence[RequestParams] | None
 def request_params(method: str, options: Mapping[str, Any]) -> RequestParams:
     """One request's parameters from the keywords that ``method`` was called with.
 
-    Raises UnknownOption (a DraftwiseError and a TypeError) for a keyword that there is not, which
-    lists those that there are; BadValue.
+    Raises BadValue, and UnknownOption (a DraftwiseError and a TypeError), which lists the keywords.
 
     >>> request_params("generate", {"min_p": 0.1, "temperature": 1.0}).sampling.min_p
     0.1
@@ -262,9 +260,9 @@ def check_names(method: str, options: Mapping[str, Any], *, batch: bool = False)
         if name not in valid:
             close = difflib.get_close_matches(name, valid, 1)
             hint = f"did you mean {close[0]}? " if close else ""
+            names = ", ".join(sorted(valid))
             raise UnknownOption(
-                f"{method}() has no option {name!r}; {hint}its options are: "
-                f"{', '.join(sorted(valid))}"
+                f"{method}() has no option {name!r}; {hint}its options are: {names}"
             )
 
 

@@ -569,10 +569,8 @@ class Request:
     @property
     def is_panoramic(self) -> bool:
         """Whether the feedback needs scores of every drafter in this round."""
-        if not self.reads_everything:
-            return False
         number = self.stats.num_rounds + 1
-        return self._ask(lambda: number % self.revealer.every == 0, False)
+        return self.reads_everything and self._ask(lambda: number % self.revealer.every == 0, False)
 
     def drafters_to_probe(self, num_rows: int) -> Sequence[str]:
         """Drafters that the policy would probe in this round, within its budget."""
