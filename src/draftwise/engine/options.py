@@ -107,7 +107,7 @@ class RequestParams:
     max_new_tokens: 1 or more; an answer also ends at the target's last position. stop: strings that
     end an answer. stop_when: called after each token with the answer's tokens so far; True ends the
     answer. eos_token_ids: replace the model's; ignore_eos: use none. seed: 0 or more; None =
-    random. label: the kind of request, whose learning it shares. private: it teaches no other request.
+    random. label: the kind of request, whose learning it shares; private: it teaches no other one.
     tenant: the tenant whose earlier answers and prefixes it may reuse. preset, policy, lengths:
     replace the speculator's; up to 128 lengths from 1 to 1,024. speculation: False decodes plainly,
     and no drafter sees the text. drafters: names of the allowed drafters; None = all. max_draft:
