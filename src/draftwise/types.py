@@ -177,7 +177,7 @@ class Evidence:
 
     @property
     def num_emitted(self) -> int:
-        """Number of accepted tokens plus the bonus token."""
+        """Accepted tokens plus the bonus token."""
         return self.num_accepted + 1
 
 
@@ -260,7 +260,6 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], probs: Sequence[Any | None] | None, source: str) -> Draft:
-        """A chain of one drafter."""
         return cls(np.asarray(tokens, dtype=np.int64), probs, [source] * len(tokens))
 
     def q(self, node: int) -> Dist:

@@ -297,7 +297,6 @@ class Drafting:
                 yield plan.drafter, request.task(plan, most)
 
     def _wanted(self, state: RoundState) -> set[str]:
-        """The drafters of the row's plans."""
         if not state.request.num_draftable:
             return set()
         writers = (self._mixer(state.request, plan) or plan for plan in state.plans)
@@ -310,7 +309,6 @@ class Drafting:
         return mixer if can and plan.tree is None and request.num_draftable > 0 else None
 
     def commit(self, states: Sequence[RoundState]) -> None:
-        """Let every session roll back the rejected tokens."""
         contexts = [state.context for state in states]
         self.sessions.broadcast(
             lambda name, session: session.commit(contexts, [t.judged.get(name) for t in states])

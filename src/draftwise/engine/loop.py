@@ -191,7 +191,6 @@ class Loop:
                 state.draft = EMPTY
 
     def _commit(self, state: RoundState) -> None:
-        """Append accepted tokens, and roll back the cache."""
         request, context = state.request, state.context
         base = len(context.tokens) - 1
         state.num_emitted = request.commit(state.draft, state.verdict, state.targets)

@@ -267,7 +267,6 @@ def check_names(method: str, options: Mapping[str, Any], *, batch: bool = False)
 
 
 def _tempered(own: dict[str, Any], do_sample: Any) -> dict[str, Any]:
-    """Sampling options with the temperature that ``do_sample`` stands for."""
     if do_sample is None:
         return own
     if not checks.flag("do_sample", do_sample):
@@ -370,7 +369,6 @@ def eos_tokens(target: CausalModel, tokenizer: Any) -> Sequence[int]:
 
 
 def _encode(name: str, prompt: Any, tokenizer: Any, max_positions: int) -> Prompt:
-    """Encode one prompt of any form; its tokens are not checked yet."""
     if isinstance(prompt, Prompt):
         return prompt
     if isinstance(prompt, str) or chat.is_messages(prompt):

@@ -116,7 +116,7 @@ class Detokenizer:
             self._num_run = 0
 
     def _move_to(self, start: int, end: int) -> None:
-        """Begin the context at ``start``; all tokens up to ``end`` were given out."""
+        """Begin the context at ``start``; all text up to ``end`` was returned."""
         self._tokens, self._num_settled = self._tokens[start:], end - start
         self._num_shown = len(self._decode(self._tokens[: self._num_settled]))
 
@@ -172,7 +172,6 @@ class Answer:
         return self.num_tokens - before
 
     def finish(self, reason: str) -> None:
-        """End the answer for a reason of the engine."""
         self.finish_reason = reason
         self.text += self._waiting + self._detokenizer.flush()
         self._waiting = ""
@@ -604,7 +603,6 @@ class Request:
 
     @property
     def plain(self) -> Decision:
-        """The decision for plain decoding in this round."""
         return Decision(self.plans.index(PLAIN) if PLAIN in self.plans else 0, 1.0, 0)
 
     def plays(self, decision: Decision) -> list[Plan]:
