@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.distributions import overlap, ratio
 from draftwise.drafters import Context, DraftTask
+from draftwise.engine import overlap, ratio
 from draftwise.nn import answered
 from draftwise.types import Draft, Scores
 

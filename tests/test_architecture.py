@@ -27,7 +27,6 @@ WORDS = {
     "checks",
     "types",
     "protocols",
-    "distributions",
     "files",
     "colours",
     "install",
@@ -38,11 +37,9 @@ FACADE = {"pool", "presets", "settings", "specs", "speculator"}
 
 ARROWS: dict[str, set[str]] = {
     "install": set(),
-    "sampling": {"errors", "checks"},
     "errors": set(),
     "checks": {"errors"},
-    "types": {"errors", "checks", "sampling"},
-    "distributions": {"types"},
+    "types": {"errors", "checks"},
     "chat": {"types"},
     "files": {"errors"},
     "colours": set(),
@@ -71,10 +68,8 @@ ANYTHING = {"cli", "bench", "serve", "integrations", "__init__", "__main__"}
 WITHOUT_TORCH = {
     "checks",
     "install",
-    "sampling",
     "errors",
     "types",
-    "distributions",
     "chat",
     "files",
     "colours",

@@ -1,4 +1,4 @@
-"""The contracts between rooms that have no torch in them: policy, reward, guide."""
+"""The contracts of policies, rewards, stop rules and mixers, without torch."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class Policy(Protocol):
 
 @runtime_checkable
 class ProbingPolicy(Protocol):
-    """A policy that says itself which drafters are worth a look; no others are looked at."""
+    """A policy that names the drafters worth a probe; no others are probed."""
 
     def drafters_to_probe(self, num_rows: int = 1) -> Sequence[str]:
-        """Drafters to be scored on the last tokens now, though they did not draft them.
+        """Drafters to score on the last tokens now, though they did not draft them.
 
-        Asked once what a prompt tells for free was learnt, and after each round. num_rows: that
-        run in this batch, and wait meanwhile.
+        Called after the free scores of a prompt, and after each round. num_rows: rows of the batch,
+        which wait meanwhile.
         """
 
 
 @runtime_checkable
 class Mixing(Protocol):
-    """A policy whose drafts several drafters may write; None = the plan's alone writes the next."""
+    """A policy whose drafts several drafters may write; None = only the plan's drafter does."""
 
     mixer: Mixer | None
 
@@ -82,18 +82,18 @@ class Routing(Protocol):
 
 
 class RequestMemory(Protocol):
-    """What a ``Remembering`` policy's requests share: as plain JSON, and back."""
+    """What the requests of a ``Remembering`` policy share."""
 
     def state(self) -> dict[str, Any]:
-        """The whole memory as what ``json.dumps`` takes."""
+        """The whole memory as values that ``json.dumps`` accepts."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory, all or nothing; ValueError for what is none."""
+        """Restore a saved memory, all or nothing; ValueError for anything else."""
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A policy of one request that knows what requests before it have learnt."""
+    """A policy of one request that starts from what earlier requests learnt."""
 
     def new_memory(self) -> RequestMemory:
         """An empty memory for policies of the same options and plans."""
@@ -101,9 +101,9 @@ class Remembering(Protocol):
     def recall(
         self, memory: Any, prompt: Sequence[int], label: str = "", private: bool = False
     ) -> None:
-        """Begin a request; ``memory`` is one of ``new_memory``, and is taught unless ``private``.
+        """Begin a request; ``memory``, one of ``new_memory``, learns from it unless ``private``.
 
-        prompt: its tokens. label: whatever tells its kind, such as a task or a template.
+        prompt: its tokens. label: its kind, such as a task or a template.
         """
 
 
@@ -120,17 +120,18 @@ def looks_ahead(reward: Reward | None) -> bool:
 
 
 class Mixer(Protocol):
-    """Inside one draft: names each token's writer before it is drawn; what is drawn stays."""
+    """Names the drafter of each token of one draft before it is drawn; drawn tokens stay.
+
+    drafter: the one that it may call besides those that retrieve. length: maximum tokens.
+    """
 
     drafter: str
-    """The drafter that it may call besides those that retrieve."""
     length: int
-    """Tokens of the draft, at most."""
 
     def pick(
         self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
     ) -> str | None:
-        """The next token's writer: ``drafter``, or one of the ``matches``; None = none.
+        """The next token's drafter: ``drafter``, or one of the ``matches``; None ends the draft.
 
         matches: by retrieval drafter, the tokens of its match at the end of text and draft.
         may_draft: whether ``drafter`` can go on here: a head cannot after copied tokens.
@@ -139,8 +140,8 @@ class Mixer(Protocol):
     def num_siblings(self, step: DraftStep, room: int) -> int:
         """How many alternatives of the token that ``drafter`` wrote last are verified, too.
 
-        room: tokens that the draft may still have, alternatives included. Decided by what was known
-        before that token was drawn, its distribution among it, and never by the token.
+        room: tokens that the draft may still have, alternatives included. The number may depend on
+        what was known before that token was drawn, its distribution included, but not on the token.
         """
 
 
@@ -149,16 +150,16 @@ class StopRule(Protocol):
 
     One object serves one drafter in one request. It is called with depth 0, 1, 2, ... while a draft
     grows, and learns once how that draft was verified.
+
+    never_stops: it always continues, so no draft need be read while it grows. needs_probs: it reads
+    probabilities of the token kept last. waits_for_hidden: it reads the hidden state at that token,
+    which takes a forward first. is_pure: calls change nothing, so it may see others' drafts, too.
     """
 
     never_stops: bool
-    """Whether it never says no, so that nothing of a draft need be looked at while it grows."""
     needs_probs: bool
-    """Whether it reads probabilities of the token kept last."""
     waits_for_hidden: bool
-    """Whether it reads the state at the token kept last: a forward before it is asked."""
     is_pure: bool
-    """Whether asking changes nothing, so that it may also be asked about others' drafts."""
 
     @property
     def needs_hidden(self) -> int:

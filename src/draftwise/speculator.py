@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, wraps
-from typing import Any, TypeVar, Unpack, cast, overload
+from functools import partial
+from typing import Any, Unpack, overload
 
 import torch
 from numpy.random import SeedSequence, default_rng
@@ -18,7 +18,6 @@ from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
 from draftwise.engine.drafting import pool_of
 from draftwise.engine.engine import Engine
 from draftwise.engine.generation import Generation, Result
-from draftwise.engine.guarded import GuardedStopRule, guarded_process, guarded_stop
 from draftwise.engine.memory import SharedPolicyState, check_scope
 from draftwise.engine.options import (
     Options,
@@ -27,12 +26,21 @@ from draftwise.engine.options import (
     Single,
     batch_params,
     check_names,
+    encode_all,
+    eos_tokens,
+    is_single,
+    randomness,
     request_params,
 )
-from draftwise.engine.prompts import encode_all, ending_of, is_single, randomness
 from draftwise.engine.records import Round
-from draftwise.engine.request import Request
-from draftwise.engine.text import Answer, Ending
+from draftwise.engine.request import (
+    Answer,
+    Ending,
+    GuardedStopRule,
+    Request,
+    guarded_process,
+    guarded_stop,
+)
 from draftwise.errors import BadValue
 from draftwise.feedback import FeedbackBuilder
 from draftwise.nn.cpu.compiled import STEP_WIDTHS
@@ -40,14 +48,19 @@ from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, models_of, resolve_target
 from draftwise.presets import Preset
-from draftwise.protocols import PlayingAll, Policy, PricingPlans, Routing, StopRule
+from draftwise.protocols import (
+    PlayingAll,
+    Policy,
+    PricingPlans,
+    Remembering,
+    Routing,
+    StopRule,
+)
 from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 _MAX_SETTINGS = 16
 """Settings of requests whose learning is kept: each takes up to 200 KB, and strangers name them."""
-
-_IDS = itertools.count()
-"""Numbers of requests: none occurs twice in a process."""
+_IDS = itertools.count()  # of requests: none occurs twice in a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +72,6 @@ class LearningLimits:
 
 
 _ALL = LearningLimits()
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _in_turn(method: _F) -> _F:
-    """A method that waits for what other threads do with the same models."""
-
-    @wraps(method)
-    def waiting(self: Speculator, *args: Any, **options: Any) -> Any:
-        with self._pool.lock:
-            return method(self, *args, **options)
-
-    return cast(_F, waiting)
 
 
 class Speculator:
@@ -189,8 +189,6 @@ class Speculator:
     def compiling(self) -> tuple[float, float]:
         """Seconds of compilation so far: wall time, and CPU time of this process."""
         made = [model.compiled for model in self._compilable if model.compiled]
-        if not made:
-            return 0.0, 0.0
         return sum(c.spent_s for c in made), sum(c.spent_cpu_s for c in made)
 
     @property
@@ -228,26 +226,39 @@ class Speculator:
         """
         return self._start("start", prompts, params, options)
 
-    @_in_turn
     def _start(self, method: str, prompts: Any, params: Params, options: Options) -> Generation:
         """``start``, called by the user as ``method``."""
         check_names(method, options, batch=True)
         trace = checks.optional(checks.path, "trace", options.get("trace"))
-        texts = encode_all(prompts, self.tokenizer, self.target, options.get("attention_mask"))
-        each, num, seed = batch_params(method, options, len(texts), params)
-        streams = randomness(self._seeds.spawn(1)[0] if seed is None else seed, len(texts), num)
-        requests = [
-            self._request(text, params, next(streams))
-            for text, params in zip(texts, each, strict=True)
-            for _ in range(num)
-        ]
-        if self._engine is None:
-            self._engine = self.engine(num_prefixes=self._num_prefixes)
-        return Generation(self._engine, requests, trace)
+        with self._pool.lock:  # other threads may use the same models
+            texts = encode_all(prompts, self.tokenizer, self.target, options.get("attention_mask"))
+            each, num, seed = batch_params(method, options, len(texts), params)
+            streams = randomness(self._new_seed() if seed is None else seed, len(texts), num)
+            requests = [
+                self._request(text, params, next(streams))
+                for text, params in zip(texts, each, strict=True)
+                for _ in range(num)
+            ]
+            if self._engine is None:
+                self._engine = self.engine(num_prefixes=self._num_prefixes)
+            return Generation(self._engine, requests, trace)
+
+    def _new_seed(self) -> SeedSequence:
+        return self._seeds.spawn(1)[0]
 
     def _request(self, text: Prompt, params: RequestParams, stream: SeedSequence) -> Request:
         params.check_vocabulary(self.target.vocab_size)
-        ending = ending_of(text, (self.target, self.tokenizer), params)
+        if params.stop and self.tokenizer is None:
+            raise DraftwiseError("stop strings need a tokenizer: pass tokenizer=... when loading")
+        eos = params.eos_token_ids
+        if eos is None:
+            eos = (*eos_tokens(self.target, self.tokenizer), *text.turn_ends)
+        ending = Ending(
+            min(params.max_new_tokens, self.target.max_positions - len(text.tokens)),
+            frozenset() if params.ignore_eos else frozenset(eos),
+            params.stop,
+            params.stop_when,
+        )
         base = self.setting if params.preset is None else presets.preset(params.preset)
         setting = presets.adjusted(base, policy=params.policy, lengths=params.lengths)
         limits = self._limits(params)
@@ -276,7 +287,6 @@ class Speculator:
         checks.optional(checks.whole, "max_bytes", max_bytes, 1)
         return Engine(self._pool, max_rows, max_bytes, num_prefixes)
 
-    @_in_turn
     def request(
         self, prompt: Any, params: RequestParams | None = None, **options: Unpack[Options]
     ) -> Request:
@@ -287,9 +297,10 @@ class Speculator:
         """
         params = params or request_params("request", options)
         given = prompt if is_single(prompt) else [prompt]
-        (text,) = encode_all(given, self.tokenizer, self.target)
-        seed = self._seeds.spawn(1)[0] if params.seed is None else SeedSequence(params.seed)
-        return self._request(text, params, seed)
+        with self._pool.lock:
+            (text,) = encode_all(given, self.tokenizer, self.target)
+            seed = self._new_seed() if params.seed is None else SeedSequence(params.seed)
+            return self._request(text, params, seed)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of them, too
@@ -348,7 +359,8 @@ class Learning:
         self._limits = limits
         if limits.drafters is not None:
             drafters = [drafter for drafter in drafters if drafter.name in limits.drafters]
-        self._setting, self._tokenizer, self._drafters = setting, tokenizer, drafters
+        self._setting, self._tokenizer = setting, tokenizer
+        self._showing = {d.name: d for d in drafters if isinstance(d, ShowingHidden)}
         self.plans: list[Plan] = _plans(setting, target, drafters, limits)
         self._is_drafted = self.plans != [PLAIN]
         has_feedback = setting.feedback.split(":")[0] in {"free", "panoramic"}
@@ -409,7 +421,8 @@ class Learning:
         policy = self._new_policy(seed, num_tokens)
         if isinstance(policy, Routing) and self._tokenizer is not None:
             policy.route(self._tokenizer.decode(prompt))
-        self.memory.begin(policy, prompt, params.label, params.private)
+        if self.memory.shared is not None and isinstance(policy, Remembering):
+            policy.recall(self.memory.shared, prompt, params.label, params.private)
         return policy
 
     def _feedback(self) -> FeedbackBuilder:
@@ -417,13 +430,13 @@ class Learning:
 
     def _stop_rules(self, seed: SeedSequence) -> dict[tuple[str, str], StopRule]:
         """A rule, with its own randomness, for each drafter and rule that plans name."""
-        names = list(dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE))
-        homes = {d.name: d.home for d in self._drafters if isinstance(d, ShowingHidden)}
+        names = dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE)
+        homes = {name: drafter.home for name, drafter in self._showing.items()}
         return {
-            name: GuardedStopRule(
-                registry.make_guide(name[1], own, home=homes.get(name[0])), name[1]
+            (drafter, rule): GuardedStopRule(
+                registry.make_guide(rule, own, home=homes.get(drafter)), rule
             )
-            for name, own in zip(names, seed.spawn(len(names)), strict=True)
+            for (drafter, rule), own in zip(names, seed.spawn(len(names)), strict=True)
         }
 
     def _new_policy(self, seed: SeedSequence, num_tokens: int | None = None) -> Policy:
@@ -432,22 +445,20 @@ class Learning:
 
     def _show_hidden(self, rules: dict[tuple[str, str], StopRule]) -> None:
         """Have drafters show hidden states to rules that read them; DraftwiseError if none can."""
-        drafters = {d.name: d for d in self._drafters if isinstance(d, ShowingHidden)}
-        blind = () if drafters else [rule for (_, rule), own in rules.items() if _reads_hidden(own)]
-        if blind:
-            raise DraftwiseError(
-                f"rule {blind[0]!r} reads a drafter's hidden states, and no drafter here has "
-                "any: name a model (lm:PATH) with a trained head (draftwise train head)"
-            )
         for (name, rule), own in rules.items():
-            if name not in drafters or not (needed := own.needs_hidden):
+            if not self._showing and _reads_hidden(own):
+                raise DraftwiseError(
+                    f"rule {rule!r} reads a drafter's hidden states, and no drafter here has "
+                    "any: name a model (lm:PATH) with a trained head (draftwise train head)"
+                )
+            if name not in self._showing or not (needed := own.needs_hidden):
                 continue
-            if needed != (size := drafters[name].hidden_size):
+            if needed != (size := self._showing[name].hidden_size):
                 raise DraftwiseError(
                     f"rule {rule!r} reads hidden states of size {needed}, and drafter {name} has "
                     f"hidden size {size}: train a head on this drafter (draftwise train head)"
                 )
-            drafters[name].show_hidden()
+            self._showing[name].show_hidden()
 
 
 def _reads_hidden(rule: StopRule) -> bool:
@@ -470,20 +481,19 @@ def _plans(
         why = chains_only if branching else "no drafter of the pool drafts any"
         raise DraftwiseError(f"trees are not possible: {why}; leave them out")
     plans = setting.plans([drafter.name for drafter in drafters], branching)
-    shaped = (_shaped(plan, own.get(plan.drafter)) for plan in plans)
-    return list(dict.fromkeys(_shortened(plan, limits.max_draft) for plan in shaped))
+    return list(
+        dict.fromkeys(_fitted(plan, own.get(plan.drafter), limits.max_draft) for plan in plans)
+    )
 
 
-def _shaped(plan: Plan, drafter: Shaping | None) -> Plan:
-    """A plan within its drafter's own limit, and of its shape where the setting names none."""
-    if drafter is None:
-        return plan
-    length = min(plan.length, drafter.max_length or plan.length)
-    return replace(plan, length=length, tree=plan.tree or drafter.tree)
+def _fitted(plan: Plan, drafter: Shaping | None, most: int | None) -> Plan:
+    """A plan of at most ``most`` tokens, within its drafter's own limit.
 
-
-def _shortened(plan: Plan, most: int | None) -> Plan:
-    """The plan cut to at most ``most`` tokens; a tree keeps its shape."""
+    It has the drafter's tree shape where the setting names none.
+    """
+    if drafter is not None:
+        length = min(plan.length, drafter.max_length or plan.length)
+        plan = replace(plan, length=length, tree=plan.tree or drafter.tree)
     if most is None or plan.num_tokens <= most:
         return plan
     tree = plan.tree and TreeShape(min(plan.tree.top_k, most), most)

@@ -1,4 +1,4 @@
-"""The words of draftwise: plain frozen values, numpy only, imported by every other room.
+"""The value types of draftwise: frozen, without torch, imported by every other package.
 
 Dimension letters, here and everywhere: B batch, T time, N draft nodes, V vocabulary, D hidden,
 K plans. ``p`` is always the target's distribution and ``q`` the drafter's (Leviathan's convention).
@@ -6,16 +6,18 @@ K plans. ``p`` is always the target's distribution and ``q`` the drafter's (Levi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.checks import whole
+from draftwise import checks
+from draftwise.checks import option
+from draftwise.errors import BadValue
 from draftwise.errors import DraftwiseError as DraftwiseError
-from draftwise.sampling import SamplingParams as SamplingParams  # one of the words
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -24,11 +26,8 @@ Bools = NDArray[np.bool_]
 Dist = int | NDArray[Any]
 """A distribution over the vocabulary: [V] probabilities, or the token itself if a point mass."""
 
-LONGEST_PLAN = 1024
-"""Tokens that a plan may draft at most: caches have room for them."""
-
-NONE = "none"
-"""The drafter's name in the plan that decodes plainly: no draft, one token a round."""
+LONGEST_PLAN = 1024  # maximum tokens of a plan's draft
+NONE = "none"  # the drafter of the plan that decodes plainly: no draft, one token per round
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         for name in ("top_k", "total_tokens"):
-            whole(f"the {name} of a tree", getattr(self, name), 1, LONGEST_PLAN)
+            checks.whole(f"the {name} of a tree", getattr(self, name), 1, LONGEST_PLAN)
 
     def __str__(self) -> str:
         return f"{self.top_k}x{self.total_tokens}"
@@ -61,7 +60,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if type(self.length) is not int or self.length > LONGEST_PLAN:  # one is made every round
-            object.__setattr__(self, "length", whole("length", self.length, 0, LONGEST_PLAN))
+            object.__setattr__(self, "length", checks.whole("length", self.length, 0, LONGEST_PLAN))
         if self.length < 0 or (self.length == 0) != (self.drafter == NONE):
             raise ValueError(
                 f"plan {self.drafter!r} has length {self.length}: a drafter drafts at least one "
@@ -143,15 +142,14 @@ class Costs:
 class Evidence:
     """What one round revealed about one request, before any reward.
 
-    scores: new scores by drafter, in text order: for the drafter that played, its drafted
-        positions through the first rejection and the tokens on which it caught up.
+    scores: new scores by drafter, in text order: for the drafter that played, its drafted positions
+        through the first rejection and the tokens on which it caught up.
     drafted_alphas: [num_drafted] alpha at every drafted position given the draft's own prefix,
         including the rejected tail (averaged by block divergence, MetaSD eq. 4).
     emitted_start: position in the text of the first emitted token.
     seconds: duration of the round, drafting and verification.
     costs: predicted costs, or None where they are not measured.
-    matches: by retrieval drafter, length of its match at the end of the text, 0 = no proposal: the
-        context of the next choice.
+    matches: by retrieval drafter, length of its match at the end of the text, 0 = no proposal.
     confidences: [n] max q of each token of a chain, NaN for retrieved tokens; empty unless drafts
         are mixed.
     siblings: for each alternative of an accepted or first rejected token of the chain: the token's
@@ -179,7 +177,7 @@ class Evidence:
 
     @property
     def num_emitted(self) -> int:
-        """Number of accepted tokens plus the bonus token."""
+        """Accepted tokens plus the bonus token."""
         return self.num_accepted + 1
 
 
@@ -219,7 +217,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """What a guide sees before the next token of a draft is drawn.
+    """What a stop rule sees before the next token of a draft is drawn.
 
     depth: tokens kept so far. The rest describes q of the token kept LAST (nan at depth 0): its
     own probability, the largest probability, the entropy in nats, the gap between the two largest;
@@ -249,8 +247,8 @@ class Draft:
     parents: [N], the index of each node's parent, -1 = the end of the text; None for a chain.
     confidences: as in ``Evidence``. A draft that has them begins with a chain; the siblings of the
         chain's tokens follow, each with the confidence of its chain's token.
-    asides: q after nodes of a chain (-1 = the text) at which the drafter itself drew no token, for
-        scoring only.
+    offpath_probs: for scoring only, q after nodes of a chain (-1 = the text) at which the drafter
+        itself drew no token.
     """
 
     tokens: Ints
@@ -262,7 +260,6 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], probs: Sequence[Any | None] | None, source: str) -> Draft:
-        """A chain of one drafter."""
         return cls(np.asarray(tokens, dtype=np.int64), probs, [source] * len(tokens))
 
     def q(self, node: int) -> Dist:
@@ -312,5 +309,127 @@ class Verdict:
 
     @property
     def num_accepted(self) -> int:
-        """Number of accepted tokens."""
         return len(self.path)
+
+
+_BIAS = 1e30  # the largest bias: above it, a float32 logit would be infinite
+
+
+def _biases(name: str, value: Any) -> dict[int, float]:
+    """``logit_bias`` with plain keys and numbers; None = {}."""
+    must = f"a mapping of token ids, 0 or more, to finite numbers from {-_BIAS:g} to {_BIAS:g}"
+    if value is not None and not isinstance(value, Mapping):
+        raise BadValue(name, value, must)
+    try:
+        return {
+            checks.whole(name, token, 0): checks.number(name, bias, -_BIAS, _BIAS)
+            for token, bias in (value or {}).items()
+        }
+    except BadValue as error:
+        raise BadValue(name, value, must) from error
+
+
+def _read_biases(texts: Sequence[str] | None) -> dict[int, float]:
+    """``"50=-100"`` to a token and what is added to its logit; raises DraftwiseError."""
+    found: dict[int, float] = {}
+    for text in texts or ():
+        token, equals, value = text.partition("=")
+        try:
+            if not equals or int(token) in found:
+                raise ValueError
+            found |= _biases("logit_bias", {int(token): float(value)})
+        except ValueError:
+            raise DraftwiseError(
+                f"--logit-bias {text!r}: write ID=VALUE such as 50=-100, each token id once, and a "
+                "finite VALUE"
+            ) from None
+    return found
+
+
+_penalty = partial(checks.number, least=-checks.LARGE, most=checks.LARGE)
+_drawn = partial(option, panel="Sampling", metavar="X")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are sampled, for both target and drafters; names as in vLLM.
+
+    temperature: 0 = greedy. top_k: 0 = all. top_p: in (0, 1]. min_p: in [0, 1], relative to the
+    largest probability; 0 = off. repetition_penalty: from 1e-6 to 1e6, 1 = off, for tokens of the
+    prompt and the answer. presence_penalty, frequency_penalty: from -1e6 to 1e6, 0 = off;
+    subtracted from the logits of tokens in the answer, once or per occurrence. logit_bias: by token
+    id, added to the logit. process: a function of all tokens before (prompt included) and [V]
+    logits, applied first; None = off. It must be stateless, because it is also called for drafts.
+    Raises BadValue (a DraftwiseError and a ValueError) for a value of another type or outside its
+    range.
+    """
+
+    temperature: float = option(
+        0.0,
+        "0 is greedy.",
+        *("--temperature", "-t"),
+        metavar="T",
+        check=partial(checks.number, least=0, note="greedy"),
+    )
+    top_k: int = _drawn(
+        0,
+        "Keep the K likeliest tokens; 0 keeps all.",
+        metavar="K",
+        check=partial(checks.whole, least=0, note="all tokens"),
+    )
+    top_p: float = _drawn(
+        1.0,
+        "Keep the likeliest tokens with total probability P; 1 keeps all.",
+        metavar="P",
+        check=checks.share,
+    )
+    repetition_penalty: float = _drawn(
+        1.0, "Divides logits of tokens in prompt and answer; 1 has no effect.", check=checks.scale
+    )
+    process: Callable[[Sequence[int], Any], Any] | None = option(None, check=checks.function)
+    min_p: float = _drawn(
+        0.0,
+        "Minimum probability relative to the largest; 0 has no effect.",
+        metavar="P",
+        check=checks.probability,
+    )
+    presence_penalty: float = _drawn(
+        0.0, "Subtracted from logits of tokens in the answer; 0 has no effect.", check=_penalty
+    )
+    frequency_penalty: float = _drawn(
+        0.0, "Subtracted per occurrence of a token in the answer; 0 has no effect.", check=_penalty
+    )
+    logit_bias: Mapping[int, float] = _drawn(
+        dict,
+        "Adds VALUE to the logit of token ID: `50=-100`; repeatable.",
+        metavar="ID=VALUE",
+        kind=list[str] | None,
+        read=_read_biases,
+        check=_biases,
+    )
+
+    def __post_init__(self) -> None:
+        checks.check_fields(self)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether logits depend on which tokens occurred."""
+        answered = self.presence_penalty != 0 or self.frequency_penalty != 0
+        return self.repetition_penalty != 1.0 or answered
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a distribution depends on the tokens before it, and not on logits alone."""
+        return self.penalises or self.process is not None
+
+    @property
+    def edits(self) -> bool:
+        """Whether logits are changed before temperature."""
+        return self.reads_text or bool(self.logit_bias)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise BadValue for a bias of a token that the target does not have."""
+        outside = [token for token in self.logit_bias if token >= vocab_size]
+        if outside:
+            must = f"a mapping of token ids from 0 to {vocab_size - 1:,}, the target's vocabulary"
+            raise BadValue("logit_bias", self.logit_bias, must)

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from draftwise import Draft, make_guide, verify
-from draftwise.distributions import draw
 from draftwise.drafters import Context, DraftTask
+from draftwise.engine import draw
 from draftwise.protocols import StopRule
 from draftwise.registry import GUIDES
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise import verify
-from draftwise.distributions import draw as draw_one
-from draftwise.distributions import overlap, ratio
+from draftwise.engine import draw as draw_one
+from draftwise.engine import overlap, ratio
 from draftwise.nn import DraftTreeBatch, draw, masses, overlaps, ratios, rejection_sample
 from draftwise.types import Draft
 from modules import module_of

@@ -33,8 +33,7 @@ from shared.equal_mutants import squeezed, why
 
 ROOT = Path(__file__).parents[3]
 MODULES: dict[str, tuple[str, ...]] = {
-    "dist": ("tests/test_dist.py",),
-    "engine/verify": ("tests/engine/test_lossless_exact.py",),
+    "engine/verify": ("tests/test_dist.py", "tests/engine/test_lossless_exact.py"),
     "nn/verify": ("tests/nn/test_verify.py",),
     "nn/cache": ("tests/nn/test_storage.py", "tests/nn/test_cache.py", "tests/nn/test_trees.py"),
     "engine/costs": ("tests/engine/test_costs.py",),

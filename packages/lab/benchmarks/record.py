@@ -18,8 +18,8 @@ import torch
 from shared.script import options, quiet, track
 
 from draftwise import SamplingParams, Speculator, zoo
-from draftwise.distributions import overlap, ratio
 from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.engine.verify import overlap, ratio
 from draftwise.nn.sampling import distributions
 from draftwise.nn.transfer import answered
 from draftwise.policies.goodput.experience import WINDOW

@@ -404,7 +404,7 @@ class Conversation:
     ) -> Turn:  # fmt: skip
         """Show an answer as it comes; before: what was said of it already."""
         from draftwise.engine.attribution import SourceAttribution
-        from draftwise.engine.text import Answer, Ending
+        from draftwise.engine.request import Answer, Ending
 
         speculator, params, stops = self._speculator, self._params, self._params.stop
         if params.seed is not None:

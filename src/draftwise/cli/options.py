@@ -16,9 +16,9 @@ from draftwise.checks import Option, option
 from draftwise.cli.failures import VOICE, refusals, refused_values
 from draftwise.engine.options import RequestParams
 from draftwise.errors import BadValue, DraftwiseError, shown
-from draftwise.sampling import SamplingParams
 from draftwise.settings import Hardware as Hardware
 from draftwise.settings import Settings
+from draftwise.types import SamplingParams
 
 _QUIET = option(False, "Print results, warnings and errors only.", "--quiet", "-q")
 

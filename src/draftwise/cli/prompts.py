@@ -26,7 +26,7 @@ class Given:
 
     def encoded(self, speculator: Speculator) -> Prompt:
         """Token ids; DraftwiseError names the line of a file."""
-        from draftwise.engine.prompts import encode_all
+        from draftwise.engine.options import encode_all
 
         try:
             return encode_all(self.prompt, speculator.tokenizer, speculator.target)[0]

@@ -95,7 +95,7 @@ def answer_all(
     how: Answers, bars: Bars,
 ) -> list[Text]:  # fmt: skip
     """The target's answers, at each temperature in turn, kept in ``file``."""
-    from draftwise.engine.prompts import eos_tokens
+    from draftwise.engine.options import eos_tokens
     from draftwise.train.answers import answers
 
     end = next(iter(eos_tokens(base.target, base.tokenizer)), -1)
@@ -502,7 +502,7 @@ def _as_texts(
     folder: Path,
 ) -> list[Text]:  # fmt: skip
     """All texts as tokens, the prompts without a completion answered by the target."""
-    from draftwise.engine.prompts import eos_tokens
+    from draftwise.engine.options import eos_tokens
     from draftwise.train.data import Text
 
     found, unanswered = [], []

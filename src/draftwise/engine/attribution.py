@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from draftwise.engine.request import TARGET
-from draftwise.engine.text import Detokenizer
+from draftwise.engine.generation import RequestOutput, Result
+from draftwise.engine.records import Round
+from draftwise.engine.request import TARGET, Detokenizer
 
 Piece = tuple[str, str]  # a piece of text and the name of its drafter
-
-
-class SourcedTokens(Protocol):
-    """Tokens with the drafter of each: one round, or several."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def sources(self) -> Sequence[str]: ...
 
 
 class SourceAttribution:
@@ -32,7 +24,7 @@ class SourceAttribution:
         self._ends: list[tuple[int, str]] = []  # where pieces end, and their writers
         self._num_decoded = self._num_shown = 0
 
-    def grow(self, new: SourcedTokens, text: str) -> list[Piece]:
+    def grow(self, new: Round | RequestOutput | Result, text: str) -> list[Piece]:
         """The pieces that ``new`` added to the answer, which is now ``text``."""
         self._read(new.tokens, new.sources)
         return self.finish(text)

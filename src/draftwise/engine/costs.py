@@ -16,7 +16,9 @@ _FEW = 4
 
 
 class _Samples:
-    """Recent seconds of one kind of call, robust to outliers."""
+    """Recent seconds of one kind of call: their median, or the minimum of few samples, as one slow
+    call must not end drafting.
+    """
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
@@ -33,7 +35,6 @@ class _Samples:
         self._value = min(self._first, *self._seconds) if is_few else median(self._seconds)
 
     def value(self, default: float) -> float:
-        """The median, or the minimum of few samples: one slow call must not end drafting."""
         return default if self._value is None else self._value
 
 
@@ -84,17 +85,15 @@ class MeasuredCostModel:
         target_s, size = seconds[rows - 1 :: rows], rows.bit_length()
         draft_s, plain_s = {}, float(target_s[0])
         for drafter, relative in self._relative.items():
-            measured = self._draft[drafter]
-            nearest = min(measured, key=lambda known: abs(known - size), default=None)
-            guess = relative * plain_s
-            draft_s[drafter] = guess if nearest is None else measured[nearest].value(guess)
-        read_s = {name: known.value(0.0) for name, known in self._read.items()}
-        batch_s = seconds if is_packed and rows > 1 else None
-        return Costs(target_s, draft_s, batch_s, {n: s for n, s in read_s.items() if s})
+            draft_s[drafter] = guess = relative * plain_s
+            if measured := self._draft[drafter]:
+                nearest = min(measured, key=lambda known: abs(known - size))
+                draft_s[drafter] = measured[nearest].value(guess)
+        read_s = {name: s for name, own in self._read.items() if (s := own.value(0.0))}
+        return Costs(target_s, draft_s, seconds if is_packed and rows > 1 else None, read_s)
 
 
-TOKEN_SHARE = 0.02
-"""Cost of each further token of a row, as a share of a target forward over one token."""
+TOKEN_SHARE = 0.02  # cost of each further token of a row, in target forwards over one token
 
 
 class FixedCostModel:
@@ -130,9 +129,6 @@ class FixedCostModel:
 CostModel = MeasuredCostModel | FixedCostModel
 
 LEAST_PIECE, LARGEST_PIECE = 16, 2048  # smallest and largest chunk of a prefill, in tokens
-
-_LATEST = 9
-
 SHARE = 0.5  # most seconds of a chunk, as a share of a round
 
 
@@ -146,7 +142,7 @@ class PrefillBudget:
     """
 
     def __init__(self) -> None:
-        self.rounds, self.tokens = deque[float](maxlen=_LATEST), deque[float](maxlen=_LATEST)
+        self.rounds, self.tokens = deque[float](maxlen=9), deque[float](maxlen=9)
 
     def budget(self, is_idle: bool) -> int:
         """Tokens for one step; the largest chunk if no row is running."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,10 +57,10 @@ class Pool:
     target: CausalModel
     drafters: Sequence[Drafter]
     cost_model: CostModel
-    clock: Callable[[], float] = time.perf_counter
-    cost_clock: Callable[[], float] = time.perf_counter
-    guard: Guard = field(default_factory=partial(Guard, CREDIT, SHARE), compare=False)
-    lock: threading.RLock = field(default_factory=threading.RLock, compare=False)
+    clock: Callable[[], float]
+    cost_clock: Callable[[], float]
+    guard: Guard
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 def pool_of(
@@ -73,11 +72,12 @@ def pool_of(
 ) -> Pool:
     """A pool with these clocks, or if ``deterministic`` with a clock of fixed costs."""
     prices = {drafter.name: drafter.relative_cost for drafter in drafters}
-    if not deterministic:
-        return Pool(target, drafters, MeasuredCostModel(prices), clock, cost_clock)
-    cost_model = FixedCostModel(prices)
-    # an account would let one answer influence the next
-    return Pool(target, drafters, cost_model, cost_model.clock, cost_model.clock, Guard(math.inf))
+    if deterministic:
+        fixed = FixedCostModel(prices)
+        # an account would let one answer influence the next
+        return Pool(target, drafters, fixed, fixed.clock, fixed.clock, Guard(math.inf))
+    measured, guard = MeasuredCostModel(prices), Guard(CREDIT, SHARE)
+    return Pool(target, drafters, measured, clock, cost_clock, guard)
 
 
 class Sessions:
@@ -88,20 +88,12 @@ class Sessions:
 
     def __init__(self, pool: Pool) -> None:
         self._clock, self._vocab_size = pool.cost_clock, pool.target.vocab_size
-        self._hosts = {drafter.name for drafter in pool.drafters if drafter.can_mix}
-        self._sessions: dict[str, DraftSession] = {
-            drafter.name: drafter.start() for drafter in pool.drafters
-        }
-        self._retrieving = {
-            drafter.name: cast(Retrieving, self._sessions[drafter.name])
-            for drafter in pool.drafters
-            if drafter.retrieves
-        }
-        self._catching_up = {
-            name: session
-            for name, session in self._sessions.items()
-            if isinstance(session, CatchingUpSession)
-        }
+        self._sessions = {drafter.name: drafter.start() for drafter in pool.drafters}
+        sessions = self._sessions.items()
+        retrieving = {drafter.name for drafter in pool.drafters if drafter.retrieves}
+        self._retrieving = {n: cast(Retrieving, s) for n, s in sessions if n in retrieving}
+        self._catching_up = {n: s for n, s in sessions if isinstance(s, CatchingUpSession)}
+        self.mixing = {drafter.name for drafter in pool.drafters if drafter.can_mix}
 
     @property
     def names(self) -> list[str]:
@@ -119,9 +111,6 @@ class Sessions:
             return 0.0
         _, seconds = self.gather({name: lambda _: session.catch_up(contexts, most)})
         return seconds[name]
-
-    def mixes(self, name: str) -> bool:
-        return name in self._hosts
 
     def broadcast(self, what: Callable[[str, DraftSession], None]) -> None:
         for name, session in list(self._sessions.items()):
@@ -148,7 +137,7 @@ class Sessions:
                 try:
                     if values is None:
                         asks[name] = questions[name](self._sessions[name])
-                    wanted[name] = tensors_of(asks[name].send(values))
+                    wanted[name] = _tensors_of(asks[name].send(values))
                 except StopIteration as done:
                     answer = self._try(name, partial(check, name, done.value))
                     if name in self._sessions:
@@ -171,17 +160,23 @@ class Sessions:
 
     def peek(self, context: Context, drafted: Sequence[int]) -> dict[str, tuple[int, int]]:
         """Each retrieval drafter's match after the draft, and the token that follows it."""
-        size = self._vocab_size
-        return self._look_up(
-            context, lambda session: checked_match(session.peek(context, drafted), size)
-        )
+
+        def match(session: Retrieving) -> tuple[int, int]:
+            length, token = session.peek(context, drafted)
+            is_token = isinstance(token, (int, np.integer)) and 0 <= token < self._vocab_size
+            if length and not is_token:
+                raise Nonsense(f"{token!r} follows a match, of a vocabulary of {self._vocab_size}")
+            return int(length), int(token)
+
+        return self._look_up(context, match)
 
     def _look_up(self, context: Context, what: Callable[[Retrieving], T]) -> dict[str, T]:
         found: dict[str, T] = {}
         for name, session in list(self._retrieving.items()):
-            if context.allows(name):
-                answer = self._try(name, partial(what, session))
-                found |= {} if answer is None else {name: answer}
+            if not context.allows(name):
+                continue
+            if (answer := self._try(name, partial(what, session))) is not None:
+                found[name] = answer
         return found
 
     def _try(self, name: str, what: Callable[[], T]) -> T | None:
@@ -196,7 +191,7 @@ class Sessions:
         """Disable a drafter in all rows, with a warning that gives the reason."""
         for sessions in (self._sessions, self._retrieving, self._catching_up):
             sessions.pop(name, None)
-        self._hosts.discard(name)
+        self.mixing.discard(name)
         why = f"returned nonsense ({error})" if isinstance(error, Nonsense) else f"raised {error!r}"
         warnings.warn(f"drafter {name} {why}: it is left out from now on", stacklevel=3)
 
@@ -246,7 +241,10 @@ class Drafting:
         """
         groups: dict[str, list[tuple[RoundState, DraftTask]]] = {}
         guarded = [state for state in states if state.request.is_guarded]
-        padded = LONGEST_PLAN if self._pool.target.packs else _padded_length(guarded)
+        padded = LONGEST_PLAN
+        if len(guarded) > 1 and not self._pool.target.packs:  # one long draft widens all rows
+            longest = [max(plan.num_tokens for plan in state.plans) for state in guarded]
+            padded = int(np.median(longest))
         for state in states:
             most = padded if state.request.is_guarded else LONGEST_PLAN
             for drafter, task in () if state.waits else self._tasks(state, most):
@@ -257,7 +255,7 @@ class Drafting:
             share = self._shares.setdefault(name, 1.0)
             self._shares[name] += SHARE_STEP * (len(members) / len(states) - share)
         for state in states:
-            state.draft = side_by_side([draft for _, draft in state.parts])
+            state.draft = _side_by_side([draft for _, draft in state.parts])
             plan = PLAIN if state.waits else state.plans[0]
             state.played = state.request.as_drafted(plan, state.draft)
 
@@ -299,21 +297,18 @@ class Drafting:
                 yield plan.drafter, request.task(plan, most)
 
     def _wanted(self, state: RoundState) -> set[str]:
-        """The drafters of the row's plans."""
         if not state.request.num_draftable:
             return set()
-        mixers = {plan: self._mixer(state.request, plan) for plan in state.plans}
-        found = {plan.drafter if mixer is None else mixer.drafter for plan, mixer in mixers.items()}
-        return found - {NONE}
+        writers = (self._mixer(state.request, plan) or plan for plan in state.plans)
+        return {writer.drafter for writer in writers} - {NONE}
 
     def _mixer(self, request: Request, plan: Plan) -> Mixer | None:
         """The policy's mixer, if this plan's draft may be mixed."""
         mixer = request.mixer
-        can = mixer is not None and self.sessions.mixes(mixer.drafter)
+        can = mixer is not None and mixer.drafter in self.sessions.mixing
         return mixer if can and plan.tree is None and request.num_draftable > 0 else None
 
     def commit(self, states: Sequence[RoundState]) -> None:
-        """Let every session roll back the rejected tokens."""
         contexts = [state.context for state in states]
         self.sessions.broadcast(
             lambda name, session: session.commit(contexts, [t.judged.get(name) for t in states])
@@ -338,12 +333,12 @@ class Drafting:
             probed = [state for state in states if name in drafters_to_probe[id(state)]]
             if probed:
                 scores = yield from session.probe([state.context for state in probed])
-                found += zip(probed, checked_scores(scores, len(probed)), strict=True)
+                found += zip(probed, _checked_scores(scores, len(probed)), strict=True)
             allowed = [state for state in states if state.context.allows(name)]
             for everything in (True, False):
                 if group := [s for s in allowed if (id(s) in panoramic) == everything]:
                     scores = yield from session.score([s.context for s in group], everything)
-                    found += zip(group, checked_scores(scores, len(group)), strict=True)
+                    found += zip(group, _checked_scores(scores, len(group)), strict=True)
             return found
 
         found, _ = self.sessions.gather({n: partial(gather, n) for n in self.sessions.names})
@@ -375,7 +370,7 @@ class Drafting:
 
         found, _ = self.sessions.gather(
             {name: partial(ask, name) for name in asked},
-            lambda name, answer: checked_scores(answer, len(asked[name])),
+            lambda name, answer: _checked_scores(answer, len(asked[name])),
         )
         scores: dict[int, dict[str, Scores]] = {request.id: {} for request in requests}
         for name, answers in found.items():
@@ -385,14 +380,7 @@ class Drafting:
         return scores
 
 
-def _padded_length(states: Sequence[RoundState]) -> int:
-    """The maximum draft length in a padded batch: the median, as one long draft widens all rows."""
-    if len(states) < 2:
-        return LONGEST_PLAN
-    return int(np.median([max(plan.num_tokens for plan in state.plans) for state in states]))
-
-
-def side_by_side(drafts: Sequence[Draft]) -> Draft:
+def _side_by_side(drafts: Sequence[Draft]) -> Draft:
     """Several drafts of one text as branches of one tree, tried in this order.
 
     Each branch keeps its own q, and is verified against the residual of the branches before it.
@@ -415,24 +403,14 @@ class Nonsense(ValueError):
     """An answer that violates the protocol of ``DraftSession``."""
 
 
-def checked_scores(found: Any, num: int) -> list[Scores | None]:
-    """Scores, or None, of ``num`` texts. Raises ``Nonsense`` for anything else.
-
-    Scores that are not finite count as None, since p may be the cause.
+def _checked_scores(found: Any, num: int) -> list[Scores | None]:
+    """Scores, or None, of ``num`` texts; those that are not finite count as None, since p may be
+    the cause.
     """
     return [_checked(scores) for scores in _list_of(found, num)]
 
 
-def checked_match(found: Any, vocab_size: int) -> tuple[int, int]:
-    """A match and the token that follows it; (0, -1) = none. Raises ``Nonsense``."""
-    length, token = found
-    if length and not (isinstance(token, (int, np.integer)) and 0 <= token < vocab_size):
-        raise Nonsense(f"{token!r} follows a match, of a vocabulary of {vocab_size}")
-    return int(length), int(token)
-
-
-def tensors_of(yielded: Any) -> Sequence[Tensor]:
-    """The tensors that a session yields to read. Raises ``Nonsense`` for anything else."""
+def _tensors_of(yielded: Any) -> Sequence[Tensor]:
     if not isinstance(yielded, (list, tuple)) or not all(isinstance(t, Tensor) for t in yielded):
         raise Nonsense("it yielded something other than a list of tensors")
     return yielded
@@ -450,11 +428,8 @@ def _checked(scores: Any) -> Scores | None:
         return None
     if not isinstance(scores, Scores):
         raise Nonsense(f"{type(scores).__name__} is no Scores")
-    if (
-        not isinstance(scores.start, (int, np.integer))
-        or scores.start < 0
-        or not 0 < scores.weight <= 1
-    ):
+    is_place = isinstance(scores.start, (int, np.integer)) and scores.start >= 0
+    if not is_place or not 0 < scores.weight <= 1:
         raise Nonsense(f"scores start at {scores.start!r} with the weight {scores.weight!r}")
     columns = (scores.alphas, scores.ratios)
     if not all(_is_row(column, "f") for column in columns):
@@ -484,24 +459,21 @@ def _check_draft(draft: Any, task: DraftTask, vocab_size: int) -> None:
         raise Nonsense(f"{num} tokens were drafted, where {most} were wanted at most")
     if len(draft.sources) != num or len(draft.confidences) not in (0, num):
         raise Nonsense(f"sources or confidences are not as many as {num} tokens")
-    _check_parents(draft, num, task.length)
-    if draft.probs is not None and len(draft.probs) != num:
-        raise Nonsense(f"{len(draft.probs)} distributions of {num} tokens")
+    if draft.parents is not None:
+        _check_tree(draft, draft.parents, task.length)
+    probs = () if draft.probs is None else draft.probs
+    if draft.probs is not None and len(probs) != num:
+        raise Nonsense(f"{len(probs)} distributions of {num} tokens")
+    # off the path, greedy drafters give tokens instead of distributions
     is_greedy = task.context.sampling.temperature == 0
-    offpath_probs = [q for node, q in draft.offpath_probs if -1 <= node < num]
-    wide = [
-        *(draft.probs if draft.probs is not None else ()),
-        *(() if is_greedy else offpath_probs),
-    ]
-    if len(offpath_probs) < len(draft.offpath_probs) or not all(
-        q is None or _is_q(q, vocab_size) for q in wide
-    ):
+    wide = [*probs, *(() if is_greedy else (q for _, q in draft.offpath_probs))]
+    has_nodes = all(-1 <= node < num for node, _ in draft.offpath_probs)
+    if not has_nodes or not all(q is None or _is_q(q, vocab_size) for q in wide):
         raise Nonsense(f"a distribution is no row of {vocab_size} probabilities")
 
 
-def _check_parents(draft: Draft, num: int, length: int) -> None:
-    if (parents := draft.parents) is None:
-        return
+def _check_tree(draft: Draft, parents: Any, length: int) -> None:
+    num = len(draft)
     if not _is_row(parents, "i") or len(parents) != num:
         raise Nonsense(f"parents are not a row of {num} whole numbers")
     if not ((parents >= -1) & (parents < np.arange(num))).all():

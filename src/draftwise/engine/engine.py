@@ -6,7 +6,7 @@ import heapq
 import itertools
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,14 +17,18 @@ from draftwise.drafters.protocol import Context
 from draftwise.engine.costs import LARGEST_PIECE, PrefillBudget
 from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.loop import Loop
-from draftwise.engine.prefill import PROMPT_SCORES, PrefillScheduler
-from draftwise.engine.records import Round
+from draftwise.engine.records import Round, as_logprobs, logprobs
 from draftwise.engine.request import Request
+from draftwise.nn.cache import RaggedCache
 from draftwise.nn.hidden_states import HiddenStates
-from draftwise.types import Costs, DraftwiseError
+from draftwise.nn.model import CausalModel
+from draftwise.nn.sampling import warped
+from draftwise.nn.transfer import fetch
+from draftwise.types import PLAIN, Costs, Decision, DraftwiseError, Evidence, Scores
 
 _LOG = logging.getLogger(__name__)
 MIN_PREFIX_TOKENS = 32  # shortest common prefix that is reused, in tokens
+PROMPT_SCORES = 16  # prompt tokens on which drafters are scored before the first round
 
 
 class PrefixMatch(NamedTuple):
@@ -46,8 +50,7 @@ class PrefixCache:
     def keep(self, context: Context) -> list[int]:
         """Keep the row of an ended request; return the evicted rows."""
         self._kept[context.row] = context
-        surplus = len(self._kept) - self.num_rows
-        return [self.drop() for _ in range(surplus)]
+        return [self.drop() for _ in range(len(self._kept) - self.num_rows)]
 
     def drop(self) -> int:
         """Evict the least recently used row and return it; StopIteration if there is none."""
@@ -95,6 +98,116 @@ def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
     return int(differs[0]) if len(differs) else num
 
 
+class PrefillScheduler:
+    """Prefills prompts up to their last token, and scores drafters on their last tokens."""
+
+    def __init__(
+        self, target: CausalModel, cache: RaggedCache, drafting: Drafting, loop: Loop
+    ) -> None:
+        self._target, self._cache, self._drafting, self._loop = target, cache, drafting, loop
+
+    def prefill(self, requests: Sequence[Request], budget: int) -> int:
+        """Prefill up to ``budget`` tokens of these prompts, in order; return how many."""
+        fed: list[tuple[Request, list[int]]] = []
+        for request in requests:
+            start = self._cache.lengths[request.context.row]
+            end, switch = len(request.prompt) - 1, self._target.switch
+            # cross LongRoPE's switch in one chunk: earlier tokens would be recomputed
+            most = max(budget, switch + 1) if start < switch < end else budget
+            piece = list(request.prompt[start:end][:most])
+            if piece:
+                fed.append((request, piece))
+                budget -= len(piece)
+            if budget <= 0:
+                break
+        if not fed:
+            return 0
+        keep = max(
+            len(piece) if request.wants_prompt_logprobs else min(len(piece), PROMPT_SCORES)
+            for request, piece in fed
+        )
+        rows = [request.context.row for request, _ in fed]
+        starts = [self._cache.lengths[row] for row in rows]
+        logits = self._target.extend(self._cache, rows, [piece for _, piece in fed], keep)
+        self._cache.settle(rows, [self._cache.lengths[row] for row in rows])
+        for index, (request, piece) in enumerate(fed):
+            if (features := request.context.features) is not None:
+                states = {tap: hidden[index] for tap, hidden in logits.hidden.items()}
+                features.put(starts[index], states)
+            self._remember(request, logits.last(index, min(keep, len(piece))))
+        return sum(len(piece) for _, piece in fed)
+
+    def is_done(self, request: Request) -> bool:
+        """Whether only the prompt's last token is left, which the first round feeds."""
+        return self._cache.lengths[request.context.row] >= len(request.prompt) - 1
+
+    def score_prompts(
+        self, requests: Sequence[Request], num_waiting: int, may_pay: bool = True
+    ) -> None:
+        """Round 0: score drafters on the prompt, without a draft.
+
+        num_waiting: running rows that wait for it; with any, each request gets one paid probe now
+        and others later. may_pay: whether probes may cost forwards.
+        """
+        asked = [r for r in requests if r.scores_prompt and len(r.prompt) > 1]
+        while asked:  # a shared policy learns from one request before it decides on the next
+            first = {id(request.policy): request for request in reversed(asked)}
+            self._show(list(first.values()), num_waiting, may_pay)
+            asked = [request for request in asked if first[id(request.policy)] is not request]
+
+    def _show(self, requests: Sequence[Request], num_waiting: int, may_pay: bool) -> None:
+        """Use free and panoramic scores first, then the probes that policies ask for."""
+        names, score = self._drafting.sessions.names, self._drafting.score_prompts
+        # drafters with panoramic feedback prefill whole prompts in any case
+        whole = [r for r in requests if r.reads_everything]
+        rest = [r for r in requests if not r.reads_everything]
+        probing = [r for r in rest if r.probing is not None]
+        plain = [r for r in rest if r.probing is None]
+        for everything, group in ((True, whole), (False, probing), (None, plain)):
+            found = score({r.id: names for r in group}, group, everything)
+            for request in group:
+                self._learn(request, found[request.id])
+        if not may_pay:
+            return
+        most = 1 if num_waiting else None
+        num_rows = 1 + num_waiting // max(len(requests), 1)  # for each request of the group
+        drafters_to_probe = {r.id: r.drafters_to_probe(num_rows)[:most] for r in requests}
+        probed = score(drafters_to_probe, requests)
+        for request in requests:
+            if scores := probed[request.id]:
+                self._learn(request, scores)
+
+    def _learn(self, request: Request, scores: Mapping[str, Scores]) -> None:
+        """Let the policy learn from scores on the prompt, as from a round without a draft."""
+        evidence = Evidence(
+            PLAIN,
+            0,
+            0,
+            scores,
+            emitted_start=len(request.prompt),
+            costs=self._loop.costs([request]),
+            matches=self._drafting.sessions.matches(request.context),
+            num_left=request.answer.num_left,
+        )
+        request.learn(Decision(0, 1.0, 0), evidence)
+
+    def _remember(self, request: Request, block: torch.Tensor) -> None:
+        """Keep p of the prompt's last tokens, and log-probabilities if requested."""
+        context, text = request.context, request.prompt
+        end = self._cache.lengths[context.row]
+        if request.wants_prompt_logprobs:
+            tokens = torch.tensor(text[end - len(block) + 1 : end + 1], device=block.device)
+            found = fetch(logprobs(block, tokens, request.num_logprobs or 0))
+            request.prompt_logprobs += as_logprobs(*found)
+        if request.scores_prompt and end == len(text) - 1:
+            num = min(PROMPT_SCORES, len(block))
+            first = len(text) - num
+            p = warped(block[-num:], [context.span(num, first)])
+            is_greedy = context.sampling.temperature == 0
+            points = fetch([p.tokens])[0].astype(int).tolist() if is_greedy else list(p.probs)
+            context.remember(first, points)
+
+
 class Engine:
     """Continuous batching for one target and its drafters.
 
@@ -107,15 +220,7 @@ class Engine:
     engines on the same models. Callbacks run in the thread that calls ``step`` and may not call it.
     """
 
-    def __init__(
-        self,
-        pool: Pool,
-        max_rows: int = 64,
-        max_bytes: int | None = None,
-        num_prefixes: int = 4,
-    ) -> None:
-        if max_rows < 1:
-            raise DraftwiseError(f"max_rows is {max_rows}: at least one row must run")
+    def __init__(self, pool: Pool, max_rows: int, max_bytes: int | None, num_prefixes: int) -> None:
         self._pool, self._max_rows, self._max_bytes = pool, max_rows, max_bytes
         self._drafter_bytes = sum(drafter.token_bytes for drafter in pool.drafters)
         self._cache = pool.target.new_cache(forgets=True)
@@ -190,7 +295,13 @@ class Engine:
             allowed = self.drafting_allowed
             rounds = self._loop.round(self._running)
             if allowed != self.drafting_allowed:
-                _log_switch(not allowed, self.guard)
+                _LOG.info(
+                    "drafting is switched %s (%.3f times plain decoding lately, %.3f since the "
+                    "start)",
+                    "off: it cost more than it saved" if allowed else "on again: it pays",
+                    self.guard.recent_speed,
+                    self.guard.speed,
+                )
         except BaseException:  # the caches are inconsistent after half a round
             self._abandon(self._running)
             raise
@@ -210,11 +321,11 @@ class Engine:
     def cancel(self, id_: int) -> None:
         """End a request at once; it keeps its text so far. DraftwiseError for an unknown id."""
         with self.lock:
-            found = next((request for request in self._all() if request.id == id_), None)
-            if found is None:
-                known = ", ".join(str(request.id) for request in self._all()) or "none"
+            requests = {request.id: request for request in self._all()}
+            if id_ not in requests:
+                known = ", ".join(map(str, requests)) or "none"
                 raise DraftwiseError(f"no request {id_} is in the engine; there are: {known}")
-            self._cancel(found)
+            self._cancel(requests[id_])
 
     def _cancel(self, found: Request) -> None:
         found.end("cancelled")
@@ -329,8 +440,7 @@ class Engine:
 
     def _fail(self, request: Request, error: Exception) -> None:
         request.fail(error)
-        if request.context.row >= 0:
-            self._close(request.context.row)
+        self._close(request.context.row)
         request.finish()
 
     def _fits(self, request: Request, later: Sequence[Request]) -> bool:
@@ -355,33 +465,34 @@ class Engine:
         return next(same, None)
 
     def _start(self, request: Request) -> None:
+        """Give a request a row that begins with the longest cached prefix of its prompt."""
         found = self._cached_prefix(request)
         context, row_tokens = request.context, request.num_room
+        source, length = (-1, 0) if found is None else (found.context.row, found.length)
         request.switch = self._pool.target.switch
         if self._pool.target.taps and context.is_drafted:
             context.features = HiddenStates()
         # a private request is not kept afterwards, so it must not take a kept row
-        if found and not context.is_private and self._prefix_cache.take(found.context.row):
-            context.row = found.context.row
-            self._cache.crop(context.row, found.length)
+        if found and not context.is_private and self._prefix_cache.take(source):
+            context.row = source
+            self._cache.crop(source, length)
         else:
             context.row = heapq.heappop(self._free) if self._free else next(self._rows)
             self._cache.open(context.row, row_tokens)
             if found is not None:
-                self._cache.copy(found.context.row, context.row, found.length)
-        self._open_for_drafters(context, row_tokens, found)
+                self._cache.copy(source, context.row, length)
+        self._open_for_drafters(context, row_tokens, source, length)
         if found is not None:
             self.num_prefix_hits += 1
-            self.num_prefix_tokens += found.length
+            self.num_prefix_tokens += length
             if context.features is not None and found.context.features is not None:
-                context.features.begin_like(found.context.features, found.length)
+                context.features.begin_like(found.context.features, length)
 
     def _open_for_drafters(
-        self, context: Context, row_tokens: int, found: PrefixMatch | None
+        self, context: Context, row_tokens: int, source: int, length: int
     ) -> None:
-        """Open the row for drafters, unless drafting is disabled; found: its prefix."""
+        """Open the row for drafters, unless drafting is disabled; source: the row of its prefix."""
         broadcast, row = self._drafting.sessions.broadcast, context.row
-        source, length = (found.context.row, found.length) if found is not None else (-1, 0)
         if not context.is_drafted:
             self._close_for_drafters(row)
         elif source == row and row in self._drafted:
@@ -414,8 +525,7 @@ class Engine:
         if not self._prefilling:
             return
         group = sorted(self._prefilling, key=lambda request: -request.priority)
-        suspects = [request for request in group if request.id in self._isolated]
-        group = suspects[:1] or group
+        group = [request for request in group if request.id in self._isolated][:1] or group
         try:
             done = self._prefill_group(group)
         except Exception as error:
@@ -475,20 +585,11 @@ class Engine:
         for request in requests:
             if not request.is_over:
                 request.end("interrupted")
-            if request.context.row >= 0:
-                self._close(request.context.row)
+            self._close(request.context.row)
         requests.clear()
 
     def _close(self, row: int) -> None:
-        self._cache.close(row)
-        self._close_for_drafters(row)
-        heapq.heappush(self._free, row)
-
-
-def _log_switch(allowed: bool, guard: Guard) -> None:
-    _LOG.info(
-        "drafting is switched %s (%.3f times plain decoding lately, %.3f since the start)",
-        "on again: it pays" if allowed else "off: it cost more than it saved",
-        guard.recent_speed,
-        guard.speed,
-    )
+        if row >= 0:  # a request without a row has -1
+            self._cache.close(row)
+            self._close_for_drafters(row)
+            heapq.heappush(self._free, row)

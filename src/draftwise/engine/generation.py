@@ -37,20 +37,19 @@ class Result:
     logprobs: Sequence[TokenLogprobs] = ()
 
     def __repr__(self) -> str:
-        stats = self.stats
+        text = self.text if len(self.text) <= 60 else self.text[:59] + "…"
         return (
-            f"Result({_shortened(self.text)!r}, {len(self.tokens)} tokens in {stats.num_rounds} "
-            f"rounds, MAT {stats.mean_accepted_tokens:.2f}, ended by {self.finish_reason})"
+            f"Result({text!r}, {len(self.tokens)} tokens in {self.stats.num_rounds} rounds, "
+            f"MAT {self.stats.mean_accepted_tokens:.2f}, ended by {self.finish_reason})"
         )
 
     def as_json(self) -> dict[str, Any]:
-        stats = self.stats
         return {
             "tokens": self.tokens,
             "text": self.text,
-            **{name: getattr(stats, name) for name in _NUMBERS},
-            "seconds_by_phase": dict(stats.seconds_by_phase),
-            "pulls": dict(stats.pulls),
+            **{name: getattr(self.stats, name) for name in _NUMBERS},
+            "seconds_by_phase": dict(self.stats.seconds_by_phase),
+            "pulls": dict(self.stats.pulls),
             "finish_reason": self.finish_reason,
             "num_prompt_tokens": len(self.prompt_tokens),
         }
@@ -194,7 +193,3 @@ class Generation(Iterator[Round]):
             )
             for r in self._requests
         ]  # fmt: skip
-
-
-def _shortened(text: str, num: int = 60) -> str:
-    return text if len(text) <= num else text[: num - 1] + "…"

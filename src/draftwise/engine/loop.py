@@ -7,25 +7,29 @@ and one target forward verifies all rows.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from draftwise.distributions import is_broken
 from draftwise.engine.drafting import Drafting, Nonsense, Pool
-from draftwise.engine.records import Round
+from draftwise.engine.records import Round, as_logprobs, logprobs
 from draftwise.engine.request import EMPTY, Request, RoundState
-from draftwise.engine.verification import drafted_alphas, score_drafts, siblings_of, verify_batch
+from draftwise.engine.verify import is_broken, verify
 from draftwise.nn.cache import RaggedCache
+from draftwise.nn.sampling import Dists, warped
+from draftwise.nn.transfer import fetch
 from draftwise.nn.trees import draft_branches
-from draftwise.types import Costs, Draft, Evidence, Verdict
+from draftwise.nn.verify import DraftTreeBatch, overlaps, ratios, rejection_sample
+from draftwise.types import Costs, Draft, Evidence, Floats, Ints, Scores, Verdict
 
 PAUSE = 8.0  # most plain rounds charged for one round: a longer one was interrupted
-SURE = 1.3
-"""Expected speed relative to plain decoding at which a request drafts on an empty account."""
+SURE = 1.3  # expected speed relative to plain at which a request drafts on an empty account
 REQUEST_CREDIT = 1.0  # credit of a new request in plain rounds, divided by the rows of the batch
 IDLE_ROUNDS, IDLE_PERIOD = 8, 4
 """Rounds without drafts while the guard is closed, after which only every fourth looks for them."""
@@ -74,8 +78,7 @@ class Loop:
         charged = self._account(states, self._pool.cost_clock() - start)
         seconds, self.seconds = self.seconds, {}  # each row is charged all of the round's
         return [
-            state.request.record(state.decision, facts, state.num_emitted, seconds, num, charged)
-            for num in (len(states),)
+            state.request.record(state, facts, seconds, len(states), charged)
             for state, facts in zip(states, evidence, strict=True)
         ]
 
@@ -98,17 +101,14 @@ class Loop:
             self._num_idle = 0
         plain_s = self._plain_s if has_drafted else seconds
         seconds = min(seconds, PAUSE * plain_s)
-        num_rows = len(states)
-        emitted = sum(state.num_emitted for state in states) / num_rows
+        emitted = sum(state.num_emitted for state in states) / len(states)
         # the rows of a batch learn at the same time: it needs fewer rounds
-        self._pool.guard.observe(emitted, seconds, plain_s, math.sqrt(num_rows))
+        self._pool.guard.observe(emitted, seconds, plain_s, math.sqrt(len(states)))
         self._probe_s += PROBE_SHARE * seconds
         return plain_s, seconds
 
     def begin(self, num: int, num_running: int, seconds: float) -> None:
-        """Book ``num`` new requests whose prompts drafters scored in ``seconds``: charge and
-        credit.
-        """
+        """Charge and credit ``num`` new requests, whose prompts took ``seconds`` to score."""
         guard, plain_s = self._pool.guard, self._plain_s
         guard.charge(min(seconds, num * plain_s))  # more means that the machine paused
         guard.grant(REQUEST_CREDIT * plain_s * num / max(num_running, 1))
@@ -140,8 +140,8 @@ class Loop:
         self._plain_s = self._pool.cost_model.record_target_step(
             len(states), tokens, context, self._verify_s
         )
-        drafted = [state for state in states if len(state.draft)]
-        if broken := [state for state in drafted if is_broken(int(state.verdict.tokens[-1]))]:
+        broken = [s for s in states if len(s.draft) and is_broken(int(s.verdict.tokens[-1]))]
+        if broken:
             self._verify_plainly(broken)
 
     def _target_forward(self, states: Sequence[RoundState]) -> int:
@@ -168,16 +168,16 @@ class Loop:
         for state, plain in zip(states, alone, strict=True):
             self._leave_out_broken(state)
             draft, logits = state.draft, plain.logits
-            nodes = np.array(draft.children(-1))
-            probs = [None if isinstance(q := draft.q(node), int) else q for node in nodes]
-            children = Draft(draft.tokens[nodes], probs, parents=np.full(len(nodes), -1))
             assert logits is not None
+            nodes = np.array(draft.children(-1), dtype=np.int64)
+            probs = None if draft.probs is None else [draft.probs[node] for node in nodes]
+            children = Draft(draft.tokens[nodes], probs, parents=np.full(len(nodes), -1))
             uniforms = state.uniforms[[*nodes, -1]]
             same = logits.expand(len(nodes) + 1, -1)  # p after an accepted token is not used
             firsts.append(replace(plain, draft=children, uniforms=uniforms, logits=same))
         verify_batch(firsts)
         for state, first in zip(states, firsts, strict=True):
-            path = np.array(state.draft.children(-1))[first.verdict.path]
+            path = np.array(state.draft.children(-1), dtype=np.int64)[first.verdict.path]
             state.verdict = Verdict(first.verdict.tokens[:1], path)
             state.targets, state.logprobs = first.targets[:1], first.logprobs[:1]
             state.hidden, state.parts = first.hidden, []  # such a draft is no evidence
@@ -191,7 +191,6 @@ class Loop:
                 state.draft = EMPTY
 
     def _commit(self, state: RoundState) -> None:
-        """Append accepted tokens, and roll back the cache."""
         request, context = state.request, state.context
         base = len(context.tokens) - 1
         state.num_emitted = request.commit(state.draft, state.verdict, state.targets)
@@ -207,7 +206,7 @@ class Loop:
         self, states: Sequence[RoundState], drafted: Sequence[RoundState]
     ) -> list[Evidence]:
         costs = self.costs([state.request for state in states]) if drafted else None
-        seconds = sum(self.seconds.get(phase, 0.0) for phase in ("draft", "verify"))
+        seconds = self.seconds["draft"] + self.seconds["verify"]
         return [
             Evidence(
                 plan=state.played,
@@ -247,3 +246,180 @@ def choose(
             decision = request.plain
         states.append(RoundState(request, decision, request.plays(decision)))
     return states
+
+
+def verify_batch(states: Sequence[RoundState]) -> None:
+    """Fill in each row's verdict, targets, and scores of drafted tokens.
+
+    Greedy rows need one ``argmax`` and use the reference ``verify``; sampled rows use its batched
+    form.
+    """
+    p = _distributions(states)
+    greedy = [state for state in states if state.context.sampling.temperature == 0]
+    drawn = [state for state in states if state.context.sampling.temperature > 0]
+    judged = _SampledVerdicts(drawn, p) if drawn else None
+    following = p.tokens
+    ends = list(accumulate(len(state.draft) + 1 for state in states))
+    if judged is not None:
+        sampled = torch.from_numpy(np.flatnonzero(p.places >= 0)).to(following.device)
+        following = following.index_copy(0, sampled, judged.following)
+    requested = [
+        logprobs(
+            state.logits, following[end - len(state.draft) - 1 : end], state.request.num_logprobs
+        )
+        for state, end in zip(states, ends, strict=True)
+        if state.logits is not None and state.request.num_logprobs is not None
+    ]
+    offpath_probs = [q for state in greedy for _, q in state.draft.offpath_probs]
+    tensors = [p.tokens, torch.stack(offpath_probs) if offpath_probs else p.tokens[:0]]
+    tensors += judged.tensors if judged is not None else ()
+    values = iter(fetch([*tensors, *(tensor for own in requested for tensor in own)]))
+    points = np.split(next(values).astype(np.int64), ends[:-1])
+    offpath_tokens = iter(next(values).tolist())
+    for state, own in zip(states, points, strict=True):
+        if state.context.sampling.temperature == 0:
+            _verify_greedy(state, own, offpath_tokens)
+    if judged is not None:
+        judged.fill_in(values)
+    for state in states:
+        if state.request.num_logprobs is not None:
+            state.logprobs = as_logprobs(next(values), next(values), next(values))
+
+
+def score_drafts(state: RoundState) -> None:
+    """Fill in each drafter's scores along the emitted tokens.
+
+    The drafter of a chain is scored up to its first token that differs from the text. Trees are not
+    scored, since their tokens are not draws.
+    """
+    first = first_offpath = 0
+    start = len(state.context.tokens) - state.num_emitted
+    on_path = {-1, *state.verdict.path.tolist()}
+    judged = {}
+    for name, draft in state.parts:
+        offpath_probs = {node: first_offpath + i for i, (node, _) in enumerate(draft.offpath_probs)}
+        found: list[tuple[float, float]] = []
+        num = draft.num_chain
+        for depth in range(min(num + 1, state.num_emitted) if num == draft.depth else 0):
+            node = first + depth
+            if depth and node - 1 not in on_path:
+                break
+            if depth < num and draft.sources[depth] == name:
+                found.append((float(state.alphas[node]), float(state.ratios[node])))
+            elif depth - 1 in offpath_probs:
+                found.append(state.offpath_scores[offpath_probs[depth - 1]])
+            else:
+                break
+        if found:
+            alphas, of_text = np.array(found).T
+            judged[name] = Scores(start, np.minimum(alphas, 1.0), of_text)
+        first, first_offpath = first + len(draft), first_offpath + len(draft.offpath_probs)
+    state.judged = judged
+
+
+def drafted_alphas(draft: Draft, alphas: Floats, path: Ints) -> Floats:
+    """alpha of each drafted position given the draft's own prefix, the rejected tail included.
+
+    alphas: [N] of the nodes; path: accepted nodes. For a tree, along the path: the part of p that
+    the children of each node cover.
+
+    >>> siblings = Draft(np.array([0, 1]), parents=np.array([-1, -1]))
+    >>> drafted_alphas(siblings, np.array([0.5, 0.25]), np.array([], int)).tolist()
+    [0.75]
+    """
+    if draft.num_chain == draft.depth:
+        return alphas[: draft.depth]
+    families = [draft.children(node) for node in (-1, *path.tolist())]
+    covered = [sum(alphas[child] for child in children) for children in families if children]
+    return np.minimum(np.array(covered, dtype=np.float64), 1.0)
+
+
+def siblings_of(draft: Draft, path: Ints) -> list[tuple[float, int, bool]]:
+    """``Evidence.siblings`` of a draft whose nodes in ``path`` were accepted."""
+    reached, found = {-1, *path.tolist()}, []
+    ranks: Counter[int] = Counter()
+    for node in range(draft.num_chain, len(draft) if draft.confidences else 0):
+        before = draft.parent(node)
+        ranks[before] += 1
+        if before in reached:
+            found.append((draft.confidences[node], ranks[before], node in reached))
+    return found
+
+
+def _distributions(states: Sequence[RoundState]) -> Dists:
+    """p after the text and after each node, concatenated over all rows."""
+    blocks = [state.logits for state in states if state.logits is not None]
+    spans = []
+    for state in states:
+        drafted, start = state.draft.tokens.tolist(), len(state.context.tokens)
+        spans.append(state.context.span(len(drafted) + 1, start, drafted, state.draft.parents))
+    return warped(torch.cat(blocks) if len(blocks) > 1 else blocks[0], spans)
+
+
+def _verify_greedy(state: RoundState, points: Ints, offpath_tokens: Iterator[float]) -> None:
+    draft = state.draft
+    state.verdict = verify(draft, points.tolist(), np.zeros(len(draft) + 1))
+    before = np.arange(len(draft)) if draft.parents is None else draft.parents + 1
+    state.alphas = state.ratios = (points[before] == draft.tokens).astype(np.float64)
+    agree = [float(points[node + 1] == next(offpath_tokens)) for node, _ in draft.offpath_probs]
+    state.offpath_scores = [(each, each) for each in agree]
+    state.targets = points[[0, *(state.verdict.path + 1)]].tolist()
+
+
+class _SampledVerdicts:
+    """Verdicts on sampled rows, still on the device; following: [P] the token after each place."""
+
+    def __init__(self, states: Sequence[RoundState], p: Dists) -> None:
+        self._states, self._p = states, p.probs
+        drafts = [state.draft for state in states]
+        rows: list[Tensor] = []
+        qs = [[None] * len(d) if d.probs is None else d.probs for d in drafts]
+        numbers = [np.array([self._row(rows, q) for q in own]) for own in qs]
+        self._trees = DraftTreeBatch.of(
+            [d.tokens for d in drafts], [d.parents for d in drafts], numbers
+        )
+        offpath_probs = [
+            (self._trees.roots[index] + node + 1, self._row(rows, q))
+            for index, draft in enumerate(drafts)
+            for node, q in draft.offpath_probs
+        ]
+        q = torch.stack(rows) if rows else self._p[:0]
+        uniforms = np.concatenate([state.uniforms[:-1] for state in states])
+        bonus_uniforms = np.array([state.uniforms[-1] for state in states])
+        last, bonus, self.following = rejection_sample(
+            self._trees, self._p, q, uniforms, bonus_uniforms
+        )
+        places, ours = np.array(offpath_probs, dtype=np.int64).reshape(-1, 2).T
+        places = np.concatenate((self._trees.before, places))
+        ours = np.concatenate((self._trees.q, ours))
+        proposed = np.concatenate((self._trees.tokens, np.full(len(offpath_probs), -1)))
+        alphas = of_text = self._p.new_empty(0)
+        if len(places):
+            alphas = overlaps(self._p, places, q, ours, proposed)
+            of_text = ratios(self._p, places, q, ours, proposed, self.following)
+        self.tensors = [last, bonus, alphas, of_text]
+
+    def fill_in(self, values: Iterator[Floats]) -> None:
+        last, bonus = (next(values).astype(np.int64).tolist() for _ in range(2))
+        alphas, of_text = (np.nan_to_num(next(values)) for _ in range(2))
+        kept: list[int] = []
+        node, offpath = 0, len(self._trees.tokens)
+        for row, state in enumerate(self._states):
+            path, draft = self._trees.path(row, last[row]), state.draft
+            state.verdict = Verdict(np.array([*draft.tokens[path], bonus[row]]), path)
+            state.alphas, state.ratios = (a[node : node + len(draft)] for a in (alphas, of_text))
+            ours = slice(offpath, offpath + len(draft.offpath_probs))
+            state.offpath_scores = list(
+                zip(alphas[ours].tolist(), of_text[ours].tolist(), strict=True)
+            )
+            node, offpath = node + len(draft), ours.stop
+            kept += [int(self._trees.roots[row]) + place for place in (0, *(path + 1).tolist())]
+        rows = iter(self._p[torch.tensor(kept, device=self._p.device)])
+        for state in self._states:
+            state.targets = [next(rows) for _ in state.verdict.tokens]
+
+    def _row(self, rows: list[Tensor], q: Tensor | Floats | None) -> int:
+        """Append a distribution to ``rows``; return its index, or -1 for None."""
+        if q is not None:
+            rows.append(torch.as_tensor(q, device=self._p.device, dtype=self._p.dtype))
+        return -1 if q is None else len(rows) - 1

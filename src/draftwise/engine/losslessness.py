@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -212,24 +213,18 @@ def _first_difference(
     plain: Sequence[int], other: Sequence[int], narrow: Tensor, bounds: Floats
 ) -> Difference | None:
     """None: the answers are equal. narrow: [n, V] logits before each token of the plain one."""
-    pairs = zip(plain, other, strict=False)
-    place = next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
-    if place is not None:
-        margin = float(narrow[place, plain[place]] - narrow[place, other[place]])
-        bound = float(bounds[place])
-        return Difference(place, plain[place], other[place], abs(margin), bound)
-    if len(plain) == len(other):
-        return None
-    place = min(len(plain), len(other))
-    ours, theirs = ([*tokens, None][place] for tokens in (plain, other))
-    return Difference(place, ours, theirs, None, 0.0)
+    for place, (ours, theirs) in enumerate(zip_longest(plain, other)):
+        if ours is None or theirs is None:
+            return Difference(place, ours, theirs, None, 0.0)
+        if ours != theirs:
+            margin = abs(float(narrow[place, ours] - narrow[place, theirs]))
+            return Difference(place, ours, theirs, margin, float(bounds[place]))
+    return None
 
 
 def _answer(found: Difference | None) -> Mapping[str, Any]:
-    if found is None:
-        return {"is_equal": True}
-    names = ("position", "plain", "speculative", "margin", "is_rounding")
-    return {"is_equal": False} | {name: getattr(found, name) for name in names}
+    names = ("position", "plain", "speculative", "margin", "is_rounding") if found else ()
+    return {"is_equal": found is None} | {name: getattr(found, name) for name in names}
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -40,33 +40,24 @@ def check_scope(scope: str) -> str:
 class SharedPolicyState:
     """What the requests of a speculator share: one state for each scope.
 
-    Each request has its own policy, which starts from what its scope has learnt. A policy that
-    cannot (``protocols.Remembering``) is itself shared for ``session`` and ``task:LABEL``, and
-    otherwise starts from scratch.
+    shared: the memory from which each request's own policy starts. policy: instead, the policy of
+    all requests, if it is not ``protocols.Remembering`` and the scope is ``session`` or
+    ``task:LABEL``. Both are None where every request starts from scratch.
     """
 
     def __init__(self, scope: str, policy: Policy, name: str, plans: Sequence[Plan]) -> None:
         self.scope = check_scope(scope)
         self.policy: Policy | None = None
-        self._shared: RequestMemory | None = None
+        self.shared: RequestMemory | None = None
         self._about: dict[str, Any] = {"policy": name}
+        self._kept: Policy | RequestMemory | None
         if scope != REQUEST and isinstance(policy, Remembering):
-            self._shared = policy.new_memory()  # by drafter: it outlives a change of the plans
+            # by drafter: it outlives a change of the plans
+            self._kept = self.shared = policy.new_memory()
         else:
-            self.policy = None if scope in {AUTO, REQUEST} else policy
+            self._kept = self.policy = None if scope in {AUTO, REQUEST} else policy
             self._about["plans"] = [str(plan) for plan in plans]
         self._seen: str | None = None
-
-    def begin(self, policy: Policy, prompt: Sequence[int], label: str, private: bool) -> None:
-        """Start a request's policy from its scope. label: kind of request. private: teaches no
-        other.
-        """
-        if self._shared is not None and isinstance(policy, Remembering):
-            policy.recall(self._shared, prompt, label, private)
-
-    @property
-    def _kept(self) -> Policy | RequestMemory | None:
-        return self.policy if self._shared is None else self._shared
 
     def save(self, path: str | Path) -> None:
         """Write the state atomically; other scopes in the file are kept.
@@ -110,13 +101,13 @@ class SharedPolicyState:
         self._seen = found["saved"].get(self.scope)
 
     def take_up(self, path: Path) -> str | None:
-        """Load a file if it exists; an ``UnusableState`` is renamed. Returns a warning or None.
-        Errors as ``load``; OSError.
+        """Load a file if it exists; an ``UnusableState`` is renamed, with a warning as the result.
+
+        Errors otherwise as ``load``; OSError.
         """
-        if not path.exists():
-            return None
         try:
-            self.load(path)
+            if path.exists():
+                self.load(path)
         except UnusableState as error:
             return f"{error}; it is kept as {set_aside(path)}, and learning starts from scratch"
         return None

@@ -16,8 +16,6 @@ from draftwise.types import Floats, Plan, Scores
 
 PHASES = ("prefill", "choose", "read", "draft", "verify", "commit", "look", "reveal", "learn")
 """The named phases of a round, in order (prefill comes once, before the first)."""
-
-
 RECENT = 0.95
 """Discount of the recent speed of a request or label, per step: about the last 20 steps."""
 
@@ -127,14 +125,13 @@ class Round:
 
 
 def _scores_as_json(scores: Scores) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+    matches = {} if scores.matches is None else {"matches": scores.matches.tolist()}
+    return {
         "start": scores.start,
         "alphas": [round(a, 6) for a in scores.alphas.tolist()],
         "ratios": [round(r, 6) for r in scores.ratios.tolist()],
+        **matches,
     }
-    if scores.matches is not None:
-        fields["matches"] = scores.matches.tolist()
-    return fields
 
 
 class TraceWriter:

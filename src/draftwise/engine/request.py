@@ -1,9 +1,13 @@
-"""Requests: their state in one round, and over their whole life."""
+"""Requests: the answer's text, guarded callbacks, statistics, and the state of one round.
+
+An exception of a callback, a stop rule or the policy ends or degrades its own request only.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +15,13 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from draftwise.distributions import is_broken
 from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.engine.guarded import GuardedCallback, GuardedMixer
 from draftwise.engine.records import PHASES, Account, Round, TokenLogprobs
-from draftwise.engine.text import Answer
+from draftwise.engine.verify import is_broken
+from draftwise.errors import BadValue, DraftwiseError
 from draftwise.feedback import DueFeedback, FeedbackBuilder
 from draftwise.protocols import (
     Mixer,
@@ -41,67 +45,306 @@ from draftwise.types import (
     Verdict,
 )
 
-NOTHING = Verdict(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-"""The verdict before verification."""
+T = TypeVar("T")
 
-EMPTY = Draft.chain([], None, NONE)  # an empty draft
+MIXED = "mixed"  # the rule in the plan of a draft that several drafters wrote
+
+TARGET = "target"  # the source of a bonus token: the target itself wrote it
+
+_HELD = "�"  # what a decoder returns for bytes of an incomplete character
+_MOST_TOKENS, _CONTEXT = 64, 8
+"""Most tokens without a boundary, and tokens kept before a forced one: a character has at most four
+bytes, each of which may be a token."""
 
 
-@dataclass(slots=True)
-class RoundState:
-    """A row of a round, filled in phase by phase.
+class Detokenizer:
+    """The text of a growing token sequence; with ``flush`` it equals one decode of all tokens.
 
-    plans: plans played, several for a policy that ``plays_all``. parts: each drafter's draft, a
-    branch of ``draft``. played: the first plan as it was drafted. logits: [N + 1, V] after the text
-    and each node. hidden: by tap, [N + 1, D]. uniforms: [N + 1], the bonus token's last. alphas,
-    ratios: [N], as in ``Scores``; offpath_scores: both for each of ``offpath_probs``. targets: p
-    before each token of the verdict. logprobs: by position, if requested. judged: each drafter's
-    scores from verification. waits: a drafter must catch up before the plan is played. scores: all
-    of the round.
+    Text that later tokens may change is held back: an incomplete character at the end, and a run of
+    byte tokens (``<0xE4>``), which a decoder replaces as a whole if one byte is invalid.
+    State: the tokens since the last boundary but one, and the number of their characters that were
+    returned. Cost: one decode of these tokens per push, whatever the length of the text.
     """
 
-    request: Request
-    decision: Decision
-    plans: Sequence[Plan]
-    parts: list[tuple[str, Draft]] = field(default_factory=list)
-    draft: Draft = EMPTY
-    played: Plan = PLAIN
-    logits: Tensor | None = None
-    hidden: Mapping[int, Tensor] = field(default_factory=dict)
-    uniforms: Floats = field(default_factory=lambda: np.zeros(1))
-    verdict: Verdict = NOTHING
-    alphas: Floats = field(default_factory=lambda: np.zeros(0))
-    ratios: Floats = field(default_factory=lambda: np.zeros(0))
-    offpath_scores: list[tuple[float, float]] = field(default_factory=list)
-    targets: Sequence[int | Tensor] = ()
-    logprobs: Sequence[TokenLogprobs] = ()
-    judged: Mapping[str, Scores] = field(default_factory=dict)
-    num_emitted: int = 0
-    waits: bool = False
-    scores: dict[str, Scores] = field(default_factory=dict)
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._num_settled = 0  # tokens up to the last boundary, as context for later ones
+        self._num_shown = 0  # characters that were returned
+        self._num_run = 0  # tokens at the end that are a run of bytes
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Append tokens; return the new text that no later token can change."""
+        if self._tokenizer is None:
+            return ""
+        for token in tokens:
+            self._append(token)
+        end = len(self._tokens) - self._num_run
+        if end == self._num_settled:
+            return ""
+        text = self._decode(self._tokens[:end])
+        is_half = text.endswith(_HELD)
+        piece = text[self._num_shown : len(text) - is_half]
+        if is_half:
+            self._num_shown += len(piece)
+            if end > _MOST_TOKENS:  # only the last character is incomplete
+                self._move_to(end - _CONTEXT, end)
+                self._num_shown -= 1
+        elif piece:  # without text (a special token) the boundary stays
+            self._move_to(self._num_settled, end)
+        return piece
 
     @property
-    def context(self) -> Context:
-        return self.request.context
+    def waiting(self) -> str:
+        """The complete characters that ``flush`` would return now."""
+        text = self.flush() if self._num_run else ""
+        return "" if text.endswith(_HELD) else text
+
+    def flush(self) -> str:
+        """The text held back, at the end of the answer."""
+        return self._decode(self._tokens)[self._num_shown :] if self._tokenizer else ""
+
+    def _append(self, token: int) -> None:
+        last = self._tokens[-1:]
+        self._tokens.append(token)
+        name = getattr(self._tokenizer, "convert_ids_to_tokens", lambda _: "")(token)
+        if isinstance(name, str) and len(name) == 6 and name[:3] == "<0x" and name[5] == ">":
+            self._num_run += 1
+        elif self._num_run and self._decode([*last, token]) == self._decode(last):
+            self._num_run += 1  # a special token inside a run: the decoder does not see it
+        else:
+            self._num_run = 0
+
+    def _move_to(self, start: int, end: int) -> None:
+        """Begin the context at ``start``; all text up to ``end`` was returned."""
+        self._tokens, self._num_settled = self._tokens[start:], end - start
+        self._num_shown = len(self._decode(self._tokens[: self._num_settled]))
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(
+            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """When an answer ends: a token of ``eos``, one of the ``stop`` strings, or its full length.
+
+    stop_when: called after each token with the answer's tokens so far; True ends the answer.
+    """
+
+    max_new_tokens: int
+    eos: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    stop_when: Callable[[Sequence[int]], bool] | None = None
+
+
+class Answer:
+    """One request's output: number of tokens, text, and finish reason.
+
+    The text ends before a stop string; the tokens end with the one that completed it. A possible
+    beginning of a stop string is held back, so that text once shown is never withdrawn.
+    """
+
+    def __init__(self, ending: Ending, tokenizer: Any) -> None:
+        self._ending, self._detokenizer = ending, Detokenizer(tokenizer)
+        self._stops = sorted(ending.stop)
+        self._longest = max(map(len, ending.stop), default=1)
+        self.num_tokens = 0
+        self._tokens: list[int] = []
+        self.text, self._waiting = "", ""
+        self.finish_reason: str | None = None
 
     @property
-    def row(self) -> int:
-        return self.request.context.row
+    def num_left(self) -> int:
+        return self._ending.max_new_tokens - self.num_tokens
+
+    def push(self, tokens: Sequence[int]) -> int:
+        """Append emitted tokens up to the end of the answer; return the number appended."""
+        before = self.num_tokens
+        by_token = bool(self._ending.stop) or self._ending.stop_when is not None
+        step = 1 if by_token else max(1, len(tokens))
+        for start in range(0, len(tokens), step):
+            self._take(tokens[start : start + step])
+            if self.finish_reason:
+                break
+        return self.num_tokens - before
+
+    def finish(self, reason: str) -> None:
+        self.finish_reason = reason
+        self.text += self._waiting + self._detokenizer.flush()
+        self._waiting = ""
+
+    def _take(self, tokens: Sequence[int]) -> None:
+        taken = list(tokens[: self.num_left])
+        ends = [i for i, token in enumerate(taken) if token in self._ending.eos]
+        taken = taken[: ends[0] + 1] if ends else taken
+        self.num_tokens += len(taken)
+        self._tokens.extend(taken)
+        self._show(self._detokenizer.push(taken))
+        if self.finish_reason is not None:
+            return
+        if ends:
+            self.finish("eos")
+        elif self.num_left == 0:
+            self.finish("length")
+        elif self._ending.stop_when is not None and self._ending.stop_when(self._tokens):
+            self.finish("stop")
+
+    def _show(self, piece: str) -> None:
+        """Append text, except a possible beginning of a stop string; end before a complete one."""
+        text, stops = self._waiting + piece, self._ending.stop
+        ahead = text + self._detokenizer.waiting if stops else text
+        places = [place for stop in stops if (place := ahead.find(stop)) >= 0]
+        if places:
+            self.text, self._waiting = self.text + ahead[: min(places)], ""
+            self.finish_reason = "stop"
+            return
+        cut = max(0, len(text) - self._longest + 1)
+        while cut < len(text) and not self._begins_stop(text[cut:]):
+            cut += 1
+        self.text, self._waiting = self.text + text[:cut], text[cut:]
+
+    def _begins_stop(self, text: str) -> bool:
+        """Whether a stop string begins with this text; if so, the first that sorts after it."""
+        at = bisect_left(self._stops, text)
+        return at < len(self._stops) and self._stops[at].startswith(text)
+
+
+class GuardedCallback:
+    """A callback that is not called again after its first exception, which is kept in ``error``.
+
+    checked: converts the result, called with the result and the arguments; raises DraftwiseError
+    for an unusable one. instead: the result after an exception, called with the arguments.
+    """
+
+    def __init__(
+        self, call: Callable[..., Any], checked: Callable[..., Any], instead: Callable[..., Any]
+    ) -> None:
+        self._call, self._checked, self._instead = call, checked, instead
+        self.error: Exception | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.error is None:
+            try:
+                return self._checked(self._call(*args), *args)
+            except Exception as error:
+                self.error = error
+        return self._instead(*args)
+
+    def num_allowed(self, text: Sequence[int], num: int) -> int:
+        """How many of the last ``num`` tokens a logits processor allows; all by default."""
+        num_allowed = getattr(self._call, "num_allowed", None)
+        if num_allowed is not None and self.error is None:
+            try:
+                return max(0, min(int(num_allowed(text, num)), num))
+            except Exception as error:
+                self.error = error
+        return num
+
+
+def guarded_stop(stop_when: Callable[..., Any]) -> GuardedCallback:
+    """``stop_when`` of one request: a true result or an exception ends the answer."""
+
+    def checked(answer: Any, *_: Any) -> bool:
+        try:
+            return bool(answer)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise BadValue("what stop_when returned", answer, "True or False") from error
+
+    return GuardedCallback(stop_when, checked, lambda *_: True)
+
+
+def guarded_process(process: Callable[..., Any]) -> GuardedCallback:
+    """``process`` of one request: returns [V] logits, unchanged after an exception."""
+
+    def checked(answer: Any, text: Sequence[int], logits: Tensor) -> Tensor:
+        found = torch.as_tensor(answer) if isinstance(answer, np.ndarray) else answer
+        if not isinstance(found, Tensor) or not found.is_floating_point():
+            must = f"the {len(logits)} logits, as a tensor or array of floats"
+            raise BadValue("what process returned", answer, must)
+        if found.shape != logits.shape:
+            raise DraftwiseError(
+                f"process returned logits of the shape {list(found.shape)}, and not "
+                f"{list(logits.shape)}"
+            )
+        return found.to(logits)
+
+    return GuardedCallback(process, checked, lambda text, logits: logits)
+
+
+class GuardedMixer:
+    """A mixer that ends every draft after its first exception.
+
+    ask: calls a function, or returns its second argument from the request's first failure on.
+    Raises whatever reading the mixer's ``drafter`` and ``length`` raises.
+    """
+
+    def __init__(self, mixer: Mixer, ask: Callable[[Callable[[], Any], Any], Any]) -> None:
+        self._mixer, self._ask = mixer, ask
+        self.drafter, self.length = str(mixer.drafter), int(mixer.length)
+
+    def pick(
+        self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
+    ) -> str | None:
+        """The mixer's choice; naming a drafter that cannot write counts as an exception."""
+
+        def pick() -> str | None:
+            picked = self._mixer.pick(step, matches, may_draft)
+            can = may_draft if picked == self.drafter else picked is None or matches.get(picked)
+            if not can:
+                raise ValueError(f"the mixer picked {picked!r}, which has nothing to write")
+            return picked
+
+        found: str | None = self._ask(pick, None)
+        return found
+
+    def num_siblings(self, step: DraftStep, room: int) -> int:
+        num: int = self._ask(lambda: max(0, int(self._mixer.num_siblings(step, room))), 0)
+        return num
+
+
+class GuardedStopRule:
+    """A stop rule that ends every draft after its first exception, with one warning.
+
+    Tokens drawn before the exception stay in the draft: dropping them because of their own values
+    would change the output distribution.
+    """
+
+    def __init__(self, guide: StopRule, rule: str) -> None:
+        self._guide, self._rule, self._is_broken = guide, rule, False
+        self.needs_probs, self.is_pure = guide.needs_probs, guide.is_pure
+        self.never_stops, self.waits_for_hidden = guide.never_stops, guide.waits_for_hidden
 
     @property
-    def fed(self) -> list[int]:
-        return [self.context.tokens[-1], *self.draft.tokens.tolist()]
+    def needs_hidden(self) -> int:  # not copied: loading a head sets it
+        return self._guide.needs_hidden
 
-    @property
-    def kept(self) -> list[int]:
-        """Indices of the fed tokens to keep: the root and the accepted nodes that were emitted."""
-        return [0, *(self.verdict.path + 1).tolist()][: self.num_emitted]
+    def should_continue(self, step: DraftStep) -> bool:
+        try:
+            return not self._is_broken and bool(self._guide.should_continue(step))
+        except Exception as error:
+            self._leave_out(error)
+            return False
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        try:
+            if not self._is_broken:
+                self._guide.learn(num_drafted, num_accepted)
+        except Exception as error:
+            self._leave_out(error)
+
+    def _leave_out(self, error: Exception) -> None:
+        self._is_broken = True
+        warnings.warn(
+            f"rule {self._rule!r} raised {error!r}: its request no longer drafts with it",
+            stacklevel=3,
+        )
 
 
 class RuleComparison:
-    """A stop rule, with other rules that see the same steps. stops: by rule, its first stop in
-    tokens.
-    """
+    """A stop rule, with others that see the same steps; stops: the length of each, by rule."""
 
     def __init__(
         self, guide: StopRule, others: Mapping[str, StopRule], stops: dict[str, int]
@@ -122,13 +365,6 @@ class RuleComparison:
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         self._guide.learn(num_drafted, num_accepted)
-
-
-T = TypeVar("T")
-
-MIXED = "mixed"  # the rule in the plan of a draft that several drafters wrote
-
-TARGET = "target"  # the source of a bonus token: the target itself wrote it
 
 
 @dataclass(slots=True)
@@ -267,7 +503,7 @@ class Request:
 
     def check_callbacks(self) -> bool:
         """End the request with ``error`` if one of its callbacks raised; return whether one did."""
-        raised = [callback.error for callback in self.callbacks] + [self.context.fault]
+        raised = (*(callback.error for callback in self.callbacks), self.context.fault)
         first = next((error for error in raised if error is not None), None)
         if first is not None and self.error is None:
             self.fail(first)
@@ -287,24 +523,19 @@ class Request:
         if self.error is not None:
             self.answer.finish_reason = "error"
 
-    def idle(self, error: Exception) -> None:
-        """Disable drafting, because the policy raised or returned an invalid decision."""
-        if not self.is_idle:
+    def _ask(self, what: Callable[[], T], instead: T) -> T:
+        """Ask the policy or feedback; ``instead`` from its first failure on, without drafts."""
+        if self.is_idle:
+            return instead
+        try:
+            return what()
+        except Exception as error:
             self.is_idle, self.pending = True, None
             warnings.warn(
                 f"the policy or feedback of request {self.id} failed ({error!r}): "
                 "this request continues without drafts",
                 stacklevel=3,
             )
-
-    def _ask(self, what: Callable[[], T], instead: T) -> T:
-        """Ask the policy or feedback; ``instead`` from its first failure on."""
-        if self.is_idle:
-            return instead
-        try:
-            return what()
-        except Exception as error:
-            self.idle(error)
             return instead
 
     @property
@@ -327,7 +558,7 @@ class Request:
         """Chooses the drafter of each token of a mixed draft; None = one drafter per draft."""
         if (mixing := self.mixing) is None or self.is_resting:
             return None
-        return self._ask(lambda: mixing.mixer and GuardedMixer(mixing.mixer, self.idle), None)
+        return self._ask(lambda: mixing.mixer and GuardedMixer(mixing.mixer, self._ask), None)
 
     @property
     def reads_everything(self) -> bool:
@@ -337,10 +568,8 @@ class Request:
     @property
     def is_panoramic(self) -> bool:
         """Whether the feedback needs scores of every drafter in this round."""
-        if not self.reads_everything:
-            return False
         number = self.stats.num_rounds + 1
-        return self._ask(lambda: number % self.revealer.every == 0, False)
+        return self.reads_everything and self._ask(lambda: number % self.revealer.every == 0, False)
 
     def drafters_to_probe(self, num_rows: int) -> Sequence[str]:
         """Drafters that the policy would probe in this round, within its budget."""
@@ -349,7 +578,7 @@ class Request:
         return self._ask(lambda: tuple(map(str, own.drafters_to_probe(num_rows))), ())
 
     def choose(self) -> Decision:
-        return self._ask(lambda: self.checked(self.policy.choose()), self.plain)
+        return self._ask(lambda: self._checked(self.policy.choose()), self.plain)
 
     @property
     def can_rest(self) -> bool:
@@ -365,8 +594,7 @@ class Request:
         assert isinstance(policy, PricingPlans)
         return self._ask(lambda: float(policy.advantage), 0.0)
 
-    def checked(self, decision: Any) -> Decision:
-        """Check a decision; TypeError or ValueError if it cannot be played."""
+    def _checked(self, decision: Any) -> Decision:
         if not isinstance(decision, Decision) or not isinstance(decision.plan, Integral):
             raise TypeError(f"it chose {decision!r}, which is no Decision for a plan's index")
         if not 0 <= decision.plan < len(self.plans) or not math.isfinite(decision.prob):
@@ -375,7 +603,6 @@ class Request:
 
     @property
     def plain(self) -> Decision:
-        """The decision for plain decoding in this round."""
         return Decision(self.plans.index(PLAIN) if PLAIN in self.plans else 0, 1.0, 0)
 
     def plays(self, decision: Decision) -> list[Plan]:
@@ -393,21 +620,18 @@ class Request:
         return Plan(writers[0][0], draft.num_chain, "fixed" if len(writers) == 1 else MIXED)
 
     def task(self, plan: Plan, most: int) -> DraftTask:
-        length, guide = min(plan.length, self.num_draftable, most), self.guide(plan)
-        if others := self._others(plan):
-            guide = RuleComparison(guide, others, self.stops)
-        return DraftTask(self.context, length, guide, plan.tree)
-
-    def _others(self, plan: Plan) -> dict[str, StopRule]:
-        """The drafter's other rules that may be shown this plan's draft."""
+        """The task of a plan, whose drafter's other rules see the draft if they are compared."""
+        length = min(plan.length, self.num_draftable, most)
+        guide = self.guide(plan)
         compares = self._ask(lambda: self.revealer.compares_rules, False)
-        if not compares or plan.tree is not None or self.plays_all:
-            return {}
-        return {
-            rule: guide
-            for (drafter, rule), guide in self.guides.items()
-            if drafter == plan.drafter and rule != plan.rule and guide.is_pure
-        }
+        if compares and plan.tree is None and not self.plays_all:
+            others = {
+                rule: other
+                for (drafter, rule), other in self.guides.items()
+                if drafter == plan.drafter and rule != plan.rule and other.is_pure
+            }
+            guide = RuleComparison(guide, others, self.stops) if others else guide
+        return DraftTask(self.context, length, guide, plan.tree)
 
     def uniforms(self, num: int) -> Floats:
         """[num] uniforms of the acceptance stream; zeros for greedy requests, which need none."""
@@ -448,7 +672,7 @@ class Request:
         self.stops, self.num_unseen = {}, 0
 
     def finish(self) -> None:
-        """Deliver queued feedback after the request has ended."""
+        """Learn from queued feedback after the request has ended."""
         self._ask(lambda: self._teach(self.revealer.flush()), None)
 
     def _teach(self, due: DueFeedback) -> None:
@@ -463,22 +687,22 @@ class Request:
 
     def record(
         self,
-        decision: Decision,
+        state: RoundState,
         evidence: Evidence,
-        num_emitted: int,
         seconds: Mapping[str, float],
         batch_size: int,
-        charged: tuple[float, float] = (0.0, 0.0),
+        charged: tuple[float, float],
     ) -> Round:
-        end = len(self.sources)
+        """Record a round; charged: its seconds without drafts, and its own."""
+        num_emitted = state.num_emitted
         round_ = Round(
             request=self.id,
             round=self.stats.num_rounds + 1,
             plan=evidence.plan,
-            plan_index=decision.plan,
-            prob=decision.prob,
-            tokens=tuple(self.context.tokens[len(self.context.tokens) - num_emitted :]),
-            sources=tuple(self.sources[end - num_emitted : end]),
+            plan_index=state.decision.plan,
+            prob=state.decision.prob,
+            tokens=tuple(self.context.tokens[evidence.emitted_start :]),
+            sources=tuple(self.sources[len(self.sources) - num_emitted :]),
             num_drafted=evidence.num_drafted,
             num_accepted=min(evidence.num_accepted, num_emitted),
             position=evidence.emitted_start,
@@ -501,3 +725,60 @@ def _one_each(plans: Sequence[Plan]) -> list[Plan]:
     """The first plan of every drafter; plain decoding only where there is none."""
     first = {plan.drafter: plan for plan in reversed(plans)}
     return [plan for name, plan in reversed(first.items()) if name != NONE] or [PLAIN]
+
+
+NOTHING = Verdict(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+"""The verdict before verification."""
+
+EMPTY = Draft.chain([], None, NONE)  # an empty draft
+
+
+@dataclass(slots=True)
+class RoundState:
+    """A row of a round, filled in phase by phase.
+
+    plans: plans played, several for a policy that ``plays_all``. parts: each drafter's draft, a
+    branch of ``draft``. played: the first plan as it was drafted. logits: [N + 1, V] after the text
+    and each node. hidden: by tap, [N + 1, D]. uniforms: [N + 1], the bonus token's last. alphas,
+    ratios: [N], as in ``Scores``; offpath_scores: both for each of ``offpath_probs``. targets: p
+    before each token of the verdict. logprobs: by position, if requested. judged: each drafter's
+    scores from verification. waits: a drafter must catch up before the plan is played. scores: all
+    of the round.
+    """
+
+    request: Request
+    decision: Decision
+    plans: Sequence[Plan]
+    parts: list[tuple[str, Draft]] = field(default_factory=list)
+    draft: Draft = EMPTY
+    played: Plan = PLAIN
+    logits: Tensor | None = None
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)
+    uniforms: Floats = field(default_factory=lambda: np.zeros(1))
+    verdict: Verdict = NOTHING
+    alphas: Floats = field(default_factory=lambda: np.zeros(0))
+    ratios: Floats = field(default_factory=lambda: np.zeros(0))
+    offpath_scores: list[tuple[float, float]] = field(default_factory=list)
+    targets: Sequence[int | Tensor] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    judged: Mapping[str, Scores] = field(default_factory=dict)
+    num_emitted: int = 0
+    waits: bool = False
+    scores: dict[str, Scores] = field(default_factory=dict)
+
+    @property
+    def context(self) -> Context:
+        return self.request.context
+
+    @property
+    def row(self) -> int:
+        return self.request.context.row
+
+    @property
+    def fed(self) -> list[int]:
+        return [self.context.tokens[-1], *self.draft.tokens.tolist()]
+
+    @property
+    def kept(self) -> list[int]:
+        """Indices of the fed tokens to keep: the root and the accepted nodes that were emitted."""
+        return [0, *(self.verdict.path + 1).tolist()][: self.num_emitted]

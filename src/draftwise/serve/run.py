@@ -17,7 +17,7 @@ import uvicorn
 
 from draftwise.engine.engine import Engine
 from draftwise.engine.memory import SharedPolicyState
-from draftwise.engine.prompts import eos_tokens
+from draftwise.engine.options import eos_tokens
 from draftwise.engine.records import Round, TraceWriter
 from draftwise.files import set_aside
 from draftwise.serve.app import Service, make_app

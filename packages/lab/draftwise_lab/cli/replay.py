@@ -143,7 +143,7 @@ def _after_a_run(
             check_chat(target, None)
     base = load(wanted)
     from draftwise.bench import Asked, Question
-    from draftwise.engine.prompts import encode_all
+    from draftwise.engine.options import encode_all
     from draftwise_lab.bench.scout import scout
     from draftwise_lab.bench.trial import sources_of, time_batches
 
