@@ -1,1 +1,1 @@
-"""The laboratory of draftwise: what reproduces papers, simulates, sweeps, replays and reports."""
+"""The lab of draftwise: paper reproductions, the simulator, sweeps, replays and reports."""

@@ -1,4 +1,4 @@
-"""What all figures of the lab share."""
+"""Shared parts of the lab's figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from draftwise.types import DraftwiseError
 
 
 def require_matplotlib(what: str = "plots need", instead: str = "") -> None:
-    """Raise DraftwiseError, before any work is done, if figures cannot be drawn."""
+    """Raise DraftwiseError, before any work, if figures cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -17,7 +17,7 @@ def require_matplotlib(what: str = "plots need", instead: str = "") -> None:
 
 
 def dress(axes: Any, **texts: Any) -> None:
-    """A light grid and two spines; texts: as of ``Axes.set``."""
+    """A light grid and two spines; texts: as for ``Axes.set``."""
     axes.set(**texts)
     axes.title.set_fontsize(10)
     axes.grid(alpha=0.25)

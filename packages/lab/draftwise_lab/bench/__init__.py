@@ -1,4 +1,4 @@
-"""What follows a bench, or replaces one: reports, replays, advice, sweeps."""
+"""Work on a bench's results, or in place of a bench: reports, replays, advice, sweeps."""
 
 from __future__ import annotations
 

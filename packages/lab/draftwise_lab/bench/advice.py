@@ -1,8 +1,8 @@
-"""One setting to freeze in an engine that cannot learn, and what it is expected to gain.
+"""Fixed settings for engines that do not learn, and their expected gain.
 
-Everything is counted from a trace: which draft tokens the target would have kept, and what steps
-took. The gain of a setting is that of settings chosen without the request they are tried on, so
-that choosing the best of many does not flatter it; intervals are bootstraps over requests.
+Everything is counted from a trace: which draft tokens the target would have accepted, and the
+seconds of steps. Each request's gain is that of the setting chosen on the other requests, so that
+choosing the best of many does not inflate it; intervals are bootstraps over requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
     "llama.cpp": ("lookup", "model", "eagle3"),
     "transformers": ("lookup", "model"),
 }
-"""Engine -> kinds of drafters that it runs with a length of its user's choice."""
+"""By engine: kinds of drafters that it runs at a length of the user's choice."""
 BATCHED = ("vllm", "sglang")
 """Engines whose length may depend on the number of running requests."""
 LOOKUP_NGRAMS = (1, 8)
@@ -40,7 +40,8 @@ SHORTEST_DIFFER = "llama.cpp's ngram-simple looks for n-grams of one length only
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A drafter as engines know it. kind: as in ``ENGINES``, or "datastore"; path: its weights."""
+    """A drafter as other engines know it. kind: as in ``ENGINES``, or "datastore"; path: its
+    weights."""
 
     kind: str
     path: str
@@ -48,9 +49,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A drafter's fixed lengths on all requests: the fastest, and what choosing it gains.
+    """A drafter at the best fixed length for all requests, and its expected gain.
 
-    speedup: relative to plain decoding, each request with the length chosen on the others.
+    speedup: relative to plain decoding, each request at the length chosen on the others.
     """
 
     drafter: str
@@ -67,10 +68,11 @@ def advise(
     sources: Mapping[str, Source] | None = None,
     at_batch: Mapping[int, CostTable] | None = None,
 ) -> dict[str, Any]:
-    """The best setting to freeze for each engine, next to the adaptive default; as JSON.
+    """The best fixed setting for each engine, next to the adaptive default; as JSON.
 
-    sources: what drafters are; None = by their names. at_batch: what steps of so many requests
-    take; None = those of the trace. Raises DraftwiseError for what is no trace.
+    sources: kinds of the drafters; None = inferred from names and scores. at_batch: seconds of
+    steps by number of requests; None = the trace's. Errors: DraftwiseError for anything but a
+    trace.
     """
     replay = play_trace(path, [ADAPTIVE], costs=costs, seeds=seeds)
     found, plans = sums_by_text(replay.outcome), replay.match.plans
@@ -116,7 +118,7 @@ class _Advice:
     seeds: int
 
     def of(self, engine: str) -> dict[str, Any]:
-        """Setting, text to paste, expected gain by batch size, and what that leaves out."""
+        """Setting, text to paste, expected gain by batch size, and what the gain excludes."""
         able = {name for name, source in self.sources.items() if source.kind in ENGINES[engine]}
         if not able:
             why = f"no drafter of the trace is one that {engine} runs"
@@ -148,7 +150,7 @@ class _Advice:
         }
 
     def _at(self, size: int, drafter: str) -> Choice:
-        """The best length of a drafter with so many requests: 0 where none pays."""
+        """The best length of a drafter at a batch size: 0 where none pays."""
         plans, trace = self.replay.match.plans, self.replay.recorded
         assert trace is not None
         own = [index for index, plan in enumerate(plans) if plan.drafter in {drafter, NONE}]
@@ -224,7 +226,7 @@ def vllm(source: Source, length: int, by_batch: Sequence[tuple[int, int]] = ()) 
 
 
 def sglang(source: Source, length: int, by_batch: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
-    """SGLang's adaptive config: from each batch size on, one number of steps."""
+    """SGLang's adaptive config: one number of steps from each batch size on."""
     table = batch_table(by_batch) or [[1, 1, length]]
     return {
         "algorithm": source.kind.upper(),
@@ -300,7 +302,7 @@ def _excludes(engine: str, source: Source | None, sizes: Sequence[int]) -> list[
 
 
 def _best_lengths(plans: Sequence[Plan], total_s: Floats) -> dict[str, int]:
-    """Drafter -> its fastest plan, the fastest drafter first."""
+    """The fastest plan by drafter, the fastest drafter first."""
     best: dict[str, int] = {}
     for index in np.argsort(total_s, kind="stable").tolist():
         best.setdefault(plans[index].drafter, index)
@@ -308,7 +310,7 @@ def _best_lengths(plans: Sequence[Plan], total_s: Floats) -> dict[str, int]:
 
 
 def _guessed(name: str, trace: RoundTrace | None) -> Source:
-    """What a drafter is, by its name and its scores."""
+    """The kind of a drafter, by its name and its scores."""
     if trace is not None and trace.is_retrieval(name):
         known = next((kind for kind in ("suffix", "datastore") if name.startswith(kind)), "lookup")
         return Source(known, name)
@@ -322,7 +324,7 @@ def _speed(found: TextSums, seconds: Floats) -> dict[str, Any]:
 
 
 def check_engines(names: Sequence[str] | None) -> list[str]:
-    """All engines, or those that are named; raises DraftwiseError for one that does not exist."""
+    """All engines, or the named ones. Errors: DraftwiseError for an unknown one."""
     for name in names or ():
         if name not in ENGINES:
             raise DraftwiseError(f"--for {name}: write one of {', '.join(ENGINES)}")

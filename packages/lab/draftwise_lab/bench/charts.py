@@ -1,4 +1,4 @@
-"""The report's figures as inline SVG that takes its colours from the page, light and dark."""
+"""The report's figures as inline SVG in the page's colours, light and dark."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def to_svg(made: Any, name: str) -> str:
 
 
 def family(method: str) -> str:
-    """What a method is: draftwise, preset, fixed, peer or plain."""
+    """The kind of a method: draftwise, preset, fixed, peer or plain."""
     kind = method.partition(":")[0]
     names = {"draftwise": "draftwise", "plain": "plain", "fixed": "fixed", "transformers": "peer"}
     return names.get(kind, "preset")
@@ -115,7 +115,7 @@ def short(method: str) -> str:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places in the order of the wanted ones and near them, ``gap`` apart, up to ``high``.
+    """Positions in the order of ``wanted`` and close to it, ``gap`` apart, up to ``high``.
 
     >>> spread([1.0, 1.0, 5.0], gap=1.0, low=0.0, high=5.0)
     [1.0, 2.0, 5.0]
@@ -133,9 +133,9 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def _plot_points(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Methods as points, their names in a column next to the axes with thin lines: none overlaps.
+    """Plot methods as points, with names in a column next to the axes, without overlaps.
 
-    Called last: limits and layout must not change any more.
+    Call it last: limits and layout must not change afterwards.
     """
     size, drawn = 8.0, axes.figure
     for name, x, y in points:
@@ -162,7 +162,7 @@ _STROKES = ("-", "--", "-.", ":")
 
 
 def _plot_lines(axes: Any, curves: Mapping[str, tuple[Any, Any]]) -> None:
-    """A labelled line for each method; the default's is wide and has its own colour."""
+    """Plot a labelled line for each method; the default's is wide and has its own colour."""
     others = itertools.product(_STROKES, LINES)
     for name, (xs, ys) in curves.items():
         is_ours = name == "draftwise"
@@ -178,9 +178,9 @@ _PHASE_COLOURS = dict(zip(PHASES, _COLOURS, strict=True))
 
 
 def to_show(rows: Mapping[str, Any], most: int = _MOST) -> list[str]:
-    """The methods that charts have room for, the fastest first: some of every kind.
+    """The methods that charts have room for, the fastest first, some of every kind.
 
-    Of a preset's variants (``metasd``, ``metasd@3``) the fastest stands for all.
+    Of a preset's variants (``metasd``, ``metasd@3``) only the fastest is shown.
     """
     order = sorted(rows, key=lambda name: -rows[name]["tok_per_s"])
     presets: dict[str, str] = {}
@@ -221,7 +221,7 @@ def speedups(results: Mapping[str, Any]) -> Any:
 
 
 def _ends(speedup: Mapping[str, Any]) -> tuple[float, float]:
-    """Of the interval, or of the point where there is none."""
+    """Both ends of the interval, or the point where there is none."""
     low, high = speedup["ci95"] or 2 * [speedup["median"]]
     return low, high
 
@@ -240,7 +240,7 @@ def _speed_panel(axes: Any, domain: str, rows: Mapping[str, Any], names: Sequenc
 
 
 def phases(results: Mapping[str, Any]) -> Any:
-    """Milliseconds a token, by what the engine was doing; of peers only the whole is known."""
+    """Milliseconds per token by phase of the engine; for peers only the total is known."""
     from matplotlib.patches import Patch
 
     rows = results["methods"]
@@ -267,7 +267,7 @@ def phases(results: Mapping[str, Any]) -> Any:
 
 
 def mat_against_cost(results: Mapping[str, Any]) -> Any:
-    """A method's speed is its tokens a round over the seconds of a round: the slope of a ray."""
+    """Tokens per round against seconds per round: a method's speed is the slope of a ray."""
     rows = results["methods"]
     base = rows["plain"]["s_per_round"]
     points = [(name, row["s_per_round"] / base, row["mat"]) for name, row in rows.items()]
@@ -296,7 +296,7 @@ _MOST_ARMS = 9
 
 
 def courses(runs: Sequence[Run], colours: Mapping[str, str]) -> Any:
-    """Estimates of every arm by round, and below them which arm played; a panel a policy."""
+    """Every arm's estimate by round, with the arm played below; a panel for each policy."""
     able = [run for run in runs if run.course and len(run.course["arms"]) > 1]
     shown = sorted(able, key=lambda run: (run.method != "draftwise", run.method))[:_MOST_PANELS]
     columns = min(2, len(shown))
@@ -334,7 +334,7 @@ def _course(top: Any, strip: Any, run: Run, colours: Mapping[str, str]) -> None:
 
 
 def best_arm(runs: Sequence[Run], hindsight: Hindsight) -> Any:
-    """Share of rounds with the drafter that was the prompt's best in hindsight, by round."""
+    """Share of rounds with the prompt's best drafter in hindsight, by round."""
     made = figure(3.4)
     axes = made.subplots()
     curves = {}
@@ -352,7 +352,7 @@ def best_arm(runs: Sequence[Run], hindsight: Hindsight) -> Any:
 
 
 def _hits(run: Run, hindsight: Hindsight) -> list[bool] | None:
-    """Round by round, whether the best drafter played; None where there is no choice."""
+    """Whether the best drafter played, round by round; None without a choice."""
     if run.course is None or family(run.method) == "fixed":
         return None
     best = hindsight.best_drafter.get(run.item)
@@ -362,7 +362,7 @@ def _hits(run: Run, hindsight: Hindsight) -> list[bool] | None:
 
 
 def _running_share(hits: Sequence[Sequence[bool]]) -> Floats:
-    """[R] mean over texts of the share of hits up to each round, while half of them still run."""
+    """[R] mean over texts of the share of hits up to each round, while half of them run."""
     length = int(np.median([len(found) for found in hits]))
     shares = np.full((len(hits), length), np.nan)
     for row, found in enumerate(hits):
@@ -373,7 +373,7 @@ def _running_share(hits: Sequence[Sequence[bool]]) -> Floats:
 
 
 def regret(runs: Sequence[Run], names: Sequence[str], best: str, clock: str) -> Any:
-    """Rounds, and milliseconds, above the best fixed plan of all items, by tokens emitted."""
+    """Rounds and milliseconds lost to the best fixed plan of all items, by tokens emitted."""
     made = figure(3.6)
     panels = made.subplots(1, 2)
     reference = {run.item: run for run in runs if run.method == best and run.repeat == 0}
@@ -420,8 +420,7 @@ def _cost_to_reach(run: Run, length: int, clock: str | None) -> Floats:
 
 
 def plane(results: Mapping[str, Any], hindsight: Hindsight, colours: Mapping[str, str]) -> Any:
-    """What is wasted against how often the target runs; lower left is better, none beats
-    the oracle."""
+    """Discarded tokens against target forwards; lower left is better, the oracle is the limit."""
     rows = {n: r for n, r in results["methods"].items() if r["discard_rate"] is not None}
     points = [(n, r["discard_rate"], r["verification_rate"]) for n, r in rows.items()]
     made = figure(max(4.4, 0.19 * len(points) + 0.8))

@@ -1,4 +1,4 @@
-"""What other policies, or one frozen plan, would have made of recorded traffic."""
+"""Counterfactual replay of recorded traffic: other policies, or one fixed plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXCLUDED = "prefill (reading the prompts) is in none of the speeds: a trace hold
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A match played on a trace. recorded: of Round records only."""
+    """A match played on a trace. recorded: for Round records only."""
 
     match: Match
     outcome: Outcome
@@ -38,7 +38,7 @@ def play_trace(
     path: Path, policies: Sequence[str], *, costs: str | None = None, reward: str | None = None,
     feedback: str | None = None, lengths: str | None = None, seeds: int = 1,
 ) -> Replay:  # fmt: skip
-    """Every policy on every request of the trace, whole; raises DraftwiseError."""
+    """Play every policy on every request of the trace. Errors: DraftwiseError."""
     if not policies:
         raise DraftwiseError("name a policy to replay with: --policy goodput")
     setting = trace_setting(path, costs)
@@ -52,7 +52,7 @@ def play_trace(
 
 
 def replay_report(path: Path, replay: Replay) -> dict[str, Any]:
-    """``simulate``'s object, with what was recorded and how much of the replay is known."""
+    """``simulate``'s object, with what was recorded and the replay's coverage."""
     found = report(path.name, replay.match, replay.outcome)
     found |= {"unit": unit(replay), "excludes": ["prefill"]}
     trace = replay.recorded
@@ -69,5 +69,5 @@ def replay_report(path: Path, replay: Replay) -> dict[str, Any]:
 
 
 def unit(replay: Replay) -> str:
-    """What speeds are in: a cost table's forwards count as its own seconds."""
+    """The unit of speeds: a cost table's forwards count as its own seconds."""
     return "tok/s" if replay.is_measured else "tokens a unit of the cost table"

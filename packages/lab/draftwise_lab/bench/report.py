@@ -1,4 +1,4 @@
-"""``report.html``: everything that a bench found; one file, no script, nothing from the network."""
+"""``report.html``: all results of a bench in one file, without scripts or network access."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def section(anchor: str, title: str, words: str, *body: str) -> str:
-    """A heading that can be linked to, what to see in it, and the thing itself."""
+    """A heading with an anchor, a caption, and the content."""
     return f'<section id="{anchor}"><h2>{escape(title)}</h2><p>{words}</p>{"".join(body)}</section>'
 
 
@@ -41,7 +41,7 @@ def chart(figure: Any, name: str, alt: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], ours: Sequence[bool] = ()) -> str:
-    """Cells are HTML already; rows of ``ours`` stand out."""
+    """Cells are HTML already; rows in ``ours`` are highlighted."""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     lines = []
     for index, row in enumerate(rows):
@@ -61,7 +61,7 @@ _TINT = "59"
 def samples(
     runs: Sequence[Run], suite: Suite, tokenizer: Any, drafters: Mapping[str, str]
 ) -> list[str]:
-    """What to see, and the default's answers (or the first learner's) to one prompt a domain.
+    """A caption, and the default's answers (or the first learner's) to one prompt per domain.
 
     drafters: a colour for each.
     """

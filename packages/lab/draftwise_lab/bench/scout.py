@@ -1,7 +1,7 @@
-"""A first look at every item, and what fixed plans and oracles would have made of it.
+"""A first pass over every item, and the speed of fixed plans and oracles replayed on it.
 
-The look plays at random and has all drafters score, which is not timed. Its trace says which fixed
-plans are worth measuring, and is what ``draftwise replay`` and ``draftwise advise`` read.
+The pass plays at random and scores all drafters, untimed. Its trace says which fixed plans are
+worth measuring, and can be read by ``draftwise replay`` and ``draftwise advise``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ Point = tuple[float, float]
 @dataclass(frozen=True, slots=True)
 class Hindsight:
     """best_drafter: of each item, by seconds. fixed: by drafter, a point for every length of
-    ``lengths``. oracle: by drafter, of drafts that end just before the first rejection; ``any``
-    also takes the drafter that goes furthest, round by round.
-    """
+    ``lengths``. oracle: by drafter, for drafts that end just before the first rejection; ``any``
+    also chooses the drafter that gets furthest, round by round."""
 
     lengths: Sequence[int]
     best_drafter: Mapping[int, str]
@@ -40,7 +39,7 @@ class Hindsight:
 
 
 def look_back(path: Path, longest: int = MAX_LENGTH) -> Hindsight:
-    """Replay a trace with every plan; raises DraftwiseError if it is none."""
+    """Replay a trace with every plan. Errors: DraftwiseError for anything but a trace."""
     trace = RoundTrace(path)
     texts = {
         int(text.name.split()[-1]): text
@@ -70,12 +69,12 @@ def _point(texts: Sequence[Text], plan: Plan) -> Point:
         rounds += len(ends)
         drafted += sum(lengths)
         tokens += text.length
-    # whatever is emitted and not a round's bonus token was drafted and accepted
+    # every emitted token but a round's bonus token was drafted and accepted
     return (drafted - (tokens - rounds)) / tokens, rounds / tokens
 
 
 def _oracle(texts: Sequence[Text], drafters: Sequence[str], longest: int) -> Point:
-    """Nothing is discarded; the rounds that are left with perfect stopping."""
+    """No token is discarded; rounds with optimal stopping."""
     rounds = sum(_oracle_rounds(text, drafters, longest) for text in texts)
     return 0.0, rounds / sum(text.length for text in texts)
 
@@ -108,7 +107,7 @@ def scout(
     seed: int,
     tick: Callable[[], bool],
 ) -> bool:
-    """Write the trace; whether it is complete: ``tick`` is asked between items and may end it."""
+    """Write the trace; returns whether it is complete. ``tick`` may end it between items."""
     speculator = Speculator(base.target, base.tokenizer, base.drafters, _SETTING)
     part = path.with_suffix(".part")
     with part.open("w", encoding="utf-8") as file:
@@ -129,7 +128,7 @@ def scout(
 
 
 def look(path: Path, base: Speculator, most: int, each: int) -> Known:
-    """The fixed plans that a replay finds fastest: ``most`` of all, ``each`` of every domain.
+    """The plans that a replay finds fastest: ``most`` of all, and ``each`` of every domain.
 
     assistant: the model with the highest mean alpha over all items.
     """
@@ -148,7 +147,7 @@ def look(path: Path, base: Speculator, most: int, each: int) -> Known:
 
 
 def _fastest(plans: Sequence[Plan], seconds: Floats, num: int) -> list[str]:
-    """The best length of each drafter, and of these the fastest few."""
+    """The best length of each drafter, and the fastest few of these."""
     best: dict[str, str] = {}
     for index in np.argsort(seconds, kind="stable").tolist():
         best.setdefault(plans[index].drafter, str(plans[index]))

@@ -1,4 +1,4 @@
-"""Fixed lengths against acceptance heads, on the plane of verification and discard rates."""
+"""Fixed lengths and acceptance heads on the plane of verification and discard rates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_LENGTH = 20
 class Way:
     """One way to stop: after ``length`` tokens, or by a head at a threshold.
 
-    about: what the head's config says of it (num_layers, w_rej, label, ...).
+    about: the head's config (num_layers, w_rej, label, ...).
     """
 
     name: str
@@ -47,7 +47,7 @@ def fixed_ways(lengths: Sequence[int]) -> list[Way]:
 def head_ways(folders: Sequence[Path], thresholds: Sequence[float], lag: bool) -> list[Way]:
     """Each head at each threshold; ``lag`` judges one token late, as the released code does.
 
-    Raises DraftwiseError for a folder without a head.
+    Errors: DraftwiseError for a folder without a head.
     """
     ways = []
     for folder in folders:
@@ -68,9 +68,9 @@ def head_ways(folders: Sequence[Path], thresholds: Sequence[float], lag: bool) -
 class Run:
     """One prompt answered one way: SpecDec++'s N, N_target, N_discarded, N_draft, and seconds.
 
-    num_draft_forwards: forwards of the drafter; a head that stops after a token has read it, and
-    so has one more of them than tokens in its draft. oracle: |S| + 1, the target forwards of
-    theorem 4.1. seconds: without the prompt's; of a batch its share.
+    num_draft_forwards: forwards of the drafter; a head that stops after a token has read that
+    token, and so has one forward more than tokens in its draft. oracle: |S| + 1, the target
+    forwards of theorem 4.1. seconds: without prefill; a batch's are shared equally.
     """
 
     way: str
@@ -92,9 +92,11 @@ def play(
     size: int,
     tick: Callable[[int], object] = lambda done: None,
 ) -> dict[str, list[Run]]:
-    """Every way on every prompt, ``size`` prompts at a time, each turn led by another way.
+    """Run every way on every prompt, ``size`` prompts at a time, starting each turn with another
+    way.
 
-    tick: told how many of the ``num_turns`` are done. An answer of each way is not counted.
+    tick: called with the number of finished turns out of ``num_turns``. One answer of each way is
+    not counted.
     """
     found: dict[str, list[Run]] = {way.name: [] for way in ways}
     for way in ways:
@@ -109,20 +111,19 @@ def play(
 
 
 def num_turns(ways: Sequence[Way], prompts: Sequence[Any], repeats: int, size: int) -> int:
-    """How often ``play`` ticks."""
+    """The number of calls of ``tick`` by ``play``."""
     return len(ways) * repeats * -(-len(prompts) // size)
 
 
 def oracle_forwards(rounds: Sequence[Round], drafter: str, num_tokens: int) -> float:
-    """|S| + 1: the target forwards if it were known in advance where drafts are rejected.
+    """S         + 1: target forwards if the places of rejections were known in advance.
 
     Source: SpecDec++, theorem 4.1, for greedy decoding: S are the positions of the answer at which
-        the drafter, reading the target's own text, disagrees; stopping before each, nothing is
-        discarded. Differs: with sampling |S| is the expected number of rejections along the
-        sampled text, the sum of 1 - alpha, which the theorem does not cover; the few positions
-        that no forward of the drafter reached (the last) count like the others.
-    Assumes drafts as long as it takes, a drafter that is asked at every position, and, as the
-    theorem does, that nothing but forwards costs.
+    the drafter, reading the target's own text, disagrees; stopping before each, nothing is
+    discarded. Differs: with sampling |S| is the expected number of rejections along the sampled
+    text, the sum of 1 - alpha, which the theorem does not cover; the few positions that no forward
+    of the drafter reached (the last ones) count like the others. Assumes unlimited drafts, a
+    drafter with an opinion at every position, and, like the theorem, no cost but forwards.
     """
     alphas: dict[int, float] = {}
     for round_ in rounds:
@@ -134,7 +135,7 @@ def oracle_forwards(rounds: Sequence[Round], drafter: str, num_tokens: int) -> f
 
 
 class Field:
-    """A loaded pair on which every way is run; each way has speculators of its own."""
+    """A loaded pair on which every way runs, each with its own speculators."""
 
     def __init__(
         self, target: CausalModel, drafter: LMDrafter, ways: Sequence[Way], **options: Any
@@ -143,14 +144,14 @@ class Field:
         self._made = {way.name: self._speculator(way) for way in ways}
 
     def _speculator(self, way: Way) -> Speculator:
-        # a wrapper of its own: only the ways that read hidden states pay for them
+        # a wrapper for each way: only those that read hidden states pay for them
         own = CausalModel(self._drafter.model.module, self._drafter.model.name)
         drafter = LMDrafter(self._drafter.name, own, self._target, self._drafter.home)
         setting = Preset("fixed:0", "length", "bandit", (way.length,), rules=(way.rule,))
         return Speculator(self._target, None, [drafter], setting)
 
     def run(self, way: Way, prompts: Sequence[list[int]], first: int, seed: int) -> list[Run]:
-        """Answer these prompts, the ``first`` and following ones, together."""
+        """Answer prompts ``first``, ``first + 1``, .. together."""
         seeds = [1000 * seed + first + i for i in range(len(prompts))]
         generation = self._made[way.name].start(
             list(prompts), seed=seeds, ignore_eos=True, **self._options
@@ -181,7 +182,7 @@ def _summary(way: Way, prompt: int, rounds: Sequence[Round], drafter: str) -> Ru
 
 
 def _read_in_vain(way: Way, rounds: Sequence[Round], num_tokens: int) -> int:
-    """Rounds whose last token was read by a head that then stopped: a forward without a token."""
+    """Rounds whose head stopped after reading the last token: a forward without a token."""
     if way.is_fixed or "lag=true" in way.rule:
         return 0
     left, found = num_tokens, 0
@@ -196,7 +197,7 @@ _DRAWS = 1000
 
 @dataclass(frozen=True)
 class Point:
-    """One way over all prompts: the plane of figure 3, the limit on it, and measured speed."""
+    """One way over all prompts: its place in figure 3, the oracle's, and the measured speed."""
 
     way: Way
     discard_rate: float
@@ -223,20 +224,20 @@ def point(way: Way, runs: Sequence[Run]) -> Point:
 
 
 def dominates(one: Point, other: Point) -> bool:
-    """Whether a point is better in one rate and no worse in the other."""
+    """Whether a point is better in one rate and not worse in the other."""
     ours = (one.discard_rate, one.verification_rate)
     theirs = (other.discard_rate, other.verification_rate)
     return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """The points that no other dominates, from few verifications to many."""
+    """The points that no other point dominates, in order of verification rate."""
     best = [p for p in points if not any(dominates(other, p) for other in points)]
     return sorted(best, key=lambda p: p.verification_rate)
 
 
 def discard_at(points: Sequence[Point], verification_rate: float) -> float | None:
-    """The discard rate of a frontier at a verification rate, between its points; else None."""
+    """The frontier's discard rate at a verification rate, interpolated; None outside."""
     rates = [p.verification_rate for p in points]
     if not rates or not rates[0] <= verification_rate <= rates[-1]:
         return None
@@ -245,10 +246,10 @@ def discard_at(points: Sequence[Point], verification_rate: float) -> float | Non
 
 @dataclass(frozen=True)
 class Regression:
-    """Seconds as a sum of forwards: what one of each costs, and how much of the spread it explains.
+    """Seconds as a sum of forwards: the cost of each kind, and the share of variance explained.
 
-    verified_s: seconds for each drafted token that the target verifies, on top of its forward; the
-    paper's equation has none (0 there).
+    verified_s: seconds for each drafted token that the target verifies, in addition to its forward;
+    0 in the paper's equation.
     """
 
     draft_s: float
@@ -257,7 +258,8 @@ class Regression:
     r2: float
 
     def tok_per_s(self, p: Point) -> float:
-        """Tokens a second by equation 5.1, from rates alone; forwards in vain are counted, too."""
+        """Tokens per second by equation 5.1, from rates alone; forwards without a token are
+        included."""
         drafted = 1 - p.verification_rate + p.discard_rate  # N_draft + N_target = N + N_discarded
         seconds = self.draft_s * p.draft_forward_rate + self.target_s * p.verification_rate
         return 1 / (seconds + self.verified_s * drafted)
@@ -284,9 +286,9 @@ def regress(runs: Sequence[Run], with_verified: bool = False) -> Regression:
 
 
 def gain(runs: Mapping[str, Sequence[Run]], ours: str, base: str) -> tuple[float, float, float]:
-    """How many times the speed of ``base`` ``ours`` has: value and 95% bootstrap interval.
+    """Speed of ``ours`` relative to ``base``: value and 95% bootstrap interval.
 
-    Both answered the same prompts; prompts are drawn, with all their repeats.
+    Both answered the same prompts; prompts are resampled with all their repeats.
     """
     fast, slow = (_by_prompt(runs[name]) for name in (ours, base))
     picks = np.random.default_rng(0).integers(0, len(fast), (_DRAWS, len(fast)))
@@ -296,7 +298,7 @@ def gain(runs: Mapping[str, Sequence[Run]], ours: str, base: str) -> tuple[float
 
 
 def panel(points: Sequence[Point], runs: Mapping[str, Sequence[Run]] | None) -> dict[str, Any]:
-    """All that is said about one set of prompts; runs: where seconds count, None elsewhere."""
+    """All results on one set of prompts; runs: those whose seconds count, or None."""
     heads = frontier([p for p in points if not p.way.is_fixed])
     fixed = [p for p in points if p.way.is_fixed]
     found: dict[str, Any] = {
@@ -341,7 +343,7 @@ def panel_table(name: str, found: Mapping[str, Any]) -> Table:
 
 
 def _by_prompt(runs: Sequence[Run]) -> Floats:
-    """[prompts] seconds a token."""
+    """[prompts] seconds per token."""
     prompts = sorted({run.prompt for run in runs})
     return np.array(
         [
@@ -367,7 +369,7 @@ def as_json(p: Point) -> dict[str, Any]:
 
 
 def draw(panels_of: Mapping[str, Sequence[Point]], path: Path) -> None:
-    """SpecDec++'s figure 3: a panel for each set of prompts, with the frontiers; a PNG."""
+    """SpecDec++'s figure 3: a panel for each set of prompts, with the frontiers, as PNG."""
     figure, grid = panels(len(panels_of), len(panels_of), 4.6, 4.2)
     for axes, (name, points) in zip(grid, panels_of.items(), strict=True):
         fixed = sorted((p for p in points if p.way.is_fixed), key=lambda p: p.way.length)

@@ -1,4 +1,4 @@
-"""What ``draftwise advise`` learns from a short run: kinds of drafters, and costs by batch size."""
+"""A short run for ``draftwise advise``: kinds of drafters, and costs by batch size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMED_TOKENS = 24
 
 
 def sources_of(speculator: Speculator, paths: Mapping[str, str]) -> dict[str, Source]:
-    """What its drafters are to other engines. paths: by name, where their weights lie."""
+    """Kinds of its drafters as other engines know them. paths: folders of weights by name."""
     found = {}
     for drafter in speculator.drafters:
         kind = next((k for k in ("suffix", "datastore") if drafter.name.startswith(k)), "lookup")
@@ -37,9 +37,9 @@ def time_batches(
     speculator: Speculator, prompts: Sequence[Sequence[int]], drafter: str, sizes: Sequence[int],
     tick: Callable[[], Any] = lambda: None,
 ) -> dict[int, CostTable]:  # fmt: skip
-    """Seconds of steps of so many requests: plainly, and with drafts of each fixed length.
+    """Seconds of steps by number of requests: plain, and with drafts of each fixed length.
 
-    Prompts repeat where there are fewer than requests. All requests of a step play the same plan.
+    Prompts repeat if there are fewer than requests. All requests of a step play the same plan.
     """
     own = [one for one in speculator.drafters if one.name == drafter]
     records: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ def time_batches(
             made = Speculator(
                 speculator.target, speculator.tokenizer, own if length else [], setting
             )
-            for _ in range(2):  # the first run sets shapes up
+            for _ in range(2):  # the first run is warm-up
                 rounds = [
                     round_.as_json()
                     for round_ in made.start(batch, max_new_tokens=TIMED_TOKENS, temperature=0.0)

@@ -1,4 +1,4 @@
-"""Commands that `draftwise` gains with the lab."""
+"""Commands that the lab adds to `draftwise`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that `simulate`, `replay` and `advise` share, and how lists of numbers are read."""
+"""Options shared by `simulate`, `replay` and `advise`, and lists of numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MOST = 10_000
 
 
 def whole_numbers(option: str, text: str, example: str) -> list[int]:
-    """``"1,4,16"`` to numbers, in order; DraftwiseError for anything else."""
+    """Parse ``"1,4,16"`` as numbers, in order. Errors: DraftwiseError."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
@@ -53,7 +53,7 @@ def whole_numbers(option: str, text: str, example: str) -> list[int]:
 
 
 def rate(value: float) -> str:
-    """Four digits, and never a power of ten.
+    """Four digits, never in scientific notation.
 
     >>> rate(72.3149), rate(12345.6)
     ('72.31', '12346')
@@ -67,7 +67,7 @@ def signed(regret: float) -> str:
 
 
 def regret_note(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the column ``regret`` says; empty where there is none."""
+    """A caption for the column ``regret``; empty where there is none."""
     if not any("regret" in row for row in rows.values()):
         return ""
     return "regret: rounds more (-: fewer) than the policy's best fixed plan in hindsight"

@@ -1,4 +1,4 @@
-"""``draftwise replay`` and ``draftwise advise``: what else could be done with recorded traffic."""
+"""``draftwise replay`` and ``draftwise advise``: counterfactuals on recorded traffic."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _after_a_run(
     prompts: Path | None, target: str, drafter: list[str] | None, is_chat: bool, num: int,
     sizes: list[int], hardware: o.Hardware, seeds: int, engines: list[str],
 ) -> dict[str, Any]:  # fmt: skip
-    """Load, run, and advise from what was recorded."""
+    """Load the models, run prompts, and advise from the recorded trace."""
     assert prompts is not None
     with refused_values():
         given = read_batch(prompts)
@@ -172,7 +172,7 @@ def _after_a_run(
 
 
 def _print_advice(engine: str, advice: dict[str, Any]) -> None:
-    """What to paste, the gain to expect, and what that leaves out."""
+    """Print what to paste, the expected gain, and what it excludes."""
     if advice["paste"] is None:
         print(f"{engine}: {advice.get('why') or 'do not speculate on this traffic'}")
         return
@@ -194,7 +194,7 @@ def _print_advice(engine: str, advice: dict[str, Any]) -> None:
 
 
 def _tell(*notes: str) -> None:
-    """What the numbers of a table mean, below it."""
+    """Print the meaning of a table's numbers below it."""
     for note in filter(None, notes):
         print(f"  {note}")
 
@@ -208,7 +208,7 @@ def _speed_head(unit: str) -> str:
 
 
 def _replay_table(found: dict[str, Any]) -> Table:
-    """What was played, what else could have been, and what is known only in hindsight."""
+    """The recorded policy, other policies, and what is known only in hindsight."""
     title = f"{found['preset']}: mean over domains"
     headings = ("MAT", _speed_head(found["unit"]), "x plain", "regret")
     table = make_table("policy", right=headings, title=title)
@@ -245,7 +245,7 @@ def _label(row: dict[str, Any]) -> str:
 
 
 def _warn(coverage: dict[str, float] | None) -> None:
-    """Say which drafters the replay has to guess about."""
+    """Name the drafters whose scores the replay has to guess."""
     thin = {name: share for name, share in (coverage or {}).items() if share < WELL_COVERED}
     if thin:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in thin.items())

@@ -1,4 +1,4 @@
-"""``draftwise simulate``: policies against each other where the answer is known; no model."""
+"""``draftwise simulate``: policies on text with known acceptance, without a model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``draftwise models --check``: every type of causal LM, built tiny and put to the test.
+"""``draftwise models --check``: build every causal-LM type with tiny random weights, and test it.
 
-Each piece of the list runs in a process of its own, which writes a line of JSON a type: one that
-crashes costs its own row. ``python -m draftwise_lab.cli.survey TYPE ...`` is such a piece.
+The list is split into pieces, each in a process that writes one line of JSON per type: a type that
+crashes costs only its own row. ``python -m draftwise_lab.cli.survey TYPE ...`` runs such a piece.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _QUICK = "--quick"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found out about one type; ``reason`` is empty where it is served.
+    """The result for one type; ``reason`` is empty where it is supported.
 
-    rows: how several rows are read. law: the p-value of the sampled law of one token; None = texts
-    were not compared.
+    rows: how several rows are read. law: the p-value of the sampled distribution of one token; None
+    = texts were not compared.
     """
 
     type: str
@@ -68,7 +68,7 @@ def survey(
     seen: Callable[[Finding], None] = lambda _: None,
     is_quick: bool = False,
 ) -> list[Finding]:
-    """A finding for each type, in order; ``seen`` is told of each as it comes.
+    """A finding for each type, in order; ``seen`` is called with each.
 
     is_quick: the self-check alone, without texts.
     """
@@ -80,14 +80,14 @@ def survey(
             found[finding.type] = finding
             seen(finding)
         left = [one for one in left if one not in found]
-        if left and left[0] == piece[0]:  # the process ended before its first line
+        if left and left[0] == piece[0]:  # the process ended before its first line of output
             found[left[0]] = Finding(left[0], "the process that tried it crashed")
             seen(found[left.pop(0)])
     return [found[one] for one in types]
 
 
 def _piece(types: Sequence[str], is_quick: bool) -> Iterator[Finding]:
-    """Findings of one process, as far as it came; the type at which it ended is its own row."""
+    """Findings of one process, as far as it got; the type at which it crashed gets a row."""
     options = [_QUICK] if is_quick else []
     command = [sys.executable, "-W", "ignore", "-m", "draftwise_lab.cli.survey", *options, *types]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -99,9 +99,9 @@ def _piece(types: Sequence[str], is_quick: bool) -> Iterator[Finding]:
 
 
 def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) -> Finding:
-    """Build a type tiny and random, check it, and compare what it says when speculated with.
+    """Build a type with tiny random weights, check it, and compare its speculative text.
 
-    num_tokens: of each answer that is compared with plain forwards.
+    num_tokens: tokens of each answer that is compared with plain forwards.
     """
     from transformers import CONFIG_MAPPING
 
@@ -122,7 +122,7 @@ def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) 
 
 
 def _try(name: str, module: Any, num_tokens: int) -> Finding:
-    """The self-check, greedy text of single and ragged rows, and the law of one token.
+    """The self-check, greedy text of single and ragged rows, and one token's distribution.
 
     num_tokens: 0 = the self-check alone.
     """
@@ -157,7 +157,7 @@ def _try(name: str, module: Any, num_tokens: int) -> Finding:
 
 
 def _greedy_differs(made: Any, module: Any, num_tokens: int) -> str:
-    """Where a text is not the argmax of plain forwards; empty = nowhere."""
+    """Where a text is not the argmax of plain forwards; empty if it is everywhere."""
     options: dict[str, Any] = {"max_new_tokens": num_tokens, "ignore_eos": True}
     alone = [made.generate(_PROMPTS[0], **options)]
     ragged = made.generate(list(_PROMPTS), **options)
@@ -174,16 +174,16 @@ def _greedy_differs(made: Any, module: Any, num_tokens: int) -> str:
 
 
 def _largest_gap(module: Any, prompt: Sequence[int], text: Sequence[int]) -> float:
-    """How far below the best logit the chosen ones are at most, over the largest logit."""
+    """The largest gap between the best logit and the chosen one, relative to the largest logit."""
     logits = _plain(module, [*prompt, *text[:-1]])[len(prompt) - 1 :]
     chosen = logits.gather(1, logits.new_tensor(text).long()[:, None])[:, 0]
     return float(((logits.amax(1) - chosen) / logits.abs().amax().clamp_min(1e-6)).max())
 
 
 def _law(made: Any, module: Any, first_seed: int) -> float:
-    """The p-value of the first token, a drafted one, of many answers at T = 1: plain forwards' law.
+    """The p-value of an answer's first drafted token at T = 1 against plain forwards.
 
-    first_seed: the same draws for all types would make their p-values one.
+    first_seed: with the same draws for all types their p-values would be equal.
     """
     import numpy as np
     import torch
@@ -200,7 +200,7 @@ def _law(made: Any, module: Any, first_seed: int) -> float:
 
 
 def chi_square(counts: Any, expected: Any, least: float = 8.0) -> float:
-    """The p-value of Pearson's test; neighbours share a class until each expects ``least``."""
+    """The p-value of Pearson's test; neighbouring classes merge until each expects ``least``."""
     import numpy as np
     import torch
 
@@ -223,7 +223,7 @@ def _plain(module: Any, text: Sequence[int]) -> Any:
 
 
 def _sharpen(module: Any) -> None:
-    """Wide queries, keys and embeddings: a random text that looks back and has clear likeliest."""
+    """Scale queries, keys and embeddings, so that random weights attend and have clear argmaxes."""
     import torch
 
     generator = torch.Generator().manual_seed(2)
@@ -240,7 +240,7 @@ def _rows(model: CausalModel) -> str:
 
 
 def _kinds(model: CausalModel) -> tuple[str, ...]:
-    """The kinds of its layers, in order; of a type that lists none, what all of them are."""
+    """The kinds of its layers, in order; without a list, the kind of all layers."""
     config = model.module.config.get_text_config()
     names = ("layer_types", "layers_block_type", "attention_layers")
     kinds = next((found for name in names if (found := getattr(config, name, None))), None)
@@ -251,7 +251,7 @@ def _kinds(model: CausalModel) -> tuple[str, ...]:
 
 
 def _short(error: BaseException) -> str:
-    """The first line that says something, in print."""
+    """The first informative line of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[-1] if lines and "Error" in lines[-1] else " ".join(lines) or repr(error)
     return text[:160]
@@ -267,7 +267,7 @@ _TAIL = """
 
 
 def page(findings: Sequence[Finding], path: Path) -> str:
-    """The page in Markdown; path: where it is to lie."""
+    """The page in Markdown; path: its file."""
     served = [finding for finding in findings if finding.is_served]
     rows = [finding.rows for finding in served]
     head = _HEAD.format(
@@ -288,7 +288,7 @@ def page(findings: Sequence[Finding], path: Path) -> str:
 
 
 def findings_of(text: str) -> dict[str, Finding]:
-    """What a page says of each type; nothing where it was another transformers, or fewer tokens."""
+    """The findings on a page; none from another version of transformers, or of fewer tokens."""
     head, _, tables = text.partition("| type |")
     if (
         f" {version('transformers')} are served" not in head
@@ -322,11 +322,11 @@ def _cell(text: str) -> str:
 
 
 def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None) -> None:
-    """Check one type, several (by commas), all or the rest, print a line each, and write the page.
+    """Check one type, several (by commas), all or the rest; print a line each; write the page.
 
-    The page is written with each type that is done, and keeps its rows of types not checked now:
-    what broke off is taken up by ``rest``, the types that it has no row of.
-    Raises DraftwiseError for a type that the installed transformers does not have.
+    The page is written after each type, and keeps the rows of types not checked now: ``rest``
+    resumes with the types without a row. Errors: DraftwiseError for a type that the installed
+    transformers lacks.
     """
     known = all_types()
     written = {} if write is None or not write.is_file() else findings_of(write.read_text("utf-8"))
@@ -355,7 +355,7 @@ def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None
 
 
 def main() -> None:
-    """One line of JSON for each type named."""
+    """Print one line of JSON for each named type."""
     import torch
     import transformers
 

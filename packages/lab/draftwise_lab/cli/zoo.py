@@ -1,4 +1,4 @@
-"""`draftwise zoo`: look at the bundled models, or make them again."""
+"""`draftwise zoo`: show the bundled models, or rebuild them."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def _report(found: dict[str, Any]) -> dict[str, object]:
 
 
 def _name(heading: str) -> Column:
-    """A column of names: they stay whole, whatever else must be cut."""
+    """A column of names, which are never truncated."""
     return Column(heading, no_wrap=True)
 
 
 def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:
-    """The acceptance matrix, the best drafter of every domain in bold."""
+    """The acceptance matrix, with the best drafter of every domain in bold."""
     columns = list(next(iter(acceptance.values())))
     best = {domain: max(row[domain] for row in acceptance.values()) for domain in columns}
     table = Table(_name("drafter"), *columns, title="acceptance probability at temperature 1")
@@ -100,6 +100,6 @@ def build(
     processes: Annotated[int, typer.Option(help="Processes of one thread for the drafters.")] = 1,
 ) -> None:
     """Rebuild the bundled models from scratch; an interrupted build resumes."""
-    from draftwise_lab.zoo.build import build as run  # torch only where it is needed
+    from draftwise_lab.zoo.build import build as run  # imports torch late
 
     run(out, work, minutes=minutes, processes=processes)

@@ -1,4 +1,4 @@
-"""The simulator: policies against each other on text whose acceptance is known. numpy only."""
+"""The simulator: policies on text with known acceptance. numpy only."""
 
 from __future__ import annotations
 

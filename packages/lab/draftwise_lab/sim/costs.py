@@ -1,4 +1,4 @@
-"""What a simulated engine's calls cost: seconds by tokens, batch size and drafter."""
+"""Costs of a simulated engine: seconds by tokens, batch size and drafter."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ SCORE_SHARE = 0.5
 class CostTable:
     """Seconds of every call, by batch size.
 
-    target_s: batch size -> seconds of target forwards over 1, 2, .. tokens a row; more tokens go
-        on at the last slope, and a batch size between two is interpolated.
-    draft_s: seconds of one draft step by drafter; ``other_s`` where it is not named.
-    score_share: seconds of scoring a drafter that did not play, over its draft step's.
-    read_share: seconds of each further token that a drafter's forward reads when it catches up, is
-        looked at or reads what others wrote, over its draft step's.
+    target_s: batch size -> seconds of target forwards over 1, 2, .. tokens per row; extrapolated
+    with the last slope, and interpolated between batch sizes. draft_s: seconds of one draft step by
+    drafter; ``other_s`` for the rest. score_share: seconds of scoring a drafter that did not play,
+    relative to its draft step. read_share: seconds of each further token that a drafter's forward
+    reads when it catches up, is probed or reads tokens of others, relative to its draft step.
     """
 
     target_s: Mapping[int, Sequence[float]]
@@ -34,7 +33,7 @@ class CostTable:
     read_share: float = 0.0
 
     def at(self, batch_size: int, drafters: Sequence[str], longest: int) -> Costs:
-        """What an engine that has measured everything would report for this batch size."""
+        """Costs as an engine that has measured everything would report them for this batch size."""
         known = sorted(self.target_s)
         curves = np.array([_stretched(self.target_s[size], longest + 1) for size in known])
         target_s = np.array([np.interp(batch_size, known, column) for column in curves.T])

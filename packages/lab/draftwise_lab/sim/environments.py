@@ -1,7 +1,7 @@
-"""Where texts come from: the protocol, streams of chance, and each synthetic kind of world.
+"""Sources of text: the protocol, random streams, and each synthetic kind of environment.
 
 An environment names its drafters, its domains and its costs, and draws texts. It never sees a
-policy, so it cannot answer two of them differently.
+policy, so all policies get the same texts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from draftwise_lab.sim.text import PROMPT_TOKENS, Text, bernoulli_track
 
 
 class Environment(Protocol):
-    """A family of texts by domain, with the drafters that fare along them."""
+    """A family of texts by domain, with the acceptance of each drafter along them."""
 
     @property
     def drafters(self) -> Sequence[str]: ...
@@ -43,7 +43,7 @@ Means = Mapping[str, Mapping[str, float]]
 
 
 def stream(seed: int, *names: str) -> np.random.Generator:
-    """A stream of its own for these names, whatever else is drawn.
+    """An independent random stream for these names.
 
     >>> bool(stream(0, "a").random() == stream(0, "a").random() != stream(0, "b").random())
     True
@@ -53,7 +53,7 @@ def stream(seed: int, *names: str) -> np.random.Generator:
 
 
 def num_positions(num_tokens: int, longest: int) -> int:
-    """Positions that alphas are needed at: the prompt's, the text's, and a draft past its end."""
+    """Positions that need alphas: the prompt's, the text's, and those of a draft past its end."""
     return PROMPT_TOKENS + num_tokens + longest + 1
 
 
@@ -78,9 +78,10 @@ def text_of(
 
 
 class Drawn:
-    """One text a seed, from each drafter's alphas along it.
+    """One text per seed, from each drafter's alphas along it.
 
-    Subclasses give ``alphas``; domains and drafters are those of ``table`` (by domain and drafter).
+    Subclasses define ``alphas``; domains and drafters are those of ``table`` (by domain and
+    drafter).
     """
 
     costs: CostTable
@@ -109,7 +110,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class FromMeans(Drawn):
-    """What environments share that are told by each drafter's mean in each domain."""
+    """Environments that are defined by each drafter's mean alpha in each domain."""
 
     means: Means
     costs: CostTable
@@ -135,7 +136,7 @@ class TruncatedGeometric(FromMeans):
 
 @dataclass(frozen=True)
 class IndependentAlphas(FromMeans):
-    """alpha at each position is drawn i.i.d. from a distribution of the drafter's own.
+    """alpha at each position is drawn i.i.d. from the drafter's distribution.
 
     Source: MetaSD, Assumption 1 (eq. 3). Differs: the paper leaves the distribution open; here it
     is Beta with the given mean. concentration: a + b of the Beta; small = all or nothing.
@@ -156,15 +157,15 @@ class IndependentAlphas(FromMeans):
 class Drifting(FromMeans):
     """The log-odds of alpha follow an autoregressive walk around the drafter's mean.
 
-    Source: this project's own; MetaSD appendix H.2 names the case. step: standard deviation of
-    the walk's step a token; memory: share of a deviation that the next token keeps, below 1.
+    Source: this project; MetaSD appendix H.2 names the case. step: standard deviation of the walk's
+    step per token; memory: share of a deviation that the next token keeps, below 1.
     """
 
     step: float = 0.2
     memory: float = 0.99
 
     def alphas(self, domain: str, seed: int, num: int, num_tokens: int) -> dict[str, Floats]:
-        """The walk starts in its stationary law."""
+        """The walk starts in its stationary distribution."""
         found, spread = {}, self.step / np.sqrt(1.0 - self.memory**2)
         for name, mean in self.means[domain].items():
             steps = stream(seed, domain, name, "walk").normal(0.0, self.step, num)
@@ -178,10 +179,10 @@ class Drifting(FromMeans):
 
 @dataclass(frozen=True)
 class Cycles(Drawn):
-    """Each drafter repeats a pattern of alphas along the text; 0 and 1 leave nothing to chance.
+    """Each drafter repeats a pattern of alphas along the text; with 0 and 1 nothing is random.
 
-    Source: BanditSpec, Assumption 5.1 (values fixed before the algorithm starts). Differs: they
-    are fixed by position and not by round. patterns: by domain and drafter.
+    Source: BanditSpec, Assumption 5.1 (values fixed before the algorithm starts). Differs: fixed by
+    position instead of round. patterns: by domain and drafter.
     """
 
     patterns: Mapping[str, Mapping[str, Sequence[float]]]
@@ -201,11 +202,11 @@ class Cycles(Drawn):
 
 @dataclass(frozen=True)
 class Piecewise(Drawn):
-    """Constant alphas within a segment; the prompt is of the first segment's kind.
+    """Constant alphas within a segment; the prompt belongs to the first segment.
 
-    Source: MetaSD, appendix H.2 (queries that hold two tasks). Differs: none.
-    queries: the segments' kinds, in order, by query; each segment is an equal share of the limit.
-    means: alpha by kind of segment and drafter.
+    Source: MetaSD, appendix H.2 (queries that hold two tasks). Differs: none. queries: the
+    segments' kinds, in order, by query; each segment is an equal share of the limit. means: alpha
+    by kind of segment and drafter.
     """
 
     queries: dict[str, Sequence[str]]
@@ -231,7 +232,7 @@ class Load(Drawn):
     """Requests of different difficulty, the same ones in batches of different size.
 
     Source: BanditSpec, section 6.2. Differs: one row of the batch is simulated and pays the whole
-    batch's forwards. alphas_from: the range that a request's acceptance probability is drawn from.
+    batch's forwards. alphas_from: the range of a request's acceptance probability.
     """
 
     batch_sizes: Sequence[int]
@@ -254,9 +255,9 @@ class Load(Drawn):
 class Confident(Drawn):
     """alphas i.i.d. from a Beta, and a top probability that follows them with noise.
 
-    Source: this project's own, for TapOut's rules (table 1). The rest of q is spread evenly over
-    ``others`` tokens, which gives its entropy and the margin of its two largest.
-    means: alpha by domain. noise: standard deviation of the top probability around alpha.
+    Source: this project, for TapOut's rules (table 1). The rest of q is spread evenly over
+    ``others`` tokens, which gives its entropy and the margin of its two largest. means: alpha by
+    domain. noise: standard deviation of the top probability around alpha.
     """
 
     means: Mapping[str, float]

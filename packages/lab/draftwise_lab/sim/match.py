@@ -40,7 +40,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """All that decides the outcome: the same match gives the same bytes."""
+    """Everything that determines the outcome: equal matches give equal bytes."""
 
     environment: Environment
     contestants: tuple[Contestant, ...]
@@ -75,8 +75,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TextSums:
-    """Of each of P texts, all seeds together: its domain, tokens, and seconds of plain decoding
-    [P], of every plan of the match [K, P] and of every policy, by label [P]."""
+    """Sums over all seeds for each of P texts.
+
+    Domain, tokens, and seconds of plain decoding [P], of every plan of the match [K, P] and of
+    every policy, by label [P].
+    """
 
     domains: NDArray[np.str_]
     tokens: Floats
@@ -129,7 +132,7 @@ def run_match(
 
 
 def look_back(match: Match, seed: int) -> Hindsight:
-    """What every plan takes on every text of a seed."""
+    """Rounds and seconds of every plan on every text of a seed."""
     guides = guides_of(match.plans)
     costs = match.environment.costs
     found: Hindsight = {domain: {} for domain in match.environment.domains}
@@ -144,7 +147,7 @@ seconds, over all texts and seeds."""
 
 
 def best_plans(match: Match, hindsight: Hindsight) -> Best:
-    """The plans that regret and best-plan ratio are measured against."""
+    """The plans that regret and best-plan ratio refer to."""
     best: Best = {}
     places = {plan: index for index, plan in enumerate(match.plans)}
     for domain in match.environment.domains:
@@ -175,7 +178,7 @@ def play_seed(match: Match, best: Best, seed: int) -> list[Run]:
 
 
 def policy_seed(seed: int, text: str, label: str) -> np.random.SeedSequence:
-    """A policy's own stream: no text depends on it, and no other policy shares it."""
+    """A policy's own stream, independent of texts and of other policies."""
     key = (zlib.crc32(text.encode()), zlib.crc32(label.encode()), 1)
     return np.random.SeedSequence(seed, spawn_key=key)
 
@@ -194,9 +197,9 @@ def make_match(
     feedback: str | None = None, tokens: int | None = None, lengths: str | None = None,
     num_drafters: int | None = None, with_trails: bool = False,
 ) -> Match:  # fmt: skip
-    """Everything that a run needs, checked, from labels and options as a user types them.
+    """A checked match from labels and options as a user types them.
 
-    What is None is left to the setting, or to the policy's own paper. Raises DraftwiseError.
+    None leaves an option to the setting, or to the policy's own paper. Errors: DraftwiseError.
     """
     environment = chosen.make(num_drafters)
     own = parse_lengths(lengths) if lengths else chosen.lengths
@@ -230,7 +233,7 @@ def half_width(values: Sequence[float] | Floats) -> float | None:
 
 
 def results(match: Match, outcome: Outcome) -> list[Result]:
-    """A row for every domain and contestant, with the rows of hindsight after them."""
+    """A row for every domain and contestant, followed by the rows of hindsight."""
     rows: list[Result] = []
     for domain, found in outcome.hindsight.items():
         for contestant in match.contestants:
@@ -284,7 +287,7 @@ def _row(
     who: tuple[str, str], tokens: Sequence[float], rounds: Sequence[float],
     seconds: Sequence[float], plain: Sequence[float],
 ) -> Result:  # fmt: skip
-    """What counts and seconds of each text give."""
+    """A row from each text's counts and seconds."""
     total_s = math.fsum(seconds)
     each_mat = np.array(tokens) / np.array(rounds)
     each_speedup = np.array(plain) / np.array(seconds)

@@ -1,4 +1,4 @@
-"""One policy on one text, round by round; fixed plans on it in hindsight; labels of contestants."""
+"""One policy on one text, round by round; fixed plans in hindsight; labels of contestants."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def totals(
 
 
 def best_plan(found: Sequence[Totals], *, by_seconds: bool, among: Ints | None = None) -> int:
-    """The plan that took least over all texts together; ties go to the first.
+    """The plan with the smallest total over all texts; ties go to the first.
 
-    among: indices of the plans that count; None = all.
+    among: indices of the plans to consider; None = all.
     """
     total = np.sum([t.seconds if by_seconds else t.rounds for t in found], axis=0)
     chosen = np.arange(len(total)) if among is None else among
@@ -94,7 +94,7 @@ the best fixed plan takes to the same position), is_best, and, on request, estim
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A policy with what it plays on and learns from; ``label`` is what tables call it."""
+    """A policy with its plans, reward and feedback; ``label`` is its name in tables."""
 
     label: str
     policy: str
@@ -113,9 +113,9 @@ class Reference:
 
 
 def guides_of(plans: Sequence[Plan]) -> dict[str, StopRule]:
-    """The stop rules that plans name; ``fixed`` needs none.
+    """The stop rules of the plans; ``fixed`` needs none.
 
-    Raises DraftwiseError for a rule that reads hidden states: simulated text has none.
+    Errors: DraftwiseError for a rule that reads hidden states: simulated text has none.
     """
     rules = {plan.rule for plan in plans} - {"fixed"}
     guides = {rule: registry.make_guide(rule) for rule in sorted(rules)}
@@ -128,9 +128,9 @@ def guides_of(plans: Sequence[Plan]) -> dict[str, StopRule]:
 def score_prompts(
     request: SimulatedRequest, policy: Policy, *, everyone: bool
 ) -> Iterator[Evidence]:
-    """What the prompt tells, as the engine asks it: a policy that takes looks chooses them.
+    """Prompt scores, as the engine collects them: a policy that probes chooses the drafters.
 
-    The policy has to learn each before the next is asked for.
+    The policy learns each score before it is asked for the next drafter.
     """
     asks_itself = isinstance(policy, ProbingPolicy) and not everyone
     yield request.prompt_evidence(request.retrieving if asks_itself else None)
@@ -151,11 +151,11 @@ def play(
         contestant.policy, len(plans), seed, plans=plans, request_tokens=text.limit
     )
     reward = None
-    if not isinstance(policy, PricingPlans):  # else the evidence says it all
+    if not isinstance(policy, PricingPlans):  # otherwise the evidence contains everything
         reward = registry.make_reward(contestant.reward)
     revealer = registry.make_feedback(contestant.feedback, plans=plans, reward=reward)
     request = SimulatedRequest(text, plans, costs, guides_of(plans))
-    told_s = 0.0  # seconds that rows have told so far; the first row carries the prompt's
+    told_s = 0.0  # seconds reported so far; the first row includes the prompt's
     if contestant.feedback.partition(":")[0] in {"free", "panoramic"}:
         for evidence in score_prompts(request, policy, everyone=revealer.panoramic):
             for made, feedback in revealer.reveal(Decision(0, 1.0, 0), evidence):
@@ -198,8 +198,11 @@ def play(
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """The course of one run, by round: position, cumulative regret, whether the best plan played,
-    and estimates [R, K] if they were kept."""
+    """The course of one run, by round.
+
+    Position, cumulative regret, whether the best plan played, and estimates [R, K] if they were
+    kept.
+    """
 
     positions: list[int]
     regrets: list[int]
@@ -309,10 +312,10 @@ def make_contestant(
     label: str, drafters: Sequence[str], lengths: Sequence[int], rules: Sequence[str] = ("fixed",),
     *, reward: str | None = None, feedback: str | None = None,
 ) -> Contestant:  # fmt: skip
-    """A contestant from its label; what the label leaves open is ``reward``, ``feedback``, or the
-    habit of the policy's own paper.
+    """A contestant from its label.
 
-    Raises DraftwiseError for an unknown policy, reward, feedback or length.
+    Options that the label leaves open are ``reward``, ``feedback``, or those of the policy's own
+    paper. Errors: DraftwiseError for an unknown policy, reward, feedback or length.
     """
     head, *others = label.split("/")
     spec, _, own_lengths = head.partition("@")
@@ -327,7 +330,7 @@ def make_contestant(
 
 
 def _learner(spec: str) -> str:
-    """The name of the policy that learns: the base's, where one policy wraps another.
+    """The name of the policy that learns: the base of a wrapper.
 
     >>> _learner("ucb1:beta=1"), _learner("delayed:base=hedge,rounds=2")
     ('ucb1', 'hedge')
@@ -338,7 +341,7 @@ def _learner(spec: str) -> str:
 
 
 def _try(policy: str, reward: str, feedback: str, plans: Sequence[Plan]) -> None:
-    """Build everything once, so that a mistake is told before the work begins."""
+    """Build everything once, so that errors are reported before the work begins."""
     registry.make_policy(policy, len(plans), plans=plans)
     made = registry.make_reward(reward)
     registry.make_feedback(feedback, plans=plans, reward=made)

@@ -28,7 +28,7 @@ _PLAIN = "#767676"
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder; raise DraftwiseError, before any work is done, if plots cannot be drawn."""
+    """Create the folder; raise DraftwiseError, before any work, if plots cannot be drawn."""
     require_matplotlib()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,9 +68,11 @@ def _dress(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def _save(figure: Any, path: Path, *, with_legend: bool = True) -> Path:
-    if with_legend:  # next to the axes, where it covers nothing
+    if with_legend:  # next to the axes
         figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-    figure.savefig(path, metadata={"Software": None})  # no version: the same bytes every time
+    figure.savefig(
+        path, metadata={"Software": None}
+    )  # without matplotlib's version, files are reproducible
     return path
 
 
@@ -86,7 +88,7 @@ def _of(runs: Sequence[Run], contestant: Contestant) -> list[Run]:
 def _regret(
     title: str, match: Match, outcome: Outcome, domain: str, runs: Sequence[Run], path: Path
 ) -> Path:
-    """Cumulative regret by tokens, with the theorem's bound (dashed) where there is one."""
+    """Cumulative regret by tokens, with the theorem's bound (dashed) if there is one."""
     figure, axes = _axes(title, "tokens emitted", "rounds above the best fixed plan")
     found = list(outcome.hindsight[domain].values())
     highest = 1.0
@@ -110,7 +112,7 @@ def _regret(
 
 
 def _bound(contestant: Contestant, mats: Sequence[float], curve: Curve) -> Any:
-    """[G] the theorem's bound at each number of tokens; None where there is no theorem."""
+    """[G] the theorem's bound at each number of tokens; None without a theorem."""
     name = contestant.policy.partition(":")[0]
     length = max(plan.length for plan in contestant.plans)
     if contestant.reward != "length" or contestant.feedback != "bandit" or len(mats) < 2:
@@ -152,7 +154,7 @@ def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Pat
 
 
 def _to_show(values: Any, contestant: Contestant) -> list[int]:
-    """The plan that each drafter ends best with; the best of them, as many as there is room for."""
+    """The best final plan of each drafter, and the best of these, as many as fit."""
     best: dict[str, int] = {}
     for index in np.argsort(-values[-1], kind="stable").tolist():
         best.setdefault(contestant.plans[index].drafter, index)

@@ -1,4 +1,4 @@
-"""The papers' experiments: their tables, the worlds made of them, and settings to play in them."""
+"""The papers' experiments: their tables, environments built from them, and settings."""
 
 from __future__ import annotations
 
@@ -91,10 +91,11 @@ Maker = Callable[[int | None], Environment]
 
 
 def pool_of(column: Mapping[str, float], best: str, num: int, length: int) -> dict[str, float]:
-    """alphas of ``num`` drafters: a domain's specialist, and others about as good as the rest.
+    """alphas of ``num`` drafters: a domain's specialist, and others close to the rest of the
+    column.
 
-    The specialist stands in the middle; the others go round the rest of the column, each time a
-    little (3% of a token) worse, so that no two are the same.
+    The specialist stands in the middle; the others cycle through the rest of the column, each time
+    3% of a token worse, so that no two are equal.
     """
     rest = [tokens for name, tokens in column.items() if name != best]
     others = [
@@ -107,8 +108,7 @@ def pool_of(column: Mapping[str, float], best: str, num: int, length: int) -> di
 def hedgespec(
     table: Mapping[str, Sequence[float]], plain_tok_per_s: float, mat: float, tok_per_s: float
 ) -> Maker:
-    """Tables 1, 6, 7; seconds are those of table 3's rows: plain decoding, and Eagle's MAT and
-    speed."""
+    """Tables 1, 6, 7; seconds as in table 3: plain decoding, and Eagle's MAT and speed."""
 
     def make(num_drafters: int | None) -> Environment:
         length, names = HEDGESPEC_LENGTH, HEDGESPEC_DRAFTERS
@@ -129,9 +129,9 @@ def hedgespec(
 def from_speedups(
     table: Mapping[str, Sequence[float]], overhead: float, drafters: Sequence[str]
 ) -> IndependentAlphas:
-    """Drafters whose speedups a table of MetaSD prints: MAT = speedup x overhead, alphas i.i.d.
+    """Drafters with the speedups of a table of MetaSD: MAT = speedup x overhead, alphas i.i.d.
 
-    overhead: a round's seconds over a plain forward's.
+    overhead: seconds of a round relative to a plain forward.
     """
     means = {
         domain: {
@@ -154,7 +154,7 @@ def two_languages() -> Piecewise:
 
 
 def busy_server() -> Load:
-    """Rows are free until the machine's arithmetic is busy, at about 64 tokens a forward."""
+    """Rows are free up to about 64 tokens per forward, where the machine becomes compute-bound."""
     sizes, busy = (1, 8, 16, 32, 50), 64.0
     target_s = {
         size: [float(np.hypot(1.0, size * tokens / busy)) for tokens in range(1, 6)]
@@ -182,7 +182,7 @@ _TAPOUT = ("ucb1:beta=1/blend", "ucb-tuned/blend", "ucb1:beta=1/simple")
 
 @dataclass(frozen=True)
 class Setting:
-    """An experiment: a world, the plans in it, and the policies that play by default.
+    """An experiment: an environment, its plans, and the policies that play by default.
 
     lengths: of drafts in tokens, 0 = the plan none. panel: labels of the default contestants.
     tokens: of each text. rules: stop rules, each a plan of its own.
@@ -197,7 +197,7 @@ class Setting:
 
 
 def _of(source: str, world: Callable[[], Environment], *rest: Any, **more: Any) -> Setting:
-    """A setting whose number of drafters is the paper's."""
+    """A setting with the paper's number of drafters."""
 
     def make(num_drafters: int | None) -> Environment:
         environment = world()

@@ -1,4 +1,4 @@
-"""Stopping-time regret: what the papers prove about it, and how it grew in a match."""
+"""Stopping-time regret: the papers' bounds, and its growth in a match."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from draftwise_lab.sim.play import Run, Totals
 
 
 def ucbspec_bound(mats: Sequence[float], length: int, tokens: float, delta: float = 0.5) -> float:
-    """Most rounds that UCBSpec may lose to the best plan.
+    """Upper bound on the rounds that UCBSpec loses to the best plan.
 
-    Source: BanditSpec, the last line of the proof of Theorem 4.3 (appendix D.2): sum over the
-    worse plans of D/mu* (4 + 2 L^2/D^2 (1 + 2 log(L K E[ST]^2 / (D delta)))) + pi^2 delta/6 + K,
-    D the gap in mean emitted tokens. Differs: E[ST] is replaced by its bound, the text's tokens
-    (eq. 3). mats: [K] mean emitted tokens of each plan; plans as good as the best add nothing.
+    Source: BanditSpec, the last line of the proof of Theorem 4.3 (appendix D.2): sum over the worse
+    plans of D/mu* (4 + 2 L^2/D^2 (1 + 2 log(L K E[ST]^2 / (D delta)))) + pi^2 delta/6 + K, D the
+    gap in mean emitted tokens. Differs: E[ST] is replaced by its bound, the text's tokens (eq. 3).
+    mats: [K] mean emitted tokens of each plan; plans as good as the best add nothing.
 
     >>> round(ucbspec_bound([2.0, 2.0], length=4, tokens=100), 6)
     2.822467
@@ -34,7 +34,7 @@ def ucbspec_bound(mats: Sequence[float], length: int, tokens: float, delta: floa
 
 
 def exp3spec_bound(length: int, num_plans: int, tokens: float, best_rounds: float) -> float:
-    """Most rounds that EXP3Spec may lose to the best plan.
+    """Upper bound on the rounds that EXP3Spec loses to the best plan.
 
     Source: BanditSpec, Theorem 5.3: 2 L min(sqrt(len K log K), 2 L K log K + sqrt(ST* K log K)).
     Differs: none. best_rounds: rounds of the best plan.
@@ -80,7 +80,7 @@ def metasd_leading_term(alphas: Sequence[float], length: int, tokens: float) -> 
 
 
 def fixed_mats(found: Sequence[Totals]) -> Floats:
-    """[K] emitted tokens a round of every plan over all texts: the means that bounds speak of."""
+    """[K] emitted tokens per round of every plan over all texts: the means in the bounds."""
     rounds = np.sum([t.rounds for t in found], axis=0)
     mats: Floats = sum(t.tokens for t in found) / rounds
     return mats

@@ -1,4 +1,4 @@
-"""One simulated request: it plays plans on a text and answers as the engine would."""
+"""One simulated request: it plays plans on a text as the engine would."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MIXED = "mixed"
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """One draft and its fate.
+    """One draft and its outcome.
 
-    plan: as it was played. writers: of each token. alphas: [num_drafted]. caller: the LM
-    drafter among the writers, or none. confidences: as in ``Evidence``.
+    plan: as it was played. writers: of each token. alphas: [num_drafted]. caller: the LM drafter
+    among the writers, or none. confidences: as in ``Evidence``.
     """
 
     plan: Plan
@@ -49,7 +49,7 @@ class Drafted:
 
 
 def draft(text: Text, plan: Plan, start: int, guides: Mapping[str, StopRule]) -> Drafted:
-    """A draft of one drafter from ``start`` on, as far as its rule continues."""
+    """A draft of one drafter from ``start``, until its rule ends it."""
     if plan.drafter == NONE:
         return Drafted(plan, (), 0, np.zeros(0))
     track = text.tracks[plan.drafter]
@@ -61,16 +61,16 @@ def draft(text: Text, plan: Plan, start: int, guides: Mapping[str, StopRule]) ->
 
 
 def can_mix(text: Text, mixer: Mixer | None) -> bool:
-    """Whether a mixer's drafts can be played: its drafter's confidences are known."""
+    """Whether a mixer's drafts can be simulated: its drafter's confidences are known."""
     track = text.tracks.get(mixer.drafter) if mixer is not None else None
     return track is not None and track.retrieval is None and track.max_probs is not None
 
 
 def draft_mixed(text: Text, mixer: Mixer, start: int) -> Drafted:
-    """A draft whose mixer names each token's writer before it, as in the engine.
+    """A draft whose mixer chooses each token's writer in advance, as in the engine.
 
-    Differs from it: after a token that will be rejected, matches, confidences and alphas are those
-    of the verified text.
+    Differs: after a token that will be rejected, matches, confidences and alphas are those of the
+    verified text.
     """
     length = min(mixer.length, text.limit - start - 1)
     retrieving = {name: t.retrieval for name, t in text.tracks.items() if t.retrieval is not None}
@@ -108,7 +108,7 @@ def _token(track: Track, place: int) -> tuple[float, bool, float]:
 
 
 def _as_played(writers: list[str]) -> Plan:
-    """The plan of a mixed draft, as the engine records it: the main writer, and how far."""
+    """The plan of a mixed draft, as the engine records it: main writer and length."""
     found = Counter(writers).most_common()
     if not found:
         return PLAIN
@@ -129,8 +129,8 @@ class Reading:
     """The caches of all LM drafters of one request, as positions of the text.
 
     A forward over n tokens takes a drafter's step and its reading seconds for each of the n - 1
-    others. The last token of a text is always fed again, as the engine does.
-    State: by drafter, the position up to which its cache holds the text; prompts are below 0.
+    others. The last token of a text is always fed again, as in the engine. State: by drafter, the
+    position up to which its cache holds the text; prompts are below 0.
     """
 
     def __init__(
@@ -143,8 +143,11 @@ class Reading:
         return name in self._ends
 
     def draft_s(self, name: str, position: int, own: int, copied: int = 0) -> float:
-        """Seconds of a draft after ``position`` tokens: ``own`` steps, the first of them over what
-        was missed unless that is much, and ``copied`` tokens of others read on the way."""
+        """Seconds of a draft after ``position`` tokens.
+
+        ``own`` steps, the first of which reads the missed tokens unless they are many, and
+        ``copied`` tokens of others, read on the way.
+        """
         missed = position - self._ends[name] - 1
         seconds = own * self._step_s[name] + (missed + copied) * self._read_s[name]
         if missed > LEAST_PIECE:
@@ -152,19 +155,20 @@ class Reading:
         return seconds
 
     def keep(self, name: str, start: int, fed: int, accepted: int, position: int) -> None:
-        """A draft that fed so many of its tokens was verified; the text has ``position`` now."""
+        """Roll back to ``position`` after verification of a draft that fed ``num_fed`` of its
+        tokens."""
         self._ends[name] = min(start + min(fed, accepted), position - 1)
 
     def catch_up(self, name: str, position: int) -> float:
-        """Seconds of reading all that was missed, for a score; 0 where nothing was."""
+        """Seconds of reading all missed tokens, for a score; 0 without any."""
         missed = position - self._ends[name] - 1
         self._ends[name] = max(self._ends[name], position - 1)
         return self._step_s[name] + (missed - 1) * self._read_s[name] if missed > 0 else 0.0
 
     def probe(self, name: str, position: int) -> tuple[float, int, float]:
-        """Seconds of a look at the text's end, the positions it scores, and what they count for.
+        """Seconds of a probe at the text's end, the positions it scores, and their weight.
 
-        Where more was missed than a look reads, the cache stays as it was.
+        Where more was missed than a probe reads, the cache stays as it was.
 
         >>> reading = Reading(100, {"a": 1.0}, {"a": 0.1})
         >>> reading.probe("a", 0), reading.probe("a", 10)
@@ -185,11 +189,11 @@ MAX_BACKLOG = 64
 
 
 class SimulatedRequest:
-    """The engine's side of one request, with costs that are known.
+    """The engine's side of one request, with known costs.
 
-    Differs from the engine: past the first rejection of a draft, alphas (and what stop rules and
-    mixers see) are those of the verified text and not of the draft's own continuation, not
-    recorded. seconds: what the request took so far, scoring, catching up and looks included.
+    Differs from the engine: past the first rejection of a draft, alphas (and the inputs of stop
+    rules and mixers) are those of the verified text instead of the draft's own continuation, which
+    is not recorded. seconds: of the request so far, scoring, catching up and probes included.
     """
 
     def __init__(
@@ -214,7 +218,7 @@ class SimulatedRequest:
 
     @property
     def retrieving(self) -> Collection[str]:
-        """Drafters that have no model."""
+        """Drafters without a model."""
         return self._retrieval
 
     @property
@@ -222,9 +226,9 @@ class SimulatedRequest:
         return self.position >= self._text.length
 
     def prompt_evidence(self, drafters: Collection[str] | None = None) -> Evidence:
-        """Round 0: what the prompt's end tells of these (None = all), and what all costs.
+        """Round 0: scores of these drafters (None = all) on the prompt's end, and all costs.
 
-        A look by a drafter with a model has its price; retrieval is free.
+        A probe of a model has its price; retrieval is free.
         """
         names = self._text.tracks if drafters is None else drafters
         found = {name: self._text.tracks[name].prompt_scores() for name in names}
@@ -241,11 +245,11 @@ class SimulatedRequest:
         self, plan: Plan, *, scores_everyone: bool = False, mixer: Mixer | None = None,
         looks: Collection[str] = (),
     ) -> Evidence:  # fmt: skip
-        """One round: draft, verify, commit; what it revealed.
+        """One round: draft, verify, commit; its evidence.
 
         scores_everyone: score every drafter on the verified text, at the price of its forward.
-        mixer: names each writer, where the text knows what a mixer looks at. looks: drafters to
-        be scored on the text's end once the round is over, unless it ends the text.
+        mixer: chooses each writer, where the text has the confidences. looks: drafters to probe on
+        the text's end after the round, unless it ends the text.
         """
         start, made = self.position, self._draft(plan, mixer)
         if made.num_drafted and made.plan.rule in self._guides:
@@ -266,10 +270,10 @@ class SimulatedRequest:
         )  # fmt: skip
 
     def play_all(self, plans: Sequence[Plan]) -> Evidence:
-        """One round in which every plan drafts and is verified in its turn; the best draft is kept.
+        """One round in which every plan drafts and is verified in turn; the best draft is kept.
 
         The evidence is that of the best draft, with the seconds of all. Differs: where drafts are
-        sampled, branches of one tree would keep a little less than the best of independent ones.
+        sampled, branches of one tree would keep slightly less than the best of independent ones.
         """
         drafts = [self._draft(plan) for plan in plans]
         best = max(range(len(plans)), key=lambda index: drafts[index].num_accepted)
@@ -286,7 +290,7 @@ class SimulatedRequest:
         return draft(self._text, plan, self.position, self._guides)
 
     def _round_s(self, made: Drafted, start: int) -> float:
-        """Seconds of its draft, the drafter's catching up included, and of its verification."""
+        """Seconds of its draft, catching up included, and of its verification."""
         steps, fed = made.num_steps, made.num_fed
         copies = [self._costs.draft_s[name] for name in made.writers if name in self._retrieval]
         seconds = self._target_s[made.num_drafted] + sum(copies)
@@ -295,7 +299,7 @@ class SimulatedRequest:
         return seconds + self._reading.draft_s(made.caller, start, steps, fed + 1 - steps)
 
     def _looks(self, names: Collection[str]) -> dict[str, Scores]:
-        """Scores of drafters on the text's end; each costs a short forward."""
+        """Scores of probed drafters on the text's end; each costs a short forward."""
         found = {}
         for name in names:
             if name not in self._reading:
@@ -310,7 +314,8 @@ class SimulatedRequest:
         return found
 
     def _scores(self, made: Drafted, start: int, everyone: bool) -> dict[str, Scores]:
-        """The drafter, through the first rejection; retrieval always; the rest if paid."""
+        """Scores of the drafter up to the first rejection, of retrieval, and of the rest if paid
+        for."""
         found = {}
         reached = start + min(made.num_fed, made.num_accepted) + 1
         for name, track in self._text.tracks.items():
@@ -318,7 +323,7 @@ class SimulatedRequest:
                 end = self.position
             elif everyone:
                 end = self.position
-                if name != made.caller:  # only what is not played runs a forward of its own
+                if name != made.caller:  # only drafters that did not play run a forward for scores
                     self.seconds += self._score_share * self._reading.catch_up(name, self.position)
             elif name == made.caller:
                 end = min(reached, self.position)

@@ -1,8 +1,8 @@
-"""One text and how every drafter fares along it: what an environment draws before a policy plays.
+"""One text with every drafter's acceptance along it, drawn before a policy plays.
 
-Everything that chance decides is drawn here, by position of the text and from the environment's
-own stream, so all policies see the same text, the same end and the same coins. That is exact: a
-drafted token at a position is judged at most once, since the round continues past it or ends there.
+All randomness is drawn here, by position of the text and from the environment's own stream, so all
+policies see the same text, the same end and the same coins. That is exact: a drafted token at a
+position is judged at most once, since the round continues past it or ends there.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Track:
     prompt_matches: Ints | None = None
 
     def num_drafted(self, start: int, most: int, length: int, guide: StopRule | None) -> int:
-        """Tokens drafted from ``start`` on: at most ``most``, as far as there is a proposal and
-        the rule (None = the whole length) continues."""
+        """Tokens drafted from ``start`` on: at most ``most``, while there is a proposal and the
+        rule (None = the whole length) continues."""
         if self.retrieval is not None:
             most = min(most, int(self.retrieval.num[start]))
         if guide is None:
@@ -78,7 +78,7 @@ class Track:
         return self.alphas[start : start + num_drafted]
 
     def scores(self, start: int, end: int) -> Scores:
-        """What positions ``start`` .. ``end`` - 1 tell about the drafter; below 0 is the prompt."""
+        """Scores of the drafter at positions ``start`` .. ``end`` - 1; below 0 is the prompt."""
         place, first = start + PROMPT_TOKENS, max(start, 0)
         alphas, ratios = self.alphas[first:end], self.ratios[first:end]
         if start < 0:
@@ -88,14 +88,14 @@ class Track:
         return Scores(place, alphas, ratios, matches)
 
     def prompt_scores(self) -> Scores | None:
-        """What the prompt's last tokens tell; None if not recorded."""
+        """Scores on the prompt's last tokens; None if not recorded."""
         num = len(self.prompt)
         if not num:
             return None
         return Scores(PROMPT_TOKENS - num, self.prompt, self.prompt, self.prompt_matches)
 
     def _step(self, start: int, num: int, length: int) -> DraftStep:
-        """What a rule sees after ``num`` tokens were kept."""
+        """The input of a stop rule after ``num`` tokens."""
         if num == 0:
             return DraftStep(0, length)
         if self.retrieval is not None:
@@ -145,10 +145,10 @@ def runs_of(hits: Bools) -> Ints:
 
 
 def bernoulli_track(alphas: Floats, rng: np.random.Generator, prompt: Floats) -> Track:
-    """A drafter of which only acceptance probabilities are given: its ratios are its alphas.
+    """A drafter given by acceptance probabilities alone: its ratios are its alphas.
 
-    That is a possible drafter: q = alpha p on the tokens that the target writes, and the rest of
-    its mass where p is 0. Then alpha is both the overlap and ``q/p`` of every realised token.
+    Such a drafter exists: q = alpha p on the tokens that the target writes, and the rest of its
+    mass where p is 0. Then alpha is both the overlap and ``q/p`` of every realised token.
     """
     coins = rng.random(len(alphas))
     return Track(alphas, alphas, runs_of(coins < alphas), prompt)

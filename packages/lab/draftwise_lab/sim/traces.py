@@ -1,4 +1,4 @@
-"""Recorded traces as environments: arrays of generations, and the engine's own Round records."""
+"""Recorded traces as environments: arrays of generations, and the engine's Round records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST = 1 << 20
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records of a jsonl file; DraftwiseError names the first line that is none."""
+    """All records of a jsonl file. Errors: DraftwiseError names the first invalid line."""
     if not path.is_file():
         raise DraftwiseError(f"there is no trace {path}: write one with draftwise generate --trace")
     records: list[Record] = []
@@ -48,7 +48,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def _checked(record: Any) -> Record:
-    """The record; ValueError, KeyError, TypeError or AttributeError for any other thing."""
+    """The record; ValueError, KeyError, TypeError or AttributeError for anything else."""
     hash(record["request"])
     for key in ("position", "num_drafted", "num_emitted"):
         _whole(key, record[key])
@@ -87,11 +87,12 @@ OPTIONAL = ("plen", "pprop", "pmlen")
 
 
 class Recorded:
-    """Traces of a real model, replayed exactly in law for fixed lengths and one drafter a round.
+    """Traces of a real model; the replay is exact in distribution for fixed lengths and one drafter
+    per round.
 
     Given the text's token, a model's token is accepted with probability ``min(1, q/p)`` (the coin
-    is the seed's), a retrieved one if it is that token. State: the arrays of the file.
-    Errors: DraftwiseError if the file or one of its arrays is missing.
+    is the seed's), a retrieved one if it is that token. State: the arrays of the file. Errors:
+    DraftwiseError if the file or one of its arrays is missing.
     """
 
     def __init__(self, path: str | Path, costs: CostTable) -> None:
@@ -163,7 +164,7 @@ class Recorded:
         )
 
     def _prompt_of(self, trace: int, index: int) -> dict[str, Any]:
-        """What a retrieval drafter would have copied along the prompt's end, if that is known."""
+        """A retrieval drafter's proposals along the prompt's end, if they are known."""
         if "pprop" not in self._arrays:
             return {}
         alphas = np.clip(self._arrays["pprop"][trace, index].astype(np.float64), 0.0, 1.0)
@@ -186,7 +187,9 @@ def _read(path: Path) -> dict[str, Any]:
                 raise ValueError(f"its arrays take {size:,} bytes: {TRACE_BYTES:,} are the most")
             return {name: found[name] for name in [*ARRAYS, *OPTIONAL] if name in names}
     except (ValueError, OSError, AttributeError, MemoryError, EOFError, BadZipFile) as error:
-        why = "it holds no arrays" if "pickle" in str(error) else error  # numpy's words for that
+        why = (
+            "it holds no arrays" if "pickle" in str(error) else error
+        )  # numpy's errors for a damaged file
         raise DraftwiseError(f"{path} is no replay file ({why})") from error
 
 
@@ -196,7 +199,7 @@ DEPTH = 16
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The recorded rounds in sums; seconds of a batch are shared out among its rows."""
+    """Sums over the recorded rounds; seconds of a batch are shared among its rows."""
 
     rounds: int
     tokens: int
@@ -204,15 +207,16 @@ class Played:
 
 
 class RoundTrace:
-    """Requests of a trace that ``generate --trace`` wrote, each a text; those without scores not.
+    """Requests of a trace written by ``generate --trace``, each a text; requests without scores are
+    skipped.
 
-    Records may have a ``domain``, as those of ``bench`` do; else all are of the domain ``trace``.
-    A model's token is accepted with its recorded ratio ``min(1, q/p)``; the coin is the seed's.
-    Differs: (1) where a drafter was not scored its latest known value stands in, or its first, so
-    record with panoramic feedback for faithful plans; (2) a retrieval drafter's draft continues as
-    its later proposals do, each from its own match; (3) prompts are not in a trace.
-    costs: None = medians of the seconds that the trace itself holds. costs_by_batch: these for each
-    batch size that was timed without drafts, too. Errors: DraftwiseError.
+    Records may have a ``domain``, as those of ``bench`` do; otherwise all are of the domain
+    ``trace``. A model's token is accepted with its recorded ratio ``min(1, q/p)``; the coin is the
+    seed's. Differs: (1) where a drafter was not scored its latest known value is used, or its
+    first, so record with panoramic feedback for faithful plans; (2) a retrieval drafter's draft
+    continues as its later proposals do, each from its own match; (3) prompts are not in a trace.
+    costs: None = medians of the trace's own seconds. costs_by_batch: also for each batch size that
+    was timed without drafts. Errors: DraftwiseError.
     """
 
     def __init__(self, path: str | Path, costs: CostTable | None = None) -> None:
@@ -223,7 +227,7 @@ class RoundTrace:
         for record in records:
             by_request.setdefault(record["request"], []).append(record)
         self._recorded = list(by_request.values())
-        # a request that nobody drafted for says nothing about anybody's drafts
+        # a request without drafts has no evidence on any drafter
         self._requests = [some for some in self._recorded if any(r["scores"] for r in some)]
         self._domain_of = [str(found[0].get("domain", "trace")) for found in self._requests]
         names = dict.fromkeys(name for record in records for name in record["scores"])
@@ -238,7 +242,7 @@ class RoundTrace:
         return max(_num_tokens(records) for records in self._requests)
 
     def played(self) -> Played:
-        """What really happened, all requests together."""
+        """The recorded course, all requests together."""
         records = [record for records in self._recorded for record in records]
         seconds = sum(
             sum(record["seconds"].values()) / record.get("batch_size", 1) for record in records
@@ -246,7 +250,7 @@ class RoundTrace:
         return Played(len(records), sum(map(_num_tokens, self._recorded)), seconds)
 
     def coverage(self) -> dict[str, float]:
-        """By drafter, the share of emitted tokens at which it was scored: the rest is guessed."""
+        """By drafter, the share of emitted tokens with a score; scores of the rest are guessed."""
         known = dict.fromkeys(self.drafters, 0)
         for records in self._recorded:
             first = records[0]["position"]
@@ -259,7 +263,7 @@ class RoundTrace:
         return {name: min(1.0, num / num_tokens) for name, num in known.items()}
 
     def is_retrieval(self, drafter: str) -> bool:
-        """Whether a drafter copies from text instead of computing: it has match lengths."""
+        """Whether a drafter is retrieval: it has match lengths."""
         return any(
             "matches" in record["scores"].get(drafter, {})
             for records in self._requests
@@ -267,7 +271,7 @@ class RoundTrace:
         )
 
     def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
-        """One text a request of this domain, cut to ``num_tokens``."""
+        """One text per request of this domain, cut to ``num_tokens``."""
         return [
             self._text(index, records, seed, num_tokens, longest)
             for index, records in enumerate(self._requests)
@@ -309,11 +313,11 @@ def measured_costs(records: Iterable[Record]) -> CostTable:
 
 
 def costs_by_batch(records: Iterable[Record], need_plain: bool = False) -> dict[int, CostTable]:
-    """The same for each batch size apart; sizes whose forwards were not timed are left out.
+    """``measured_costs`` for each batch size; sizes whose forwards were not timed are omitted.
 
     The requests of a step share its seconds: its forward counts as one over the mean of their
-    tokens, and its drafting as that of the one drafter that wrote, as long as its longest draft.
-    need_plain: leave out sizes without a step in which nobody drafted.
+    tokens, and its drafting as that of the drafter that wrote, at its longest draft. need_plain:
+    omit sizes without a step in which no request drafted.
     """
     verify: dict[int, dict[int, list[float]]] = {}
     steps: dict[int, dict[str, list[float]]] = {}
@@ -336,7 +340,7 @@ def costs_by_batch(records: Iterable[Record], need_plain: bool = False) -> dict[
 
 
 def _steps(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Records of rounds that ran together: neighbours with the same batch size and seconds."""
+    """Records of rounds that ran together: adjacent ones with equal batch size and seconds."""
     step: list[Record] = []
     for record in records:
         size = record.get("batch_size", 1)
@@ -353,7 +357,7 @@ def _steps(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 def _curve(points: Mapping[int, float]) -> list[float]:
-    """Seconds of 1, 2, .. tokens: straight between those that are known, and never falling."""
+    """Seconds of 1, 2, .. tokens: interpolated, and never falling."""
     known = sorted(points)
     seconds_of = np.minimum.accumulate([points[n] for n in reversed(known)])[::-1]
     return np.interp(np.arange(1, known[-1] + 1), known, seconds_of).tolist()
@@ -379,7 +383,7 @@ def _columns(found: Sequence[Record], start: int, num: int) -> tuple[Floats, Flo
 
 
 def _filled(values: Floats) -> Floats:
-    """Gaps take the latest known value before them, or the first known one; all gaps are 0."""
+    """Gaps take the latest known value before them, or the first known one; 0 if none is known."""
     known = np.flatnonzero(~np.isnan(values))
     if not len(known):
         return np.zeros(len(values))

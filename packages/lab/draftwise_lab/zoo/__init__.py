@@ -1,4 +1,4 @@
-"""Trained models and text: how the bundled models are made."""
+"""How the bundled models are made: recipe, training text, training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe, stage by stage; a finished stage is skipped and a stopped one resumes."""
+"""The recipe, stage by stage; finished stages are skipped and interrupted ones resume."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from draftwise_lab.zoo.models import cross_entropy, deepen, make_llama, pack
 
 @dataclass(frozen=True)
 class Site:
-    """Where a build works, how much of the recipe it does, and on what device."""
+    """A build's folder, its share of the recipe, and its device."""
 
     work: Path
     scale: float = 1.0
@@ -71,11 +71,11 @@ class Site:
         return load_tokenizer(self.work / "tokenizer")
 
     def model(self, name: str) -> PreTrainedModel:
-        """A packed model of this build, loaded as a user's."""
+        """A packed model of this build, loaded as a user would."""
         return AutoModelForCausalLM.from_pretrained(self.work / name).to(self.device).eval()
 
     def settings(self, phase: r.Phase) -> TrainingSettings:
-        """How a phase trains, with its share of the steps."""
+        """A phase's training options, with its share of the steps."""
         steps = max(2, round(phase.steps * self.scale))
         decay = steps // 2 if phase.decay == "half" else steps if phase.decay else 0
         return TrainingSettings(steps, phase.lr, min(40, steps // 2), decay, bf16=True)
@@ -84,14 +84,14 @@ class Site:
         return Answers(self.model("target"), self.tokenizer, self.work, self.scale)
 
     def documents(self, phase: r.Phase, seed: int, domains: Sequence[str] = ()) -> Any:
-        """step -> tokens of documents, as many as the phase's context leaves rows for."""
+        """step -> tokens of documents, as many as rows of the phase's context allow."""
         rows = r.TOKENS_PER_STEP // phase.context
         return batches(
             self.tokenizer, seed=seed, rows=rows, context=phase.context, domains=tuple(domains)
         )
 
     def fit(self, model: torch.nn.Module, tokens: Any, phase: r.Phase, name: str) -> None:
-        """Teach a model the next token; its checkpoint in ``work`` makes that resumable."""
+        """Teach a model to predict the next token; a checkpoint in ``work`` makes it resumable."""
 
         def progress(step: int, loss: float) -> None:
             if step % 100 == 0:
@@ -116,7 +116,7 @@ def _llama(site: Site, num_layers: int) -> Any:
 
 
 def _target(site: Site) -> None:
-    """Three phases, from a shallow model on short texts to a deep one on long."""
+    """Three phases, from a shallow model on short texts to a deep one on long texts."""
     if (site.work / "target" / "config.json").exists():
         return
     model = _llama(site, r.TARGET_PHASES[0].num_layers)
@@ -139,7 +139,7 @@ def _lesson(site: Site, domain: str) -> None:
 
 
 def _drafter(site: Site, name: str) -> None:
-    """A one-layer model, first taught its domain's text, then what the target would say.
+    """A one-layer model, trained on its domain's text first, then on the target's distributions.
 
     Source: MetaSD, appendix F.1, with soft targets in place of sampled tokens.
     """
@@ -159,10 +159,10 @@ def _drafter(site: Site, name: str) -> None:
 
 
 def _eagle(site: Site, name: str) -> None:
-    """A head, taught what the target says of documents of its domains, then of lessons.
+    """A head, distilled from the target on documents of its domains, then on lessons.
 
-    Specialists begin as the generalist, whose last checkpoint is in ``work``. What the target says
-    of lessons is kept in ``work/states``, which heads share.
+    Specialists start from the generalist, whose last checkpoint is in ``work``. The target's hidden
+    states on lessons are kept in ``work/states``, which heads share.
     """
     folder = site.work / "eagles" / name
     if (folder / "config.json").exists():
@@ -327,7 +327,7 @@ def build(out: Path, work: Path, *, minutes: float = r.NOMINAL_MINUTES, processe
 
 @contextmanager
 def _timed(path: Path, stage: str) -> Iterator[None]:
-    """Add the time a stage takes to what earlier, interrupted runs of it took."""
+    """Add the time of a stage to that of earlier, interrupted runs."""
     began = time.perf_counter()
     try:
         yield
@@ -354,7 +354,7 @@ STAGES: dict[str, Callable[[Site], None]] = {
     "target": _target,
     "samples": partial(_spread, _lesson, tuple(SHARES)),
     "drafters": partial(_spread, _drafter, r.DRAFTERS),
-    "eagles, the first": partial(_spread, _eagle, tuple(r.EAGLES)[:1]),  # others begin as it
+    "eagles, the first": partial(_spread, _eagle, tuple(r.EAGLES)[:1]),  # the others start from it
     "eagles": partial(_spread, _eagle, tuple(r.EAGLES)[1:]),
     "answers for stops": partial(_spread, _stop_answers, tuple(SHARES)),
     "stops": partial(_spread, _stop, r.DRAFTERS),

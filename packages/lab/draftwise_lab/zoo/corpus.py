@@ -1,4 +1,4 @@
-"""Tokens for the zoo: tokenizer, batches, prompts, and what the drafters learn from."""
+"""Tokens for the zoo: tokenizer, batches, prompts, and the drafters' training data."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def heldout_prompts(domain: str) -> list[str]:
 class Answers:
     """The target's answers; files in ``work`` keep finished ones, so that a build can resume.
 
-    scale: of the numbers of prompts and documents.
+    scale: factor of the numbers of prompts and documents.
     """
 
     target: PreTrainedModel
@@ -148,12 +148,12 @@ class Answers:
     scale: float = 1.0
 
     def heldout(self, domain: str) -> list[Text]:
-        """At temperature 1, to the held-out prompts of `domain`."""
+        """Answers at temperature 1 to the held-out prompts of `domain`."""
         prompts = heldout_prompts(domain)
         return self._sampled(prompts, [1.0], f"heldout-{domain}", SEED + 40)
 
     def for_stops(self, domain: str) -> list[Text]:
-        """At temperature 1, to prompts that no drafter learned from."""
+        """Answers at temperature 1 to prompts that no drafter was trained on."""
         document = drawn(domain, "head prompts")
         short = (p for p in (document(i).prompt for i in count()) if len(p) <= 700)
         prompts = list(islice(short, max(2, round(NUM_STOP_PROMPTS * self.scale))))

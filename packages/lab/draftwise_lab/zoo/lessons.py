@@ -60,9 +60,9 @@ def teach(target: PreTrainedModel, texts: Sequence[Text], folder: Path) -> Lesso
 
 
 def reserve(file: Path) -> None:
-    """Give a sparse file its room on the disk now; a full disk under a memory map ends the process.
+    """Allocate the disk blocks of a sparse file; a full disk under a memory map kills the process.
 
-    Raises OSError where there is not enough; does nothing where the system cannot tell.
+    Errors: OSError if there is not enough room; does nothing where the system cannot tell.
     """
     if hasattr(os, "posix_fallocate"):
         with file.open("r+b") as opened:
@@ -79,7 +79,7 @@ def load(folder: Path) -> Lesson:
 def lesson_batches(
     lessons: Sequence[Lesson], *, seed: int, tokens_per_batch: int = 2048
 ) -> Callable[[int], Batch]:
-    """step -> batch; every epoch goes through all lessons' groups in an order of its own."""
+    """step -> batch; every epoch visits all lessons' groups in a new order."""
     offsets = [lesson.offsets() for lesson in lessons]
     table = [
         (number, group)
