@@ -28,7 +28,6 @@ from draftwise.cli.show import Pen, colours, counted, legend, percentages, summa
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
 from draftwise.files import read_text, strict_json
-from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from draftwise.train.adapt import DrafterAdapter
 
 PARAMS = RequestParams(max_new_tokens=512)
-SETTINGS = Settings(target="smollm2", scope="session")
+SETTINGS = o.Settings(target="smollm2", scope="session")
 BLOCK = '"""'
 HELP = f"""\
 /continue         go on with an answer that was cut off or stopped
@@ -56,7 +55,7 @@ Ctrl-C stops an answer, or clears what is typed."""
 @o.command
 def chat(
     *,
-    settings: Settings = SETTINGS,
+    settings: o.Settings = SETTINGS,
     system: str | None = option(None, "System message.", metavar="TEXT"),
     params: RequestParams = PARAMS,
     chat_template: Path | None = o.CHAT_TEMPLATE,

@@ -20,7 +20,6 @@ from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
 from draftwise.cli.show import Pen, bars, summary, total
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
-from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="Text to continue. Default: --file or stdin.")
     ] = None,
-    settings: Settings,
+    settings: o.Settings,
     params: RequestParams,
     is_chat: bool = o.AS_CHAT,
     system: str | None = option(None, "System message; implies --chat.", metavar="TEXT"),

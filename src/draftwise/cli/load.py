@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from draftwise import presets, registry, zoo
 from draftwise.checks import known
 from draftwise.cli.failures import NOT_WRITTEN, note, say, waiting
+from draftwise.cli.options import DTYPES, Hardware, Settings
 from draftwise.engine.memory import REQUEST, check_scope
 from draftwise.files import holding, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.real.unpack import check_pieces, is_pretrained
-from draftwise.settings import DTYPES, Hardware, Settings
 from draftwise.specs import ZOO, check_spec
 from draftwise.types import DraftwiseError
 
