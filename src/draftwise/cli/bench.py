@@ -17,7 +17,7 @@ from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, note, quiet, refused_values, say
 from draftwise.cli.load import alone_in, check, load
-from draftwise.cli.show import Bars, broken, make_table
+from draftwise.cli.show import Bars, broken, make_table, yes_or_no
 from draftwise.install import lab_hint
 from draftwise.presets import PRESETS
 from draftwise.types import DraftwiseError
@@ -157,15 +157,16 @@ def methods_table(results: dict[str, Any]) -> Table:
         caption="Seconds are of whole answers, reading the prompt (prefill) included.",
     )
     rows = results["methods"]
-    for name in sorted(rows, key=lambda name: -rows[name]["tok_per_s"]):
-        row = rows[name]
+    for name, row in sorted(rows.items(), key=lambda item: -item[1]["tok_per_s"]):
         table.add_row(
             Text(broken(name, _NAME), "bold" if name == "draftwise" else ""),
             f"{row['tok_per_s']:.1f}",
             f"{row['speedup']['median']:.2f}",
             interval(row["speedup"]),
             f"{row['mat']:.2f}",
-            _same(row),
+            Text(f"{row['same_tokens']:.0%}", "dim")
+            if row["lossless"] is None
+            else yes_or_no(row["lossless"]),
         )
     return table
 
@@ -180,9 +181,3 @@ def comparisons_table(results: dict[str, Any]) -> Table:
         name = "\n".join([label, *(broken(method, _NAME) for method in which)])
         table.add_row(name.replace("\n", "\n  "), f"{row['median']:.2f}", interval(row))
     return table
-
-
-def _same(row: dict[str, Any]) -> Text:
-    if row["lossless"] is None:
-        return Text(f"{row['same_tokens']:.0%}", "dim")
-    return Text("yes", "green") if row["lossless"] else Text("NO", "bold red")

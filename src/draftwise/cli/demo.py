@@ -25,7 +25,16 @@ from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, quiet, refused_values, say
 from draftwise.cli.load import check, load
-from draftwise.cli.show import PLAIN_STYLE, colours, legend, make_table, painted, shares, total
+from draftwise.cli.show import (
+    PLAIN_STYLE,
+    colours,
+    legend,
+    make_table,
+    painted,
+    shares,
+    total,
+    yes_or_no,
+)  # fmt: skip
 from draftwise.engine.options import RequestParams
 from draftwise.types import NONE, DraftwiseError
 
@@ -179,7 +188,7 @@ class Lane:
         # torch, which a refusal does not wait for
         from draftwise.engine.attribution import SourceAttribution
 
-        self.title, self._generation = title, generation
+        self.title, self.generation = title, generation
         self._rounds = iter(generation)
         self._painter = SourceAttribution(tokenizer)
         self.pieces: list[Piece] = []
@@ -193,7 +202,7 @@ class Lane:
 
     def step(self) -> None:
         round_ = next(self._rounds, None)
-        text = self._generation.text(0)
+        text = self.generation.text(0)
         if round_ is None:
             self.pieces += self._painter.finish(text)
             self.is_running = False
@@ -202,9 +211,6 @@ class Lane:
         self.seconds += sum(round_.seconds.values())
         self.num_tokens += round_.num_emitted
         self.num_rounds += 1
-
-    def result(self) -> Result:
-        return self._generation.results()[0]
 
 
 def race(lanes: Sequence[Lane], is_stopped: Callable[[], bool]) -> Iterator[Lane]:
@@ -234,44 +240,36 @@ def report(
     phases.add_row("", *(f"{part:.1%}" for part in parts.values()))
     facts = [Text(" output: same distribution (sampled)", "bold")]
     if is_greedy:
-        facts = [Text.assemble((" output identical: ", "bold"), _same(*pairs))]
+        facts = [Text.assemble((" output identical: ", "bold"), _same(pairs))]
     if (peak := peak_memory_bytes()) is not None:
         facts.append(Text.assemble((" peak memory: ", "bold"), f"{peak / 1e6:.0f} MB"))
-    speeds, writers = _speeds(pairs, fast, title, is_greedy), _writers(pairs, fast, styles)
+    speeds, writers = _speeds(pairs, title, is_greedy), _writers(pairs, fast, styles)
     return Group(speeds, "", writers, "", phases, "", *facts)
 
 
-def _speeds(pairs: Sequence[Pair], fast: Stats, title: str, is_greedy: bool) -> Table:
+def _speeds(pairs: Sequence[Pair], title: str, is_greedy: bool) -> Table:
     rates = ("plain\ntok/s", f"{title}\ntok/s")
     headings = ("tokens", *rates, "ratio", "MAT", "accepted\n/drafted")
     table = make_table("prompt", right=headings, padding=(0, 1))
     if is_greedy:
         table.add_column("same\ntext", no_wrap=True)
     for pair in pairs:
-        cells = _cells(pair.domain, pair.plain.stats, pair.fast.stats)
-        table.add_row(*cells, *([_same(pair)] if is_greedy else []))
+        table.add_row(*_cells(pair.domain, [pair], is_greedy))
     table.add_section()
-    cells = _cells("all", total([pair.plain.stats for pair in pairs]), fast)
-    table.add_row(*cells, *([_same(*pairs)] if is_greedy else []), style="bold")
+    table.add_row(*_cells("all", pairs, is_greedy), style="bold")
     return table
 
 
-def _cells(name: str, plain: Stats, fast: Stats) -> list[str]:
+def _cells(name: str, pairs: Sequence[Pair], is_greedy: bool) -> list[str | Text]:
+    plain, fast = (total([getattr(p, lane).stats for p in pairs]) for lane in ("plain", "fast"))
     ratio = fast.tok_per_s / plain.tok_per_s if plain.tok_per_s else 0.0
-    return [
-        name,
-        str(fast.num_emitted),
-        f"{plain.tok_per_s:.1f}",
-        f"{fast.tok_per_s:.1f}",
-        f"{ratio:.2f}x",
-        f"{fast.mean_accepted_tokens:.2f}",
-        f"{fast.draft_acceptance_rate:.2f}",
-    ]
+    speeds = f"{plain.tok_per_s:.1f}", f"{fast.tok_per_s:.1f}", f"{ratio:.2f}x"
+    rates = f"{fast.mean_accepted_tokens:.2f}", f"{fast.draft_acceptance_rate:.2f}"
+    return [name, str(fast.num_emitted), *speeds, *rates, *([_same(pairs)] if is_greedy else [])]
 
 
-def _same(*pairs: Pair) -> Text:
-    are_same = all(pair.plain.tokens == pair.fast.tokens for pair in pairs)
-    return Text("yes", "green") if are_same else Text("NO", "bold red")
+def _same(pairs: Sequence[Pair]) -> Text:
+    return yes_or_no(all(pair.plain.tokens == pair.fast.tokens for pair in pairs))
 
 
 def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> Table:
@@ -383,7 +381,8 @@ class Show:
             self._race(lanes, number % 2 == 0, is_stopped)
             if is_stopped():
                 break
-            pairs.append(Pair(asked.domain, *(lane.result() for lane in lanes)))
+            plain, fast = (lane.generation.results()[0] for lane in lanes)
+            pairs.append(Pair(asked.domain, plain, fast))
         if pairs:
             is_greedy = self._params.sampling.temperature == 0
             self._print(report(pairs, self._styles, self._title, is_greedy))

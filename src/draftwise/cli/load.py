@@ -185,22 +185,22 @@ def check_hub(model: str) -> None:
     said = f"there is no folder {model}, and no model of that name was fetched from the hub before"
     if constants.HF_HUB_OFFLINE:
         raise DraftwiseError(f"{said}; HF_HUB_OFFLINE forbids to fetch one")
-    answers: list[Exception | None] = []
+    answer: Exception | None = ConnectionError()
 
     def ask() -> None:
         from huggingface_hub import HfApi
 
+        nonlocal answer
         try:
             HfApi(endpoint=constants.ENDPOINT).model_info(model, timeout=PATIENCE_S)
-            answers.append(None)
+            answer = None
         except Exception as error:
-            answers.append(error)
+            answer = error
 
     # a thread of its own: looking up a name has no time limit
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(3 * PATIENCE_S)
-    answer = answers[0] if answers else ConnectionError()
     # the HTTP library of the hub's client has changed, and its errors with it; not their names
     if type(answer).__name__.startswith("Connect"):
         raise DraftwiseError(

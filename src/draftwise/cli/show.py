@@ -174,6 +174,10 @@ class Bars:
         return lambda done, loss=None: self.update(name, done, total, loss)
 
 
+def yes_or_no(is_same: bool) -> Text:
+    return Text("yes", "green") if is_same else Text("NO", "bold red")
+
+
 def legend(styles: Mapping[str, str]) -> Text:
     text = Text()
     for name, style in styles.items():

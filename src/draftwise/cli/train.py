@@ -50,8 +50,10 @@ PROMPTS = option(
     "instruct model writes its own.",
     metavar="FILE",
 )
-_OUT = "Output folder. The same folder resumes an interrupted run."
-OUT = option(..., _OUT, "--out", "-o", metavar="FOLDER")
+OUT = option(
+    ..., "Output folder. The same folder resumes an interrupted run.", *("--out", "-o"),
+    metavar="FOLDER",
+)  # fmt: skip
 SEED = option(0, "Random seed.", least=0)
 ROWS = "Answers sampled in one batch."
 TEMPERATURES = "Temperatures of the target's answers, used in turn."
@@ -296,8 +298,8 @@ def drafter(
         if lend and num_layers is None:
             raise DraftwiseError("--lend is for a start from the target's own: --layers N")
         own = check_inputs(target, hardware, prompts, init)
-        options = replace(learning, seed=seed, bf16=_is_mixed(learning, hardware.device))
         base = load_target(target, hardware)
+        options = replace(learning, seed=seed, bf16=_is_mixed(learning, base))
         encoded = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
         if len(encoded) < 2:
             raise DraftwiseError(f"{prompts} has one prompt: give at least two, one is held out")
@@ -348,11 +350,8 @@ def drafter(
             print(f"wrote {out}; draft with it: --drafter lm:{out}")
 
 
-def _is_mixed(learning: LearningOptions, device: str) -> bool:
-    import torch
-
-    on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
-    return on_gpu if learning.bf16 is None else learning.bf16
+def _is_mixed(learning: LearningOptions, base: Speculator) -> bool:
+    return base.target.device.type == "cuda" if learning.bf16 is None else learning.bf16
 
 
 def _start(
@@ -410,6 +409,11 @@ class EagleOptions:
     )
     regression: float = option(0.0, "With --lend: weight of EAGLE-1's regression loss.", least=0.0)
 
+    def __post_init__(self) -> None:
+        known("layout", self.layout, LAYOUTS)
+        if self.regression and not self.lend:
+            raise DraftwiseError("--regression leads to states of the target's lm_head: add --lend")
+
 
 @o.command
 def eagle(
@@ -439,7 +443,8 @@ def eagle(
     """
     folder = answers.folder(out)
     with quiet(), refused_values():
-        _check(head, data, prompts)
+        if (data is None) == (prompts is None):
+            raise DraftwiseError("say what to learn from: --data FILE, or --prompts FILE or self")
         examples = None if data is None else read_examples(data)
         own = check_inputs(target, hardware, prompts)
         base = load_target(target, hardware)
@@ -466,14 +471,6 @@ def eagle(
     for number, alpha in enumerate(report["acceptance_by_depth"], 1):
         table.add_row(str(number), f"{alpha:.3f}")
     Output().print(table)
-
-
-def _check(head: EagleOptions, data: Path | None, prompts: Path | None) -> None:
-    known("layout", head.layout, LAYOUTS)
-    if (data is None) == (prompts is None):
-        raise DraftwiseError("say what to learn from: --data FILE, or --prompts FILE or self")
-    if head.regression and not head.lend:
-        raise DraftwiseError("--regression leads to states of the target's lm_head: add --lend")
 
 
 def read_examples(file: Path) -> list[Example]:
@@ -543,10 +540,10 @@ def _train(
     head = e.new_head(module, ids, seed=seed, lends=chosen.lend)
     steps = max(1, round(learning.epochs * len(groups(taught, learning.batch_tokens))))
     is_half = target.dtype == torch.bfloat16  # what it lends does not mix with ours
-    mixed = is_half or (target.device.type == "cuda" if learning.bf16 is None else learning.bf16)
     settings = TrainingSettings(
-        steps, learning.lr, min(50, steps // 10), steps // 2, clip=0.5, bf16=mixed
-    )
+        steps, learning.lr, min(50, steps // 10), steps // 2, clip=0.5,
+        bf16=is_half or _is_mixed(learning, base),
+    )  # fmt: skip
     keeps = e.kept_bytes(taught, head) < MOST_KEPT_BYTES if chosen.keep is None else chosen.keep
     batches = observed_batches(
         module, {"texts": taught}, head.config.taps, seed=seed,
