@@ -55,9 +55,6 @@ class Peer:
     threshold: float = 0.0
 
 
-MethodSpec = Ours | Peer
-
-
 @dataclass(frozen=True, slots=True)
 class Known:
     """What groups stand for: the fixed plans and the assistant that a first look found best."""
@@ -94,7 +91,7 @@ def expand(specs: Sequence[str], known: Known) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> MethodSpec:
+def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> Ours | Peer:
     """One method; DraftwiseError for none. drafters: name -> whether it is a model, None = any."""
     kind, _, rest = spec.partition(":")
     if kind == "fixed":

@@ -379,7 +379,7 @@ def measure(
     now = {"environment": made_on, "command": command()}
     if settings is None:
         questions = [Question(item.domain, encoder.prompt(item, [])) for item in items]
-        known = _first_look(wanted, questions, base, goes_on, report, studio)
+        known = _first_look(wanted, asked, questions, base, goes_on, report, studio)
         if known is None:
             return None
         names = expand(wanted.methods or DEFAULT_METHODS, known)
@@ -415,8 +415,8 @@ def _counter(report: Report, what: str, total: int, num_done: int = 0) -> Callab
 
 
 def _first_look(
-    wanted: BenchSettings, questions: Sequence[Question], base: Speculator, goes_on: GoesOn,
-    report: Report, studio: Any,
+    wanted: BenchSettings, asked: Asked, questions: Sequence[Question], base: Speculator,
+    goes_on: GoesOn, report: Report, studio: Any,
 ) -> Known | None:  # fmt: skip
     """The trace of a first look, and what it says; None if it was ended early."""
     if not base.drafters:
@@ -425,7 +425,6 @@ def _first_look(
         models = (drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter))
         return Known([], next(models, None))
     path, count = wanted.out / TRACE, _counter(report, "first look", len(questions))
-    asked = Asked(wanted.tokens, wanted.temperature)
 
     def tick() -> bool:
         count()

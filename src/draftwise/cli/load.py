@@ -113,17 +113,13 @@ def check_chat(target: str, template: Path | None = None) -> None:
     """Refuse a target without a chat template, as far as its files are there, or a bad template."""
     if template is not None:
         read_template(template)
-        return
-    if target == ZOO:
-        folder: Path | None = Path(zoo.target_path())
-    elif is_pretrained(target):
-        return
-    elif not (folder := Path(place(target))).is_dir():
-        folder = cached(target)
-    if folder is None or has_template(folder):
-        return
-    if "base_model_name_or_path" not in config_of(folder):  # an adapter's base may have one
-        check_template(target)
+    elif not is_pretrained(target):
+        found = Path(zoo.target_path() if target == ZOO else place(target))
+        folder = found if found.is_dir() else cached(target)
+        if folder is None or has_template(folder):
+            return
+        if "base_model_name_or_path" not in config_of(folder):  # an adapter's base may have one
+            check_template(target)
 
 
 def check_template(target: str, tokenizer: Any = None) -> None:

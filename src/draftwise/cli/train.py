@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from draftwise.chat import Message, encode
 from draftwise.checks import comma_separated, known, option
 from draftwise.cli import options as o
-from draftwise.cli.failures import Output, note, quiet, refused_values
+from draftwise.cli.failures import Output, note, quiet, refused_values, say
 from draftwise.cli.load import alone_in, check_chat, check_models, load, loading
 from draftwise.cli.options import Hardware
 from draftwise.cli.prompts import Given, read_batch
@@ -224,12 +223,12 @@ def worth(when: str, alpha: float | list[float], costs: Costs, more: str = "") -
     expected = speedups(alpha, target_s, draft_s)
     alphas = alpha if isinstance(alpha, list) else [alpha]
     length = int(expected.argmax()) + 1
-    Console(stderr=True).print(
+    say(
         f"{when}: acceptance {', '.join(f'{each:.3f}' for each in alphas)}, expected "
         f"{expected.max():.2f}x plain decoding with drafts of {length} (a target token takes "
         f"{1000 * target_s[0]:.1f} ms, a drafted one {1000 * draft_s:.1f} ms{more})",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        style="",
+    )
     return {
         "expected_speedup": round(float(expected.max()), 3),
         "length": length,
