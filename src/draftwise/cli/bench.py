@@ -1,4 +1,4 @@
-"""``draftwise bench``: methods and peers side by side, as a table, one JSON and a report."""
+"""``draftwise bench``: times methods side by side; prints tables, writes JSON and a report."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from draftwise.bench.session import ContestResult
 
 _NAME = 34
-"""Room for a name in a table of 80 columns."""
-
+"""Width of the names in a table of 80 columns."""
 
 _METHODS = (
     f"plain, {', '.join(p for p in PRESETS if p != 'plain')} (with `@LENGTHS`), "
@@ -147,7 +146,7 @@ def _conclude(measured: ContestResult, out: Path, studio: Any, *, as_json: bool)
 
 
 def methods_table(results: dict[str, Any]) -> Table:
-    """Every method over all domains, the fastest first."""
+    """All methods over all domains, the fastest first."""
     from draftwise.bench.results import extent, interval
 
     table = make_table(
@@ -172,7 +171,7 @@ def methods_table(results: dict[str, Any]) -> Table:
 
 
 def comparisons_table(results: dict[str, Any]) -> Table:
-    """draftwise over others that this very run found best."""
+    """How many times faster draftwise is than the best others of this run."""
     from draftwise.bench.results import interval
 
     table = make_table("other", right=("ratio", "95%"), title="draftwise, times as fast as")

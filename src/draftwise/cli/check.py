@@ -1,4 +1,4 @@
-"""``draftwise check``: is speculative decoding lossless for this model, dtype and device?"""
+"""``draftwise check``: whether drafts change a model's answers in this dtype, on this device."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 LENGTHS = (1, 2, 4, 8, 15)
-"""Tokens of a draft: with the token before it a forward has 2 to 16."""
+"""Draft lengths: the forwards that verify them have 2 to 16 tokens."""
 EVERYTHING = Preset("random", "length", "free", LENGTHS, with_none=False)
-"""Every drafter at every length, drawn at random, so that nothing is left out for being slow."""
+"""Every drafter and length at random, so that slow ones are checked, too."""
 _NUM_PROMPTS = 10
 
 

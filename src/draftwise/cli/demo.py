@@ -1,4 +1,4 @@
-"""``draftwise demo``: plain decoding and draftwise race on the same prompts."""
+"""``draftwise demo``: plain decoding and draftwise side by side on the same prompts."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ CHATS: Mapping[str, Sequence[str]] = {
         f"List the years in this text and what happened in each of them:\n\n{_PASSAGE}",
     ),
 }
-"""Kind -> questions that were written for this demo; no model was trained on them."""
+"""Kind -> questions, written for this demo; no model was trained on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPrompt:
-    """A prompt of the demo: its kind, its text to show, and what the target is given."""
+    """domain: kind of prompt; text: as shown; prompt: as given to the target."""
 
     domain: str
     text: str
@@ -99,7 +99,7 @@ class DemoPrompt:
 
 
 def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
-    """The first prompt of each kind, then the second: questions where there is a chat template."""
+    """The first prompt of each kind, then the second; chat questions if there is a template."""
     if num < 1:
         raise DraftwiseError(f"--prompts {num}: it must be 1 or more")
     takes_chats = getattr(tokenizer, "chat_template", None)
@@ -112,13 +112,13 @@ def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
 
 
 WIDE = 100
-"""Columns from which on the panels stand side by side."""
+"""Least number of columns for panels side by side."""
 _FRAME_S = 1 / 12
 _MOST_LINES, _FEWEST_LINES = 16, 4
 
 
 class Stage:
-    """Draws between rounds, at most twelve times a second, so that no thread disturbs the clock."""
+    """Live panels, redrawn between rounds: a refresh thread would disturb the timing."""
 
     def __init__(self, console: Console, lanes: Sequence[Lane], styles: Mapping[str, str]) -> None:
         self._console, self._lanes, self._styles = console, lanes, styles
@@ -134,13 +134,12 @@ class Stage:
         self._live.stop()
 
     def draw(self, is_last: bool = False) -> None:
-        """Show how far the lanes are, unless that was done just now."""
         if is_last or time.perf_counter() - self._drawn_at >= _FRAME_S:
             self._live.update(self.picture(is_last), refresh=True)
             self._drawn_at = time.perf_counter()
 
     def picture(self, is_last: bool) -> RenderableType:
-        """The panels; the last picture is as high as its text, not higher."""
+        """The panels; the last picture is only as high as its text."""
         width, height = self._console.size
         is_wide = width >= WIDE
         room = height - 6 if is_wide else height // len(self._lanes) - 4
@@ -182,10 +181,9 @@ class Stage:
 
 
 class Lane:
-    """One decoder's answer while it grows, and the engine's seconds it has used."""
+    """One decoder's growing answer, and the engine's seconds spent on it."""
 
     def __init__(self, title: str, generation: Generation, tokenizer: Any) -> None:
-        # torch, which a refusal does not wait for
         from draftwise.engine.attribution import SourceAttribution
 
         self.title, self.generation = title, generation
@@ -197,7 +195,6 @@ class Lane:
 
     @property
     def tok_per_s(self) -> float:
-        """Tokens so far over seconds of the engine, prefill included."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
     def step(self) -> None:
@@ -214,7 +211,7 @@ class Lane:
 
 
 def race(lanes: Sequence[Lane], is_stopped: Callable[[], bool]) -> Iterator[Lane]:
-    """Step the lane that has used less time, so that load on the machine slows both equally."""
+    """Always step the lane with less time spent, so that other load slows both equally."""
     while not is_stopped() and (running := [lane for lane in lanes if lane.is_running]):
         lane = min(running, key=lambda lane: lane.seconds)
         lane.step()
@@ -292,7 +289,7 @@ def _bar(part: float, style: str) -> Text:
 
 
 def peak_memory_bytes() -> int | None:
-    """The most memory this process had at once; None where the system does not say."""
+    """Peak resident memory of this process; None on Windows."""
     if sys.platform == "win32":
         return None
     import resource
@@ -345,7 +342,7 @@ def demo(
 
 
 def plain_like(fast: Speculator) -> Speculator:
-    """Plain decoding in the same loop, with the very same target in memory."""
+    """Plain decoding in the same engine, with the same target in memory."""
     from draftwise.presets import preset
     from draftwise.speculator import Speculator
 
@@ -353,7 +350,7 @@ def plain_like(fast: Speculator) -> Speculator:
 
 
 class Show:
-    """Both decoders on one prompt after another, live on a terminal and as plain text elsewhere."""
+    """Runs both decoders on each prompt: live on a terminal, else as plain text."""
 
     def __init__(self, fast: Speculator, title: str, params: RequestParams) -> None:
         self._fast, self._plain, self._title = fast, plain_like(fast), title
@@ -365,7 +362,6 @@ class Show:
         self._styles = colours([drafter.name for drafter in fast.drafters])
 
     def run(self, prompts: Sequence[DemoPrompt], is_stopped: Callable[[], bool]) -> None:
-        """Race on each prompt; then the tables of what was finished."""
         self._print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
         self._print(legend(self._styles))
         for speculator in (self._plain, self._fast):  # neither pays for allocator and lazy imports

@@ -123,7 +123,7 @@ def _prompts(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How to answer: the parameters of all prompts, the trace, and whether json is wanted."""
+    """What all prompts share. as_json: print results as JSON."""
 
     speculator: Speculator
     params: RequestParams
@@ -131,7 +131,7 @@ class Job:
     as_json: bool
 
     def start(self, prompts: Sequence[Prompt], first: int) -> Generation:
-        """Begin with these prompts, of which the first is number ``first`` of all."""
+        """Start a chunk of prompts; first: index of its first prompt among all."""
         seed = self.params.seed  # with the same, every chunk of a batch would draw the same
         params = replace(self.params, seed=None if seed is None else seed + first)
         return self.speculator.start(list(prompts), params)
@@ -139,7 +139,7 @@ class Job:
     def rounds(
         self, generation: Generation, first: int, is_stopped: Callable[[], bool]
     ) -> Iterator[Round]:
-        """Whole rounds until all answers are finished or Ctrl-C was pressed, traced."""
+        """Yield and trace rounds until all answers are finished, or Ctrl-C after a whole round."""
         num_seen = 0
         for round_ in generation:
             if self.trace is not None:
@@ -151,7 +151,7 @@ class Job:
 
 
 def run_single(job: Job, prompt: Prompt) -> int:
-    """Answer one prompt, live unless json is wanted; return the exit code."""
+    """Answer one prompt, streamed unless as JSON; return the exit code."""
     from draftwise.engine.attribution import SourceAttribution
 
     generation = job.start([prompt], 0)
@@ -173,7 +173,7 @@ def run_single(job: Job, prompt: Prompt) -> int:
 
 
 def run_batch(job: Job, prompts: Sequence[Prompt], batch_size: int) -> int:
-    """Answer prompts in chunks, printing each in the order of the prompts; return the exit code."""
+    """Answer prompts in chunks and print the answers in order; return the exit code."""
     results: list[Result] = []
     chunks: list[Stats] = []
     columns = TextColumn("{task.fields[rate]}"), TimeElapsedColumn()

@@ -1,4 +1,4 @@
-"""``draftwise models``: what can be loaded, and whether a target and drafters fit each other."""
+"""``draftwise models``: lists models, drafters and policies, or loads and checks some."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _facts(model: CausalModel) -> list[str]:
 
 
 def _other_facts(drafter: Drafter) -> list[str]:
-    """What kind of drafter it is; of an EAGLE head also the layers it reads, and its size."""
+    """The kind of drafter; for an EAGLE head also the layers it reads, its size and dtype."""
     from draftwise.drafters.eagle import EagleDrafter
 
     if not isinstance(drafter, EagleDrafter):
@@ -139,7 +139,7 @@ def _zoo() -> Iterator[RenderableType]:
 
 
 def _count(weights: Path) -> int:
-    """Stored parameters, from the file's header alone."""
+    """The number of stored parameters, from the file's header."""
     from safetensors import safe_open
 
     with safe_open(weights, "np") as stored:

@@ -1,4 +1,4 @@
-"""Options of commands: how they are declared and read, and those that many have."""
+"""How options of commands are declared and read, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -26,13 +26,11 @@ _QUIET = option(False, "Print results, warnings and errors only.", "--quiet", "-
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A function as a command.
+    """Turn a function into a command, with errors handled by ``refusals``.
 
-    A parameter is an option if its default is a ``checks.option``, or as typer annotates it; a
-    dataclass becomes one option for each field that is declared in one of these ways, or is a
-    dataclass itself. One option may be a field of several. The default of a dataclass parameter is
-    an instance, whose values are the options' defaults. Errors end the command as ``refusals``
-    says.
+    A parameter is an option if its default is a ``checks.option``, or if typer annotates it. A
+    dataclass parameter becomes one option for each such field, and for those of nested dataclasses;
+    its default is an instance with the options' defaults. Dataclasses may share an option.
     """
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
@@ -60,7 +58,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def option_names(group: type[Any] | None = None) -> Iterator[None]:
-    """Around checks of values: an error names the option as it is typed; group: of its fields."""
+    """Make a BadValue name the option as typed; group: the dataclass that declares it."""
     try:
         yield
     except BadValue as error:
@@ -70,7 +68,7 @@ def option_names(group: type[Any] | None = None) -> Iterator[None]:
 
 
 def annotated(group: type[Any], name: str) -> Any:
-    """The typer option of a dataclass' field, for commands that have that option alone."""
+    """The typer option of one field, for commands that take it without its dataclass."""
     (own,) = (one.metadata["option"] for one in fields(group) if one.name == name)
     return _typer_option(name, own)
 
@@ -84,7 +82,7 @@ def _own(declared: Any) -> Option | None:
 
 
 def _name(name: str, declared: Any) -> str:
-    """The option's name as a parameter: that of its first flag."""
+    """The parameter's name in typer: that of the first flag."""
     own = _own(declared)
     if own is None or not own.flags:
         return name
@@ -92,7 +90,7 @@ def _name(name: str, declared: Any) -> str:
 
 
 def _value(name: str, hint: Any, declared: Any, given: Mapping[str, Any]) -> Any:
-    """What was typed for a parameter or field; raises DraftwiseError that names the option."""
+    """The value of a parameter or field; DraftwiseError names the option."""
     if is_dataclass(hint):
         assert isinstance(hint, type)
         hints = get_type_hints(hint, include_extras=True)
@@ -108,7 +106,7 @@ def _value(name: str, hint: Any, declared: Any, given: Mapping[str, Any]) -> Any
 
 
 def _options_of(name: str, hint: Any, declared: Any, default: Any) -> dict[str, inspect.Parameter]:
-    """The parameters that typer reads, by name; none for a field without help."""
+    """The parameters for typer, by name; none for a field without help."""
     if is_dataclass(hint):
         assert isinstance(hint, type)
         hints, found = get_type_hints(hint, include_extras=True), dict[str, inspect.Parameter]()
@@ -167,10 +165,9 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Hardware):
-    """A target, its drafters, how they are computed, and what is learnt from which requests.
+    """The arguments of ``Speculator.from_pretrained``, and ``state`` and ``threads``.
 
-    None = as the preset or the target has it. ``Speculator.from_pretrained`` takes the fields by
-    name, and says what they mean; ``state`` and ``threads`` are the command line's.
+    None = the preset's or the target's own.
     """
 
     target: Any = option(
@@ -238,12 +235,13 @@ class Settings(Hardware):
 
     @property
     def learning(self) -> presets.Preset:
-        """The preset with what is given in place of its parts; raises DraftwiseError."""
+        """The preset with the given fields replaced; raises DraftwiseError."""
         names = "policy", "reward", "feedback", "lengths", "rules", "trees"
         given = {name: getattr(self, name) for name in names}
         return presets.adjusted(presets.preset(self.preset), **given)
 
     def for_python(self) -> dict[str, Any]:
+        """The arguments of ``Speculator.from_pretrained``."""
         own = {"state", "threads"}
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in own}
 
@@ -275,7 +273,7 @@ _alias = partial(option, None, panel="Aliases (names of vLLM and transformers)")
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """Options that other programs have for what has a name here already."""
+    """Other programs' names for options that exist here."""
 
     num_speculative_tokens: int | None = _alias("Same as --plan-lengths N.", metavar="N")
     assistant_model: str | None = _alias("Same as --drafter lm:PATH.", metavar="PATH")
@@ -287,7 +285,7 @@ class Aliases:
     )
 
     def applied(self, settings: Settings) -> Settings:
-        """The settings with what the aliases stand for; raises DraftwiseError for both."""
+        """The settings with the aliases applied; DraftwiseError for an option given twice."""
         if self.num_speculative_tokens is not None:
             if settings.lengths is not None:
                 raise DraftwiseError("give --plan-lengths or --num-speculative-tokens, not both")
@@ -304,7 +302,7 @@ class Aliases:
 def wanted(
     target: str, drafters: list[str] | None, hardware: Hardware, seed: int | None = None
 ) -> Settings:
-    """The settings of commands that take these options alone."""
+    """The settings of commands with these options only."""
     return Settings(**asdict(hardware), target=target, drafters=drafters, seed=seed)
 
 

@@ -40,9 +40,9 @@ LAYOUTS = ("authors", "speculators")
 HELD_OUT, MOST_HELD_OUT = 10, 64
 """Every tenth prompt or text is held out; of an EAGLE head's texts, at most this number."""
 MOST_KEPT_BYTES = 4 << 30
-"""Above this the target's states are computed again in every epoch."""
+"""If the target's hidden states take more, every epoch recomputes them."""
 SELF = "self"
-"""In place of a file: the model writes its prompts itself."""
+"""Instead of a file: the model writes its own prompts."""
 PROMPTS = option(
     ...,
     "Prompts like your users': one per line, or jsonl with `prompt` or `messages`. `self`: an "
@@ -65,7 +65,7 @@ def read_temperatures(text: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Answers:
-    """How many prompts the model writes (``self``), and how they are answered and kept."""
+    """How the target's answers, and with ``self`` its prompts, are sampled and kept."""
 
     num_prompts: int = option(1000, "Number of prompts with `--prompts self`.", least=2)
     max_new_tokens: int = option(
@@ -80,7 +80,7 @@ class Answers:
 
 
 def encode_all(base: Speculator, prompts: Sequence[Given], room: int) -> list[list[int]]:
-    """All prompts as tokens; DraftwiseError for one that leaves no ``room`` for an answer."""
+    """All prompts as tokens; DraftwiseError if one leaves no room for ``room`` tokens more."""
     rows = [list(encode(given.prompt, base.tokenizer).tokens) for given in prompts]
     for given, row in zip(prompts, rows, strict=True):
         if not row or len(row) + room > base.target.max_positions:
@@ -95,7 +95,7 @@ def answer_all(
     base: Speculator, prompts: Sequence[list[int]], temperatures: Sequence[float], file: Path,
     how: Answers, bars: Bars,
 ) -> list[Text]:  # fmt: skip
-    """The target's answers, at each temperature in turn, kept in ``file``."""
+    """The target's answers, the temperatures in turn; ``file`` keeps them for a resumed run."""
     from draftwise.engine.prompts import eos_tokens
     from draftwise.train.answers import answers
 
@@ -110,7 +110,7 @@ def answer_all(
 def check_inputs(
     target: str, hardware: Hardware, prompts: Path | None = None, drafter: str | None = None
 ) -> list[Given]:
-    """The prompts of the file, none for ``self``; refuses at once what cannot be read or loaded."""
+    """The prompts of the file, none for ``self``; refuses what cannot be read or loaded."""
     given = [] if prompts is None or str(prompts) == SELF else read_batch(prompts)
     check_models(target, [] if drafter is None else [model_spec(drafter)], hardware)
     if str(prompts) == SELF or any(not isinstance(one.prompt, str) for one in given):
@@ -119,12 +119,11 @@ def check_inputs(
 
 
 def load_target(target: str, hardware: Hardware) -> Speculator:
-    """The target and its tokenizer alone; DraftwiseError for a model that cannot be loaded."""
     return load(o.wanted(target, [], hardware))
 
 
 def gather(given: list[Given], base: Speculator, folder: Path, how: Answers) -> list[Given]:
-    """The prompts of a file, or without any, what the model writes and ``folder`` keeps."""
+    """The given prompts, or if there are none, the model's own, which ``folder`` keeps."""
     if given:
         return given
     texts, share = own_prompts(base, folder / "own-prompts.jsonl", how, longest=160)
@@ -137,7 +136,7 @@ def gather(given: list[Given], base: Speculator, folder: Path, how: Answers) -> 
 def own_prompts(
     base: Speculator, file: Path, how: Answers, *, longest: int, avoid: Sequence[Path] = ()
 ) -> tuple[list[str], str]:
-    """User turns of the model's own, with a bar, and what share of them was kept."""
+    """Prompts written by the model, and a line that says which share of them was kept."""
     from draftwise.train.prompts import make_prompts, runs_of
 
     num, avoided = how.num_prompts, runs_of(avoid)
@@ -150,7 +149,7 @@ def own_prompts(
 
 
 def model_spec(text: str) -> str:
-    """``PATH``, or any spec of one drafter that is a model, such as ``zoo:python``."""
+    """The spec of a model drafter: ``PATH`` becomes ``lm:PATH``; DraftwiseError for others."""
     spec = text if text.partition(":")[0] in {*DRAFTERS, *BUNDLED} or "=" in text else f"lm:{text}"
     found = [name_and_spec(one)[1] for one in expand([spec])]
     if len(found) != 1 or not found[0].startswith("lm:"):
@@ -170,7 +169,7 @@ def load_drafter(spec: str, base: Speculator, hardware: Hardware) -> Any:
 
 
 def claim(work: Path, inputs: Mapping[str, Any]) -> None:
-    """Make a work folder, or go on in it; DraftwiseError where it holds work on other inputs."""
+    """Make or resume a work folder; DraftwiseError if it holds work on other inputs."""
     work.mkdir(parents=True, exist_ok=True)
     now, path = json.loads(json.dumps(inputs, sort_keys=True)), work / "inputs.json"
     if not path.exists():
@@ -189,7 +188,7 @@ def fingerprint(prompts: Any) -> str:
 
 @contextmanager
 def working_in(folder: Path, inputs: Mapping[str, Any]) -> Iterator[Bars]:
-    """``keeping`` a folder ``claim``ed for these inputs, with bars."""
+    """``keeping`` a folder that is ``claim``ed for these inputs, with progress bars."""
     with keeping(folder), Bars() as bars:
         claim(folder, inputs)
         yield bars
@@ -200,7 +199,7 @@ def train_model(
     checkpoint: Path, bars: Bars, look: Callable[[str], object], probe: float,
     *, probe_only: bool = False,
 ) -> list[float]:  # fmt: skip
-    """Train as far as the probe, look, and (unless ``probe_only``) to the end, and look again."""
+    """Train, calling ``look`` after the probe and at the end; returns the loss of every step."""
     from draftwise.train.loop import fit
 
     steps = settings.steps
@@ -216,7 +215,7 @@ def train_model(
 
 
 def worth(when: str, alpha: float | list[float], costs: Costs, more: str = "") -> dict[str, Any]:
-    """Say the expected speed of a drafter with this acceptance, of every token or by depth."""
+    """Report the expected speed at this acceptance; alpha: of every token, or by depth."""
     from draftwise.train.speedup import speedups
 
     target_s, (draft_s,) = costs.target_s, costs.draft_s.values()
@@ -243,7 +242,7 @@ def write_report(out: Path, found: Any) -> None:
 
 @contextmanager
 def keeping(work: Path) -> Iterator[None]:
-    """Around the work in a folder, held alone: a disk that fails is said, with where to go on."""
+    """Lock a work folder; DraftwiseError says how to resume after a full or failing disk."""
     try:
         work.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -369,7 +368,7 @@ def _start(
 
 
 def _save(base: Speculator, model: Any, out: Path, lends: bool) -> None:
-    """Write the drafter in the target's precision, and its tokenizer unless it borrows all."""
+    """Write the drafter in the target's dtype, with the tokenizer unless it borrows weights."""
     from draftwise.nn.cpu.layout import put_back
     from draftwise.nn.load import save_borrower
 
@@ -383,7 +382,7 @@ def _save(base: Speculator, model: Any, out: Path, lends: bool) -> None:
 
 
 Example = tuple[str | Sequence[Message], str | None]
-"""Prompt and completion; no prompt for a text, no completion to be answered."""
+"""Prompt ("" for a plain text) and completion (None if the target is to answer)."""
 LEARNING = LearningOptions(epochs=4.0, lr=1e-3)
 
 
@@ -473,7 +472,7 @@ def eagle(
 
 
 def read_examples(file: Path) -> list[Example]:
-    """The example of each line; DraftwiseError names the first line that has none."""
+    """The example of each line; DraftwiseError names the first invalid line."""
     lines = numbered_lines(file, TRACE_BYTES, pipes=True)
     found = [_example(json_line(line, file, n), f"{file}, line {n}") for n, line in lines]
     if not found:
@@ -497,7 +496,7 @@ def _as_texts(
     base: Speculator, examples: Sequence[Example], head: EagleOptions, how: Answers, bars: Bars,
     folder: Path,
 ) -> list[Text]:  # fmt: skip
-    """All texts as tokens, the prompts without a completion answered by the target."""
+    """All examples as tokens; the target answers prompts without a completion."""
     from draftwise.engine.prompts import eos_tokens
     from draftwise.train.data import Text
 
@@ -524,7 +523,7 @@ def _train(
     base: Speculator, taught: Sequence[Text], held_out: Sequence[Text], chosen: EagleOptions,
     learning: LearningOptions, seed: int, folder: Path, out: Path, bars: Bars,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train a head and write it in the target's precision; what is reported of it."""
+    """Train a head and write it in the target's dtype; returns the report."""
     import torch
 
     from draftwise.nn.heads.eagle import save_head
