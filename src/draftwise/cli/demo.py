@@ -258,7 +258,8 @@ def _speeds(pairs: Sequence[Pair], title: str, is_greedy: bool) -> Table:
 
 
 def _cells(name: str, pairs: Sequence[Pair], is_greedy: bool) -> list[str | Text]:
-    plain, fast = (total([getattr(p, lane).stats for p in pairs]) for lane in ("plain", "fast"))
+    plain = total([pair.plain.stats for pair in pairs])
+    fast = total([pair.fast.stats for pair in pairs])
     ratio = fast.tok_per_s / plain.tok_per_s if plain.tok_per_s else 0.0
     speeds = f"{plain.tok_per_s:.1f}", f"{fast.tok_per_s:.1f}", f"{ratio:.2f}x"
     rates = f"{fast.mean_accepted_tokens:.2f}", f"{fast.draft_acceptance_rate:.2f}"
