@@ -32,7 +32,7 @@ WORDS = {
     "install",
     "lazy",
 }
-FACADE = {"pool", "presets", "settings", "specs", "speculator"}
+FACADE = {"pool", "presets", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
 ARROWS: dict[str, set[str]] = {
@@ -58,7 +58,6 @@ ARROWS: dict[str, set[str]] = {
     "zoo": WORDS,
     "engine": WORDS | {"chat", "controller", "feedback", "nn", "drafters.protocol"},
     "real": WORDS | {"nn", "drafters", "train"},
-    "settings": {"checks", "types", "presets", "registry", "specs"},
     "specs": {"errors", "checks", "registry", "nn.folder", "zoo", "real.bundled"},
     "pool": WORDS | {"registry", "specs", "nn", "drafters", "zoo", "real"},
     "speculator": WORDS

@@ -91,24 +91,15 @@ def prompt_lines(file: Path) -> list[tuple[int, Any]]:
 
 
 def json_line(line: str, file: Path, number: int) -> Any:
-    """``any_json`` of one line of a file; DraftwiseError, which names the line, for other text."""
-    try:
-        return any_json(line)
-    except ValueError as error:
-        raise DraftwiseError(f"{file}, line {number}: this is not JSON ({error})") from error
+    """One line of a file as other programs write JSON, with NaN.
 
-
-def any_json(text: str) -> Any:
-    """One JSON value as other programs write it, with NaN; ValueError for what is none, numbers of
-    hundreds of digits and bottomless nesting.
-
-    >>> any_json('{"a": [1]}')
-    {'a': [1]}
+    DraftwiseError, which names the line, for what is no JSON, numbers of hundreds of digits and
+    bottomless nesting.
     """
     try:
-        return json.loads(text, parse_int=_finite_int)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        return _decoded(line, parse_int=_finite_int)
+    except ValueError as error:
+        raise DraftwiseError(f"{file}, line {number}: this is not JSON ({error})") from error
 
 
 def strict_json(text: str) -> Any:
@@ -118,14 +109,15 @@ def strict_json(text: str) -> Any:
     >>> strict_json('{"a": 1}')
     {'a': 1}
     """
+    return _decoded(
+        text, parse_constant=_refuse, parse_float=_finite, parse_int=_finite_int,
+        object_pairs_hook=_unique,
+    )  # fmt: skip
+
+
+def _decoded(text: str, **hooks: Any) -> Any:
     try:
-        return json.loads(
-            text,
-            parse_constant=_refuse,
-            parse_float=_finite,
-            parse_int=_finite_int,
-            object_pairs_hook=_unique,
-        )
+        return json.loads(text, **hooks)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

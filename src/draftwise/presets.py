@@ -114,15 +114,11 @@ def preset(name: str) -> Preset:
     return PRESETS[name]
 
 
-def _trees(name: str, value: Any) -> tuple[TreeShape | None, ...]:
-    return tuple(map(parse_tree, strings(name, value)))
-
-
 _FIELDS: dict[str, Callable[[str, Any], Any]] = {
     "policy": string,
     "reward": string,
     "feedback": string,
     "lengths": partial(wholes, most=LONGEST_PLAN, num=LONGEST_PLAN),
     "rules": strings,
-    "trees": _trees,
+    "trees": lambda name, value: tuple(map(parse_tree, strings(name, value))),
 }

@@ -84,7 +84,7 @@ def _check_one(given: str, name: str, spec: str) -> None:
     if not isinstance(where := DRAFTERS[kind][0], str):
         return
     options = {option: hint for option, (hint, _) in signature(where)[0].items()}
-    found = parse_options(f"drafter {kind!r}", rest, _types(options))
+    found = parse_options(f"drafter {kind!r}", rest, options)
     if "prompt_lookup_min" in options:
         least, most = found.get("prompt_lookup_min", 1), found.get("prompt_lookup_max", 8)
         if checks.whole("prompt_lookup_min", least, 1) > checks.whole("prompt_lookup_max", most, 1):
@@ -97,7 +97,7 @@ def _check_one(given: str, name: str, spec: str) -> None:
             raise DraftwiseError(f"drafter {kind!r}: there is no {file}")
 
 
-def signature(where: str) -> tuple[dict[str, tuple[str, str | None]], str]:
+def signature(where: str) -> tuple[dict[str, tuple[Any, str | None]], str]:
     """A drafter's options, name -> (type, default or None for none), and its first sentence.
 
     where: ``module:name`` as in the table. They are read from the source: importing a drafter
@@ -111,10 +111,7 @@ def signature(where: str) -> tuple[dict[str, tuple[str, str | None]], str]:
     missing = len(made.args.args) - len(made.args.defaults)
     defaults = [*[None] * missing, *made.args.defaults, *made.args.kw_defaults]
     options = {
-        arg.arg: (
-            "str" if arg.annotation is None else ast.unparse(arg.annotation),
-            None if default is None else ast.unparse(default),
-        )
+        arg.arg: (_type_of(arg.annotation), None if default is None else ast.unparse(default))
         for arg, default in zip(given, defaults, strict=True)
         if arg.arg not in FILLED["drafter"] | {"self"}
     }
@@ -125,16 +122,11 @@ def _named(body: Any, name: str) -> Any:
     return next(node for node in body.body if getattr(node, "name", None) == name)
 
 
-def _types(hints: dict[str, str]) -> dict[str, Any]:
-    """``"int | None"`` to what it stands for."""
-    known: dict[str, Any] = {kind.__name__: kind for kind in (int, float, bool, str)}
-    known["None"] = None
-    return {
-        name: functools.reduce(
-            operator.or_, (known.get(part.strip(), str) for part in hint.split("|"))
-        )
-        for name, hint in hints.items()
-    }
+def _type_of(annotation: ast.expr | None) -> Any:
+    """What ``int | None`` stands for; other types than a spec can set are read as text."""
+    known: dict[str, Any] = {"int": int, "float": float, "bool": bool, "None": None}
+    names = ["str"] if annotation is None else ast.unparse(annotation).split(" | ")
+    return functools.reduce(operator.or_, (known.get(name, str) for name in names))
 
 
 _KINDS = f"the drafter names are: {', '.join([*DRAFTERS, *BUNDLED])}"

@@ -1,4 +1,4 @@
-"""What a measurement was made on: written next to every number."""
+"""The machine, versions and commit of a measurement, recorded with its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftwise import __version__
 
 
 def environment(threads: int, **more: Any) -> dict[str, Any]:
-    """Machine, threads, versions, date and commit; ``more`` as it is (dtype, device)."""
+    """Machine, threads, versions, date and commit, and ``more`` (dtype, device)."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -40,7 +40,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Of the code that runs, ``-dirty`` where files differ from it; None outside a checkout."""
+    """Commit of the running code, with ``-dirty`` for local changes; None outside a checkout."""
     root = Path(__file__).parent
     revision = _git(root, "rev-parse", "--short", "HEAD")
     if not revision or not _git(root, "ls-files", str(Path(__file__))):
@@ -49,12 +49,10 @@ def commit() -> str | None:
     return f"{revision}-dirty" if changed else revision
 
 
-def command(secret: str = "") -> str:
-    """The command line that made it, with ``***`` for a secret."""
+def command() -> str:
+    """The command line of this process."""
     program, *arguments = sys.argv
     name = Path(program).name
-    if secret:
-        arguments = [argument.replace(secret, "***") for argument in arguments]
     return shlex.join(["draftwise" if name == "__main__.py" else name, *arguments])
 
 

@@ -33,7 +33,7 @@ _GRAMMAR = (
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """draftwise in some setting; drafter: the only one it gets, None = all of the pool."""
+    """draftwise in one setting; drafter: its only drafter, None = all of the pool."""
 
     name: str
     setting: Preset
@@ -55,19 +55,16 @@ class Peer:
     threshold: float = 0.0
 
 
-MethodSpec = Ours | Peer
-
-
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What groups stand for: the fixed plans and the assistant that a first look found best."""
+    """What groups expand to: the best fixed plans and assistant of a first look."""
 
     plans: Sequence[str]
     assistant: str | None
 
 
 def check_methods(specs: Sequence[str]) -> None:
-    """Refuse what no drafter could make sense of; raises DraftwiseError."""
+    """Refuse methods that are invalid whatever the drafters; raises DraftwiseError."""
     for spec in specs:
         if spec not in GROUPS:
             parse_method(spec)
@@ -94,8 +91,8 @@ def expand(specs: Sequence[str], known: Known) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> MethodSpec:
-    """One method; DraftwiseError for none. drafters: name -> whether it is a model, None = any."""
+def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> Ours | Peer:
+    """Parse a method; DraftwiseError. drafters: name -> whether it is a model, None = any."""
     kind, _, rest = spec.partition(":")
     if kind == "fixed":
         return _fixed(spec, rest, drafters)

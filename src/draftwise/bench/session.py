@@ -37,7 +37,7 @@ RESULTS, TRACE = "results.json", "trace.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How all methods answer: tokens at most, and how they are drawn."""
+    """The sampling parameters of all methods."""
 
     max_new_tokens: int
     temperature: float = 0.0
@@ -45,9 +45,9 @@ class Asked:
 
 @dataclass(slots=True)
 class TimedReply:
-    """One turn's answer. seconds: wall time; cpu_s: what this process had of the processor.
+    """One turn's answer. seconds: wall time; cpu_s: CPU time of this process.
 
-    emitted: tokens of every round; rounds: draftwise's own records.
+    emitted: number of tokens of every round; rounds: draftwise's records.
     """
 
     tokens: list[int]
@@ -58,7 +58,7 @@ class TimedReply:
 
 
 class OurContestant:
-    """One setting; what its drafters remember of earlier answers is forgotten with each repeat."""
+    """draftwise in one setting; drafters forget earlier answers when a repeat begins."""
 
     def __init__(self, spec: Ours, base: Speculator, asked: Asked) -> None:
         self.name, self._spec, self._base, self._asked = spec.name, spec, base, asked
@@ -70,7 +70,7 @@ class OurContestant:
         return self._speculator.plans
 
     def begin(self) -> None:
-        """A repeat begins: no drafter may copy its answers to the last one."""
+        """Begin a repeat: no drafter may copy from answers of the last one."""
         if self._has_memory:
             self._speculator = self._make()
 
@@ -118,7 +118,7 @@ def counts(replies: Sequence[TimedReply]) -> dict[str, Any]:
 
 
 def course(replies: Sequence[TimedReply], plans: Sequence[Plan]) -> dict[str, Any]:
-    """What a policy played and thought, round by round, and each token's writer.
+    """What a policy chose and estimated in each round, and the source of each token.
 
     Plans are grouped into arms: by stop rule, drafter or length, whatever they differ in first.
     values [R][arms]: the best estimate of each arm's plans; played [R]: the arm of each round.
@@ -149,10 +149,10 @@ def _arms(plans: Sequence[Plan]) -> Mapping[Plan, str]:
 
 
 class PeerContestant:
-    """``model.generate`` in one of its ways.
+    """transformers' ``model.generate``, plain or assisted.
 
-    An assistant's options live in its generation config, where a schedule also keeps what it has
-    learned; so each contestant has a config of its own, and the assistant gets it for the answer.
+    The options and the schedule's state live in the assistant's generation config, so each
+    contestant has its own config, which the assistant gets while it answers.
     """
 
     def __init__(self, spec: Peer, base: Speculator, asked: Asked) -> None:
@@ -175,7 +175,7 @@ class PeerContestant:
             self._config.assistant_confidence_threshold = spec.threshold
 
     def begin(self) -> None:
-        """Nothing is remembered but the schedule, which transformers keeps on purpose."""
+        """Nothing to reset: transformers keeps the schedule's state on purpose."""
 
     def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
         counter = _RoundCounter()
@@ -199,7 +199,7 @@ class PeerContestant:
 
 
 class _RoundCounter:
-    """A streamer that only counts: it is given the prompt, then each round's tokens."""
+    """A streamer that counts each round's tokens; the first call is the prompt."""
 
     def __init__(self) -> None:
         self.emitted: list[int] = []
@@ -226,7 +226,7 @@ Contestant = OurContestant | PeerContestant
 
 
 class Encoder:
-    """Items to token ids; a prompt that is too long loses its beginning, and num_cut counts it."""
+    """Encodes items; too long prompts lose their beginning, and ``num_cut`` counts them."""
 
     def __init__(self, base: Speculator, asked: Asked) -> None:
         self._tokenizer = base.tokenizer
@@ -264,7 +264,7 @@ class Encoder:
 def make_contestants(
     methods: Sequence[str], base: Speculator, asked: Asked, wanted: Sequence[str]
 ) -> tuple[list[Contestant], dict[str, str]]:
-    """The methods that can take part; why others cannot, an error if they are ``wanted``."""
+    """The contestants, and why other methods are left out (an error for ``wanted`` ones)."""
     drafters = {d.name: isinstance(d, LMDrafter) for d in base.drafters}
     made: list[Contestant] = []
     left_out: dict[str, str] = {}
@@ -284,7 +284,7 @@ def make_contestants(
 
 
 class Contest:
-    """All contestants on all items. State: none; what was done is in the store."""
+    """Runs all contestants on all items; the store holds all state."""
 
     def __init__(
         self, contestants: Sequence[Contestant], items: Sequence[Item], encoder: Encoder,
@@ -298,7 +298,7 @@ class Contest:
     def run(
         self, repeats: int, done: Sequence[Run], goes_on: GoesOn, progress: Callable[[], None]
     ) -> None:
-        """Every turn that is not done yet; warm-up first. ``goes_on`` is asked between answers."""
+        """Warm up, then run every missing turn, as long as ``goes_on`` says so."""
         finished = {(run.repeat, run.item) for run in done}
         plan = turns(list(self._contestants), len(self._items), repeats, self._seed)
         todo = [turn for turn in plan if turn[:2] not in finished]
@@ -319,7 +319,7 @@ class Contest:
             self._store.add(runs)
 
     def _warm_up(self, index: int, goes_on: GoesOn) -> bool:
-        """An answer of each that is not counted: allocators, lazy imports, first costs."""
+        """One uncounted answer each, for allocators, lazy imports and first costs."""
         for contestant in self._contestants.values():
             if not goes_on():
                 return False
@@ -368,7 +368,7 @@ def measure(
     wanted: BenchSettings, suite: Suite, store: RunStore, base: Speculator, goes_on: GoesOn,
     report: Report, studio: Any = None,
 ) -> ContestResult | None:  # fmt: skip
-    """Measure what is missing, and sum up what there is; None if not one turn is whole.
+    """Run what is missing and summarize all runs; None if no turn is complete.
 
     studio: the lab's module ``draftwise_lab.bench.studio``; None = the group ``fixed`` is empty.
     """
@@ -379,7 +379,7 @@ def measure(
     now = {"environment": made_on, "command": command()}
     if settings is None:
         questions = [Question(item.domain, encoder.prompt(item, [])) for item in items]
-        known = _first_look(wanted, questions, base, goes_on, report, studio)
+        known = _first_look(wanted, asked, questions, base, goes_on, report, studio)
         if known is None:
             return None
         names = expand(wanted.methods or DEFAULT_METHODS, known)
@@ -415,17 +415,16 @@ def _counter(report: Report, what: str, total: int, num_done: int = 0) -> Callab
 
 
 def _first_look(
-    wanted: BenchSettings, questions: Sequence[Question], base: Speculator, goes_on: GoesOn,
-    report: Report, studio: Any,
+    wanted: BenchSettings, asked: Asked, questions: Sequence[Question], base: Speculator,
+    goes_on: GoesOn, report: Report, studio: Any,
 ) -> Known | None:  # fmt: skip
-    """The trace of a first look, and what it says; None if it was ended early."""
+    """Record a first look's trace and return its findings; None if it was stopped."""
     if not base.drafters:
         raise DraftwiseError("a bench needs a drafter: give --drafter")
     if studio is None:  # no fixed plan, the first model as assistant
         models = (drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter))
         return Known([], next(models, None))
     path, count = wanted.out / TRACE, _counter(report, "first look", len(questions))
-    asked = Asked(wanted.tokens, wanted.temperature)
 
     def tick() -> bool:
         count()

@@ -1,4 +1,4 @@
-"""What is asked: the zoo's domains, Spec-Bench's questions, or any file of prompts."""
+"""Suites of prompts: the zoo's domains, Spec-Bench's questions, or any file."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing that is asked: its turns are put one after another, each after the answers.
+    """A conversation of one or more user turns, each sent after the previous answer.
 
-    id: the question's own, or its place in the domain. category: as in the file, where it is finer
-    than the domain.
+    id: the question's own, or its place in the domain. category: as in the file, if it has one.
     """
 
     id: str
@@ -37,7 +36,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A name and its items, domain after domain in turn, so that any part of it is a mixture."""
+    """A name and its items; domains alternate, so that every part of the suite is a mixture."""
 
     name: str
     items: tuple[Item, ...]
@@ -48,7 +47,7 @@ class Suite:
 
     @property
     def is_spec_bench(self) -> bool:
-        """Whether its answers can be written as Spec-Bench's."""
+        """Whether answers can be written in Spec-Bench's format."""
         return all(item.category for item in self.items)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from draftwise.cli.prompts import read_batch
     from draftwise.cli.show import Bars, Wrap, colours, painted, percentages, total
     from draftwise.cli.train import claim
-    from draftwise.settings import DTYPES
+    from draftwise.cli.options import DTYPES
 
 __getattr__, __dir__ = exports(__name__)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -61,11 +61,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "prompts": ("train:prompts_app", "Let an instruct model write training prompts."),
     "train": ("train:app", "Train drafters, EAGLE heads and stop heads."),
 }
-"""Name: (module:function or app, its line in the list)."""
+"""Name -> (module:function or app, help line)."""
 
 
 def tidied(command: Any) -> Any:
-    """A command, or a group with all of its own: ``-h`` works, and flags show no type."""
+    """A command, or a group with its commands: ``-h`` works, and flags show no type."""
     command.context_settings.setdefault("help_option_names", ["--help", "-h"])
     command.get_help_option = functools.partial(_help_option, command.get_help_option)
     for option in command.params:
@@ -89,11 +89,10 @@ class Commands(TyperGroup):
         return _help_option(super().get_help_option, ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Their names, in the order of the table; after them the lab's, if it is installed."""
         return [*COMMANDS, *(lab.COMMANDS if lab.is_installed() else ())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name, or, where it is only listed, its name and line."""
+        """The command; while the list is printed, a stand-in with its help line."""
         place, line = COMMANDS.get(cmd_name, ("", lab.COMMANDS.get(cmd_name, "")))
         if self.is_listing:
             return TyperCommand(cmd_name, help=line)
@@ -117,7 +116,7 @@ class Commands(TyperGroup):
         return tidied(command)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The list, without importing what it lists."""
+        """Print the list without importing the commands."""
         self.is_listing = True
         for option in self.params:
             option.metavar = ""  # all are flags

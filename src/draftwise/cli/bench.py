@@ -1,4 +1,4 @@
-"""``draftwise bench``: methods and peers side by side, as a table, one JSON and a report."""
+"""``draftwise bench``: times methods side by side; prints tables, writes JSON and a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, note, quiet, refused_values, say
 from draftwise.cli.load import alone_in, check, load
-from draftwise.cli.show import Bars, broken, make_table
+from draftwise.cli.show import Bars, broken, make_table, yes_or_no
 from draftwise.install import lab_hint
 from draftwise.presets import PRESETS
 from draftwise.types import DraftwiseError
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from draftwise.bench.session import ContestResult
 
 _NAME = 34
-"""Room for a name in a table of 80 columns."""
-
+"""Width of the names in a table of 80 columns."""
 
 _METHODS = (
     f"plain, {', '.join(p for p in PRESETS if p != 'plain')} (with `@LENGTHS`), "
@@ -147,7 +146,7 @@ def _conclude(measured: ContestResult, out: Path, studio: Any, *, as_json: bool)
 
 
 def methods_table(results: dict[str, Any]) -> Table:
-    """Every method over all domains, the fastest first."""
+    """All methods over all domains, the fastest first."""
     from draftwise.bench.results import extent, interval
 
     table = make_table(
@@ -157,21 +156,22 @@ def methods_table(results: dict[str, Any]) -> Table:
         caption="Seconds are of whole answers, reading the prompt (prefill) included.",
     )
     rows = results["methods"]
-    for name in sorted(rows, key=lambda name: -rows[name]["tok_per_s"]):
-        row = rows[name]
+    for name, row in sorted(rows.items(), key=lambda item: -item[1]["tok_per_s"]):
         table.add_row(
             Text(broken(name, _NAME), "bold" if name == "draftwise" else ""),
             f"{row['tok_per_s']:.1f}",
             f"{row['speedup']['median']:.2f}",
             interval(row["speedup"]),
             f"{row['mat']:.2f}",
-            _same(row),
+            Text(f"{row['same_tokens']:.0%}", "dim")
+            if row["lossless"] is None
+            else yes_or_no(row["lossless"]),
         )
     return table
 
 
 def comparisons_table(results: dict[str, Any]) -> Table:
-    """draftwise over others that this very run found best."""
+    """How many times faster draftwise is than the best others of this run."""
     from draftwise.bench.results import interval
 
     table = make_table("other", right=("ratio", "95%"), title="draftwise, times as fast as")
@@ -180,9 +180,3 @@ def comparisons_table(results: dict[str, Any]) -> Table:
         name = "\n".join([label, *(broken(method, _NAME) for method in which)])
         table.add_row(name.replace("\n", "\n  "), f"{row['median']:.2f}", interval(row))
     return table
-
-
-def _same(row: dict[str, Any]) -> Text:
-    if row["lossless"] is None:
-        return Text(f"{row['same_tokens']:.0%}", "dim")
-    return Text("yes", "green") if row["lossless"] else Text("NO", "bold red")

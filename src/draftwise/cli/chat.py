@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import select
@@ -28,7 +29,6 @@ from draftwise.cli.show import Pen, colours, counted, legend, percentages, summa
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
 from draftwise.files import read_text, strict_json
-from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from draftwise.train.adapt import DrafterAdapter
 
 PARAMS = RequestParams(max_new_tokens=512)
-SETTINGS = Settings(target="smollm2", scope="session")
+SETTINGS = o.Settings(target="smollm2", scope="session")
 BLOCK = '"""'
 HELP = f"""\
 /continue         go on with an answer that was cut off or stopped
@@ -56,7 +56,7 @@ Ctrl-C stops an answer, or clears what is typed."""
 @o.command
 def chat(
     *,
-    settings: Settings = SETTINGS,
+    settings: o.Settings = SETTINGS,
     system: str | None = option(None, "System message.", metavar="TEXT"),
     params: RequestParams = PARAMS,
     chat_template: Path | None = o.CHAT_TEMPLATE,
@@ -84,7 +84,7 @@ def chat(
 
 
 def adapters_of(speculator: Speculator) -> list[DrafterAdapter]:
-    """One for each EAGLE head; DraftwiseError where there is none."""
+    """An adapter for each EAGLE head; DraftwiseError without one."""
     from draftwise.nn.heads.eagle import EagleHead
     from draftwise.train.adapt import DrafterAdapter
 
@@ -98,7 +98,7 @@ def adapters_of(speculator: Speculator) -> list[DrafterAdapter]:
 def learning_from(
     talk: Conversation, adapters: Sequence[DrafterAdapter], messages: Iterator[str]
 ) -> Iterator[str]:
-    """The same messages; while one is waited for, heads learn from the answers before it."""
+    """The same messages; while waiting for one, heads are trained on the answers so far."""
     num_heard = 0
     while True:
         new = talk.turns[num_heard:] if num_heard <= len(talk.turns) else talk.turns
@@ -115,7 +115,7 @@ def learning_from(
 
 
 def messages() -> Iterator[str]:
-    """What is typed, message by message, or the lines of stdin."""
+    """The typed messages, or the lines of stdin."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     ask = Keyboard().ask if is_terminal else lambda _: input()
     if is_terminal:
@@ -140,7 +140,7 @@ def _is_closed(text: str) -> bool:
 
 
 class Keyboard:
-    """A person at a terminal: a line has a history, and a pasted text is one line with breaks."""
+    """Line input from a terminal, with history; a multi-line paste is read as one message."""
 
     def __init__(self) -> None:
         self._readline: Any = None
@@ -155,10 +155,10 @@ class Keyboard:
         self._was_cleared = False
 
     def ask(self, prompt: str) -> str:
-        """What is typed after the prompt.
+        """Read one line, or one paste.
 
-        Ctrl-C clears it, which the history keeps. Raises EOFError for Ctrl-D, and for Ctrl-C on an
-        empty line after another; KeyboardInterrupt for one that clears a line of a block.
+        Ctrl-C clears the line, but keeps it in the history. Raises EOFError for Ctrl-D and for a
+        second Ctrl-C on an empty line; KeyboardInterrupt for Ctrl-C inside a block.
         """
         while True:
             try:
@@ -213,7 +213,7 @@ def converse(talk: Conversation, messages: Iterator[str]) -> None:
 
 
 def obey(talk: Conversation, name: str, rest: str, is_stopped: Callable[[], bool]) -> None:
-    """Do what a command says; DraftwiseError for one that does not exist, or has too much to it."""
+    """Run a slash command; DraftwiseError for an unknown one, or one with an extra argument."""
     alone: dict[str, Callable[[], None]] = {
         "continue": partial(talk.go_on, is_stopped), "stats": talk.stats, "plain": talk.plain,
         "reset": talk.reset, "help": talk.help,
@@ -238,7 +238,7 @@ _PROBE = {"role": "user", "content": "Hello"}
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer: the message, the text, and the seconds until its first token."""
+    """One answer. asked: all messages before it; first_token_s: seconds to the first token."""
 
     asked: Sequence[Message]
     result: Result
@@ -246,10 +246,10 @@ class Turn:
 
 
 class Conversation:
-    """A conversation with one model.
+    """A conversation with one model; the engine's prefix cache keeps what turns share.
 
-    opening: the messages that every conversation begins with. State: the messages so far, the turns
-    since the last reset, and the sampling. Keys and values that turns share are kept by the engine.
+    opening: the messages that every conversation begins with. State: all messages, the turns since
+    the last reset or load, and the sampling parameters.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class Conversation:
         self.turns: list[Turn] = []
 
     def answer(self, text: str, is_stopped: Callable[[], bool]) -> None:
-        """Say the model's answer to a message; DraftwiseError where both do not fit the model."""
+        """Answer a message; DraftwiseError where the conversation exceeds the model's context."""
         asked = [*self.messages, {"role": "user", "content": text}]
         prompt = render(asked, self._speculator.tokenizer)
         positions = self._speculator.target.max_positions
@@ -275,7 +275,7 @@ class Conversation:
         self._close()
 
     def go_on(self, is_stopped: Callable[[], bool]) -> None:
-        """Say more of the last answer; DraftwiseError where it was complete, or nothing fits."""
+        """Resume the last answer; DraftwiseError if it is complete or the context is full."""
         turn = self._last("continue")
         before = turn.result
         if before.finish_reason not in {"length", "interrupted"}:
@@ -297,16 +297,14 @@ class Conversation:
 
         last = self._last("compare with")
         prompt = Prompt(last.result.prompt_tokens, turn_ends(self._speculator.tokenizer))
-        chosen, usual, num = self._params, self._speculator, len(last.result.tokens)
-        self._params = replace(chosen, max_new_tokens=max(num, 1), drafters=None)
-        self._speculator = plain_like(usual)
-        try:
-            again = self._say(last.asked, prompt, lambda: False)
-        finally:
-            self._params, self._speculator = chosen, usual
+        twin = copy.copy(self)
+        twin._speculator = plain_like(self._speculator)
+        num = max(len(last.result.tokens), 1)
+        twin._params = replace(self._params, max_new_tokens=num, drafters=None)
+        again = twin._say(last.asked, prompt, lambda: False)
         fast, plain = last.result.stats.tok_per_s, again.result.stats.tok_per_s
         same = "yes" if again.result.tokens == last.result.tokens else "no"
-        if chosen.sampling.temperature > 0:
+        if self._params.sampling.temperature > 0:
             same += " (sampled: two draws of one distribution)"
         say(
             f"plain decoding {plain:.1f} tok/s, here {fast:.1f} tok/s = {fast / plain:.2f}x · "
@@ -319,7 +317,7 @@ class Conversation:
         say("a new conversation", style="dim")
 
     def system(self, text: str) -> None:
-        """Show the system message, or replace it; DraftwiseError where the template takes none."""
+        """Show or replace the system message; DraftwiseError if the template refuses it."""
         if text:
             opening = [{"role": "system", "content": text}]
             render([*opening, _PROBE], self._speculator.tokenizer)
@@ -329,7 +327,7 @@ class Conversation:
         say(f"system message: {found[0]}" if found else "no system message", style="dim")
 
     def temperature(self, text: str) -> None:
-        """Show the temperature, or set it; DraftwiseError for what is none."""
+        """Show or set the temperature; DraftwiseError for an invalid one."""
         if text:
             try:
                 value = float(text)
@@ -341,7 +339,7 @@ class Conversation:
         say(f"temperature: {self._params.sampling.temperature:g}", style="dim")
 
     def save(self, text: str) -> None:
-        """Write the conversation as one line of jsonl, as ``generate --batch`` reads it."""
+        """Write the messages as one jsonl line, which ``generate --batch`` reads, too."""
         file = _file("save", text)
         if file.exists():
             _read(file)
@@ -349,7 +347,7 @@ class Conversation:
         say(f"wrote {file}: {counted(len(self.messages), 'message')}", style="dim")
 
     def load(self, text: str) -> None:
-        """Go on with a conversation from a file; DraftwiseError for what is none, OSError."""
+        """Continue a saved conversation; DraftwiseError for another file, OSError."""
         file = _file("load", text)
         messages = _read(file)
         render([*messages, _PROBE], self._speculator.tokenizer)
@@ -402,7 +400,7 @@ class Conversation:
         self, asked: Sequence[Message], prompt: Prompt, is_stopped: Callable[[], bool],
         before: Result | None = None,
     ) -> Turn:  # fmt: skip
-        """Show an answer as it comes; before: what was said of it already."""
+        """Stream an answer; before: its first part, which this continues."""
         from draftwise.engine.attribution import SourceAttribution
         from draftwise.engine.request import Answer, Ending
 
@@ -412,7 +410,7 @@ class Conversation:
             params = replace(params, seed=params.seed + later)
         start = time.perf_counter()
         generation = speculator.start(prompt, params)
-        painter, pen = SourceAttribution(speculator.tokenizer), Pen(self._names, wraps=True)
+        painter, pen = SourceAttribution(speculator.tokenizer), Pen(self._names, is_chat=True)
         # the text is continued, not decoded alone: tokens decode differently at the start of a text
         whole = Answer(Ending(speculator.target.max_positions, stop=stops), speculator.tokenizer)
         if before is not None:
@@ -439,7 +437,7 @@ class Conversation:
                 stats=total([before.stats, result.stats]),
             )
         pen.write(painter.finish(result.text))
-        pen.end(result.text, always=True)
+        pen.end(result.text)
         return Turn(asked, result, first_token_s)
 
 

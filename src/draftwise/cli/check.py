@@ -1,4 +1,4 @@
-"""``draftwise check``: is speculative decoding lossless for this model, dtype and device?"""
+"""``draftwise check``: whether drafts change a model's answers in this dtype, on this device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from draftwise.checks import comma_separated, option
 from draftwise.cli import options as o
-from draftwise.cli.demo import choose_prompts
+from draftwise.cli.demo import choose_prompts, plain_like
 from draftwise.cli.failures import Output, note, quiet, refused_values
 from draftwise.cli.load import check as check_wanted
 from draftwise.cli.load import check_chat, load
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 LENGTHS = (1, 2, 4, 8, 15)
-"""Tokens of a draft: with the token before it a forward has 2 to 16."""
+"""Draft lengths: the forwards that verify them have 2 to 16 tokens."""
 EVERYTHING = Preset("random", "length", "free", LENGTHS, with_none=False)
-"""Every drafter at every length, drawn at random, so that nothing is left out for being slow."""
-_PLAIN = Preset("fixed:0", "length", "free", ())
+"""Every drafter and length at random, so that slow ones are checked, too."""
 _NUM_PROMPTS = 10
 
 
@@ -97,7 +96,7 @@ def _answer_all(
 ) -> dict[str, int]:
     from draftwise.speculator import Speculator
 
-    plain = Speculator(base.target, base.tokenizer, [], _PLAIN)
+    plain = plain_like(base)
     drafting = Speculator(base.target, base.tokenizer, base.drafters, EVERYTHING, seed=seed)
     counts = dict.fromkeys(("num_rounds", "num_drafted", "num_accepted"), 0)
     texts = [one.encoded(base) for one in given]

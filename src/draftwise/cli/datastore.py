@@ -1,4 +1,4 @@
-"""A corpus on disk as documents: text files, folders of them, json lines."""
+"""``draftwise datastore build``: a corpus of text files or json lines to a file to draft from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 
 
 def corpus_files(path: Path) -> list[Path]:
-    """The file, or all files of a folder by name, without hidden ones; DraftwiseError for none."""
+    """The file, or all files below a folder but hidden ones; DraftwiseError if there are none."""
     if path.is_dir():
         names = (file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file())
         found = [path / name for name in names if not any(p[0] == "." for p in name.parts)]
@@ -40,12 +40,11 @@ def corpus_files(path: Path) -> list[Path]:
 
 
 def pieces(file: Path) -> Iterator[tuple[bool, str, int]]:
-    """The documents of one file: a text file is one, json lines are one each.
+    """The documents of a file: the whole of a text file, or each json line.
 
-    Yields whether a document begins, its text, and the bytes of file that the text stands for. A
-    long text comes in pieces of whole lines, so that no file has to fit into memory twice.
-    Raises DraftwiseError for a line that is no object with ``text`` or ``prompt``/``completion``,
-    and UnicodeDecodeError for a file that is not UTF-8.
+    Yields whether a document begins, its text, and how many bytes of the file that is. A text file
+    comes in pieces of whole lines, to save memory. Raises DraftwiseError for a json line without
+    ``text`` or ``prompt`` and ``completion``, UnicodeDecodeError for a file that is not UTF-8.
     """
     with file.open(encoding="utf-8-sig") as lines:
         if file.suffix.lower() in JSON_LINES:
@@ -76,7 +75,7 @@ app = typer.Typer(no_args_is_help=True, help="Datastores to draft from: build.")
 
 @app.callback()
 def datastore() -> None:
-    """A command of its own, so that there can be more of them."""
+    """A callback makes ``build`` a subcommand, although it is the only one."""
 
 
 @app.command()
@@ -121,7 +120,7 @@ def build(
 
 
 def _load(source: str) -> tuple[Any, int]:
-    """The target's tokenizer and its number of tokens, as the model counts them."""
+    """The target's tokenizer, and the vocabulary size of its config."""
     from transformers import AutoConfig
 
     from draftwise.nn.load import load_tokenizer
@@ -134,7 +133,7 @@ def _load(source: str) -> tuple[Any, int]:
 
 
 def _read(files: Sequence[Path], tokenizer: Any) -> list[NDArray[np.uint32]]:
-    """The tokens of each document, no special ones added; ValueError for one file not in UTF-8."""
+    """The tokens of each document, without special ones; ValueError if no file is UTF-8."""
     documents: list[NDArray[np.uint32]] = []
     left_out = 0
     with bars("tokenizing", TaskProgressColumn(), TimeElapsedColumn()) as progress:

@@ -1,4 +1,4 @@
-"""``draftwise demo``: plain decoding and draftwise race on the same prompts."""
+"""``draftwise demo``: plain decoding and draftwise side by side on the same prompts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, quiet, refused_values, say
 from draftwise.cli.load import check, load
-from draftwise.cli.show import PLAIN_STYLE, colours, legend, make_table, painted, shares, total
+from draftwise.cli.show import (
+    PLAIN_STYLE,
+    colours,
+    legend,
+    make_table,
+    painted,
+    shares,
+    total,
+    yes_or_no,
+)  # fmt: skip
 from draftwise.engine.options import RequestParams
 from draftwise.types import NONE, DraftwiseError
 
@@ -77,12 +86,12 @@ CHATS: Mapping[str, Sequence[str]] = {
         f"List the years in this text and what happened in each of them:\n\n{_PASSAGE}",
     ),
 }
-"""Kind -> questions that were written for this demo; no model was trained on them."""
+"""Kind -> questions, written for this demo; no model was trained on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPrompt:
-    """A prompt of the demo: its kind, its text to show, and what the target is given."""
+    """domain: kind of prompt; text: as shown; prompt: as given to the target."""
 
     domain: str
     text: str
@@ -90,7 +99,7 @@ class DemoPrompt:
 
 
 def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
-    """The first prompt of each kind, then the second: questions where there is a chat template."""
+    """The first prompt of each kind, then the second; chat questions if there is a template."""
     if num < 1:
         raise DraftwiseError(f"--prompts {num}: it must be 1 or more")
     takes_chats = getattr(tokenizer, "chat_template", None)
@@ -103,13 +112,13 @@ def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
 
 
 WIDE = 100
-"""Columns from which on the panels stand side by side."""
+"""Least number of columns for panels side by side."""
 _FRAME_S = 1 / 12
 _MOST_LINES, _FEWEST_LINES = 16, 4
 
 
 class Stage:
-    """Draws between rounds, at most twelve times a second, so that no thread disturbs the clock."""
+    """Live panels, redrawn between rounds: a refresh thread would disturb the timing."""
 
     def __init__(self, console: Console, lanes: Sequence[Lane], styles: Mapping[str, str]) -> None:
         self._console, self._lanes, self._styles = console, lanes, styles
@@ -125,13 +134,12 @@ class Stage:
         self._live.stop()
 
     def draw(self, is_last: bool = False) -> None:
-        """Show how far the lanes are, unless that was done just now."""
         if is_last or time.perf_counter() - self._drawn_at >= _FRAME_S:
             self._live.update(self.picture(is_last), refresh=True)
             self._drawn_at = time.perf_counter()
 
     def picture(self, is_last: bool) -> RenderableType:
-        """The panels; the last picture is as high as its text, not higher."""
+        """The panels; the last picture is only as high as its text."""
         width, height = self._console.size
         is_wide = width >= WIDE
         room = height - 6 if is_wide else height // len(self._lanes) - 4
@@ -173,13 +181,12 @@ class Stage:
 
 
 class Lane:
-    """One decoder's answer while it grows, and the engine's seconds it has used."""
+    """One decoder's growing answer, and the engine's seconds spent on it."""
 
     def __init__(self, title: str, generation: Generation, tokenizer: Any) -> None:
-        # torch, which a refusal does not wait for
         from draftwise.engine.attribution import SourceAttribution
 
-        self.title, self._generation = title, generation
+        self.title, self.generation = title, generation
         self._rounds = iter(generation)
         self._painter = SourceAttribution(tokenizer)
         self.pieces: list[Piece] = []
@@ -188,12 +195,11 @@ class Lane:
 
     @property
     def tok_per_s(self) -> float:
-        """Tokens so far over seconds of the engine, prefill included."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
     def step(self) -> None:
         round_ = next(self._rounds, None)
-        text = self._generation.text(0)
+        text = self.generation.text(0)
         if round_ is None:
             self.pieces += self._painter.finish(text)
             self.is_running = False
@@ -203,12 +209,9 @@ class Lane:
         self.num_tokens += round_.num_emitted
         self.num_rounds += 1
 
-    def result(self) -> Result:
-        return self._generation.results()[0]
-
 
 def race(lanes: Sequence[Lane], is_stopped: Callable[[], bool]) -> Iterator[Lane]:
-    """Step the lane that has used less time, so that load on the machine slows both equally."""
+    """Always step the lane with less time spent, so that other load slows both equally."""
     while not is_stopped() and (running := [lane for lane in lanes if lane.is_running]):
         lane = min(running, key=lambda lane: lane.seconds)
         lane.step()
@@ -234,44 +237,37 @@ def report(
     phases.add_row("", *(f"{part:.1%}" for part in parts.values()))
     facts = [Text(" output: same distribution (sampled)", "bold")]
     if is_greedy:
-        facts = [Text.assemble((" output identical: ", "bold"), _same(*pairs))]
+        facts = [Text.assemble((" output identical: ", "bold"), _same(pairs))]
     if (peak := peak_memory_bytes()) is not None:
         facts.append(Text.assemble((" peak memory: ", "bold"), f"{peak / 1e6:.0f} MB"))
-    speeds, writers = _speeds(pairs, fast, title, is_greedy), _writers(pairs, fast, styles)
+    speeds, writers = _speeds(pairs, title, is_greedy), _writers(pairs, fast, styles)
     return Group(speeds, "", writers, "", phases, "", *facts)
 
 
-def _speeds(pairs: Sequence[Pair], fast: Stats, title: str, is_greedy: bool) -> Table:
+def _speeds(pairs: Sequence[Pair], title: str, is_greedy: bool) -> Table:
     rates = ("plain\ntok/s", f"{title}\ntok/s")
     headings = ("tokens", *rates, "ratio", "MAT", "accepted\n/drafted")
     table = make_table("prompt", right=headings, padding=(0, 1))
     if is_greedy:
         table.add_column("same\ntext", no_wrap=True)
     for pair in pairs:
-        cells = _cells(pair.domain, pair.plain.stats, pair.fast.stats)
-        table.add_row(*cells, *([_same(pair)] if is_greedy else []))
+        table.add_row(*_cells(pair.domain, [pair], is_greedy))
     table.add_section()
-    cells = _cells("all", total([pair.plain.stats for pair in pairs]), fast)
-    table.add_row(*cells, *([_same(*pairs)] if is_greedy else []), style="bold")
+    table.add_row(*_cells("all", pairs, is_greedy), style="bold")
     return table
 
 
-def _cells(name: str, plain: Stats, fast: Stats) -> list[str]:
+def _cells(name: str, pairs: Sequence[Pair], is_greedy: bool) -> list[str | Text]:
+    plain = total([pair.plain.stats for pair in pairs])
+    fast = total([pair.fast.stats for pair in pairs])
     ratio = fast.tok_per_s / plain.tok_per_s if plain.tok_per_s else 0.0
-    return [
-        name,
-        str(fast.num_emitted),
-        f"{plain.tok_per_s:.1f}",
-        f"{fast.tok_per_s:.1f}",
-        f"{ratio:.2f}x",
-        f"{fast.mean_accepted_tokens:.2f}",
-        f"{fast.draft_acceptance_rate:.2f}",
-    ]
+    speeds = f"{plain.tok_per_s:.1f}", f"{fast.tok_per_s:.1f}", f"{ratio:.2f}x"
+    rates = f"{fast.mean_accepted_tokens:.2f}", f"{fast.draft_acceptance_rate:.2f}"
+    return [name, str(fast.num_emitted), *speeds, *rates, *([_same(pairs)] if is_greedy else [])]
 
 
-def _same(*pairs: Pair) -> Text:
-    are_same = all(pair.plain.tokens == pair.fast.tokens for pair in pairs)
-    return Text("yes", "green") if are_same else Text("NO", "bold red")
+def _same(pairs: Sequence[Pair]) -> Text:
+    return yes_or_no(all(pair.plain.tokens == pair.fast.tokens for pair in pairs))
 
 
 def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> Table:
@@ -294,7 +290,7 @@ def _bar(part: float, style: str) -> Text:
 
 
 def peak_memory_bytes() -> int | None:
-    """The most memory this process had at once; None where the system does not say."""
+    """Peak resident memory of this process; None on Windows."""
     if sys.platform == "win32":
         return None
     import resource
@@ -347,7 +343,7 @@ def demo(
 
 
 def plain_like(fast: Speculator) -> Speculator:
-    """Plain decoding in the same loop, with the very same target in memory."""
+    """Plain decoding in the same engine, with the same target in memory."""
     from draftwise.presets import preset
     from draftwise.speculator import Speculator
 
@@ -355,7 +351,7 @@ def plain_like(fast: Speculator) -> Speculator:
 
 
 class Show:
-    """Both decoders on one prompt after another, live on a terminal and as plain text elsewhere."""
+    """Runs both decoders on each prompt: live on a terminal, else as plain text."""
 
     def __init__(self, fast: Speculator, title: str, params: RequestParams) -> None:
         self._fast, self._plain, self._title = fast, plain_like(fast), title
@@ -367,7 +363,6 @@ class Show:
         self._styles = colours([drafter.name for drafter in fast.drafters])
 
     def run(self, prompts: Sequence[DemoPrompt], is_stopped: Callable[[], bool]) -> None:
-        """Race on each prompt; then the tables of what was finished."""
         self._print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
         self._print(legend(self._styles))
         for speculator in (self._plain, self._fast):  # neither pays for allocator and lazy imports
@@ -383,7 +378,8 @@ class Show:
             self._race(lanes, number % 2 == 0, is_stopped)
             if is_stopped():
                 break
-            pairs.append(Pair(asked.domain, *(lane.result() for lane in lanes)))
+            plain, fast = (lane.generation.results()[0] for lane in lanes)
+            pairs.append(Pair(asked.domain, plain, fast))
         if pairs:
             is_greedy = self._params.sampling.temperature == 0
             self._print(report(pairs, self._styles, self._title, is_greedy))

@@ -1,4 +1,4 @@
-"""How a command ends when it cannot go on: one line on stderr and an exit code, no traceback."""
+"""Errors of commands: one line on stderr and an exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -18,39 +18,38 @@ from draftwise.errors import DraftwiseError
 from draftwise.files import not_text
 
 BROKEN = 1
-"""Exit code where the model's numbers were not finite."""
+"""Exit code for logits that are not finite."""
 REFUSED = 2
-"""Exit code where options or input were refused, as for an option that does not exist."""
+"""Exit code for invalid options or input, as click has it for unknown options."""
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + 13
 NOT_WRITTEN = 74
-"""Exit code where what was made could not be written (EX_IOERR of sysexits.h)."""
-
+"""Exit code for output that could not be written (EX_IOERR of sysexits.h)."""
 
 VOICE = SimpleNamespace(notes=True, loads=False)
-"""What is printed to stderr besides warnings and errors; ``options.command`` sets it.
+"""What stderr gets besides warnings and errors; ``options.command`` sets it.
 
-notes: summaries, progress, names of files that were written. loads: what is being loaded, also
-where stderr is no terminal.
+notes: summaries, progress, names of written files. loads: what is being loaded, also without a
+terminal.
 """
 
 
 def say(message: str, style: str = "red") -> None:
-    """One message on stderr: a line for programs, wrapped between words on a terminal."""
+    """Print a message to stderr: wrapped on a terminal, one line otherwise."""
     line = Text(" ".join(message.split()), style=style)
     console = Console(stderr=True)
     console.print(line, soft_wrap=not console.is_terminal, highlight=False)
 
 
 def note(message: str) -> None:
-    """As ``say``, for what ``--quiet`` silences."""
+    """Like ``say``, but silenced by ``--quiet``."""
     if VOICE.notes:
         say(message, style="dim")
 
 
 @contextmanager
 def waiting(what: str, *, is_load: bool = False) -> Iterator[None]:
-    """Around what takes seconds: a spinner on a terminal; elsewhere one line for a load."""
+    """Show a spinner on a terminal; elsewhere, one line if it is a load."""
     console = Console(stderr=True)
     if VOICE.notes and console.is_terminal:
         with console.status(what):
@@ -63,7 +62,7 @@ def waiting(what: str, *, is_load: bool = False) -> Iterator[None]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What went wrong, as a line for people; exit code 2, 74 (disk), 130 (Ctrl-C), 141 (pipe)."""
+    """Print expected errors as one line and exit: 2, 74 (disk), 130 (Ctrl-C), 141 (pipe)."""
     try:
         yield
     except DraftwiseError as error:
@@ -82,7 +81,7 @@ def refusals() -> Iterator[None]:
 
 
 class Output(Console):
-    """Stdout; a reader that goes away is said as everywhere else, not as rich does it."""
+    """Stdout; a closed pipe raises, as it does outside of rich, which would exit."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -90,7 +89,7 @@ class Output(Console):
 
 @contextmanager
 def standing_streams() -> Iterator[None]:
-    """Around a whole process: text that stdout cannot encode is replaced, and all is flushed."""
+    """Make the standard streams safe for a whole process: replace what stdout cannot encode."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
@@ -105,7 +104,7 @@ def standing_streams() -> Iterator[None]:
 
 @contextmanager
 def refused_values() -> Iterator[None]:
-    """Around set-up only: an unfit value or file there is the caller's, not a bug of ours."""
+    """Turn ValueError and OSError into DraftwiseError; for set-up, where input causes them."""
     try:
         yield
     except BrokenPipeError:
@@ -121,7 +120,7 @@ def refused_values() -> Iterator[None]:
 
 @contextmanager
 def graceful() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C as a flag that is read between rounds, so that no round is torn; twice is at once."""
+    """Ctrl-C sets a flag, which is read between rounds; a second Ctrl-C interrupts at once."""
     is_pressed = False
 
     def press(*_: object) -> None:
@@ -139,7 +138,7 @@ def graceful() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Our own warnings as lines on stderr, and no others."""
+    """Print draftwise's own warnings as lines on stderr, and no others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", module=r"draftwise\b")
@@ -148,6 +147,6 @@ def quiet() -> Iterator[None]:
 
 
 def _mute_stdout() -> None:
-    """The reader is gone: what is still buffered must not fail again at exit."""
+    """Send what is still buffered to /dev/null, so that it does not fail again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

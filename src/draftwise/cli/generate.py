@@ -20,7 +20,6 @@ from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
 from draftwise.cli.show import Pen, bars, summary, total
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
-from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="Text to continue. Default: --file or stdin.")
     ] = None,
-    settings: Settings,
+    settings: o.Settings,
     params: RequestParams,
     is_chat: bool = o.AS_CHAT,
     system: str | None = option(None, "System message; implies --chat.", metavar="TEXT"),
@@ -124,7 +123,7 @@ def _prompts(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How to answer: the parameters of all prompts, the trace, and whether json is wanted."""
+    """What all prompts share. as_json: print results as JSON."""
 
     speculator: Speculator
     params: RequestParams
@@ -132,7 +131,7 @@ class Job:
     as_json: bool
 
     def start(self, prompts: Sequence[Prompt], first: int) -> Generation:
-        """Begin with these prompts, of which the first is number ``first`` of all."""
+        """Start a chunk of prompts; first: index of its first prompt among all."""
         seed = self.params.seed  # with the same, every chunk of a batch would draw the same
         params = replace(self.params, seed=None if seed is None else seed + first)
         return self.speculator.start(list(prompts), params)
@@ -140,7 +139,7 @@ class Job:
     def rounds(
         self, generation: Generation, first: int, is_stopped: Callable[[], bool]
     ) -> Iterator[Round]:
-        """Whole rounds until all answers are finished or Ctrl-C was pressed, traced."""
+        """Yield and trace rounds until all answers are finished, or Ctrl-C after a whole round."""
         num_seen = 0
         for round_ in generation:
             if self.trace is not None:
@@ -152,7 +151,7 @@ class Job:
 
 
 def run_single(job: Job, prompt: Prompt) -> int:
-    """Answer one prompt, live unless json is wanted; return the exit code."""
+    """Answer one prompt, streamed unless as JSON; return the exit code."""
     from draftwise.engine.attribution import SourceAttribution
 
     generation = job.start([prompt], 0)
@@ -174,7 +173,7 @@ def run_single(job: Job, prompt: Prompt) -> int:
 
 
 def run_batch(job: Job, prompts: Sequence[Prompt], batch_size: int) -> int:
-    """Answer prompts in chunks, printing each in the order of the prompts; return the exit code."""
+    """Answer prompts in chunks and print the answers in order; return the exit code."""
     results: list[Result] = []
     chunks: list[Stats] = []
     columns = TextColumn("{task.fields[rate]}"), TimeElapsedColumn()

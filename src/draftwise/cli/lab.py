@@ -1,4 +1,4 @@
-"""What the package ``draftwise-lab`` adds: commands, and parts of ``bench`` and ``models``."""
+"""Entry points of the package ``draftwise-lab``: commands, parts of ``bench`` and ``models``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ COMMANDS: Mapping[str, str] = {
     ),
     "zoo": "Describe or rebuild the bundled models.",
 }
-"""The lab's commands and their lines in the list, which is printed without importing the lab."""
+"""The lab's commands and their help lines, for listing them without importing the lab."""
 
 
 def is_installed() -> bool:
-    """Whether the lab can be imported; imports nothing."""
     from importlib.util import find_spec
 
     return find_spec("draftwise_lab") is not None
 
 
 def find(name: str) -> Any:
-    """What an installed package registered as ``name``; None if no package did."""
+    """The object that an installed package registered as ``name``, or None."""
     from importlib.metadata import entry_points  # 10 ms, which `draftwise --help` does without
 
     for entry in entry_points(group=GROUP, name=name):
@@ -39,7 +38,7 @@ def find(name: str) -> Any:
 
 
 def need(name: str, what: str) -> Any:
-    """The same; DraftwiseError if no package did. what: the command or option, as it is typed."""
+    """``find``; DraftwiseError instead of None. what: the command or option, as it is typed."""
     found = find(name)
     if found is None:
         raise DraftwiseError(f"{what} needs the lab: {lab_hint()}")

@@ -1,4 +1,4 @@
-"""From options to a ``Speculator``: checked before anything is loaded, loaded without chatter."""
+"""Checks settings before anything is loaded, and loads the ``Speculator``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from draftwise import presets, registry, zoo
 from draftwise.checks import known
 from draftwise.cli.failures import NOT_WRITTEN, note, say, waiting
+from draftwise.cli.options import DTYPES, Hardware, Settings
 from draftwise.engine.memory import REQUEST, check_scope
 from draftwise.files import holding, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.real.unpack import check_pieces, is_pretrained
-from draftwise.settings import DTYPES, Hardware, Settings
 from draftwise.specs import ZOO, check_spec
 from draftwise.types import DraftwiseError
 
@@ -31,11 +31,11 @@ MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """How accelerate spreads a model over devices."""
 _TEMPLATE_BYTES = 1 << 20
 PATIENCE_S = 2.0
-"""How long connecting to the hub, and its answer, may take each."""
+"""Timeout of connecting to the hub, and of its answer."""
 
 
 def check(wanted: Settings) -> None:
-    """Refuse at once what needs no model to be refused: names, options, files, devices."""
+    """Refuse what is wrong without loading a model: names, options, files, devices."""
     setting = wanted.learning
     plans = setting.plans(["drafter"])
     _check_policy(setting)
@@ -54,7 +54,7 @@ def check(wanted: Settings) -> None:
 
 
 def _check_policy(setting: presets.Preset) -> None:
-    """Refuse what is refused for one drafter and for many: how many there will be is not known."""
+    """Refuse a policy that fails for one drafter and for many: their number is not known yet."""
     refusals = []
     for num in (1, 8):
         plans = setting.plans([f"drafter{n}" for n in range(num)])
@@ -67,7 +67,7 @@ def _check_policy(setting: presets.Preset) -> None:
 
 
 def _check_state(state: Path) -> None:
-    """Refuse a file that could not be written at the end; what is there stays."""
+    """Refuse a file that could not be read now, or written at the end."""
     if state.is_dir() or not state.parent.is_dir():
         why = "it is a folder" if state.is_dir() else f"there is no folder {state.parent}"
         raise DraftwiseError(f"--state {state}: {why}")
@@ -79,7 +79,7 @@ def _check_state(state: Path) -> None:
 
 
 def check_models(target: str, drafters: Sequence[str], hardware: Hardware) -> None:
-    """Refuse, before torch is imported, models that are not there or cannot be computed."""
+    """Refuse, without torch, models that do not exist and hardware that is missing."""
     dtype, device = hardware.dtype, hardware.device
     known("dtype", dtype, DTYPES)
     check_device(device)
@@ -110,20 +110,16 @@ def check_target(target: str) -> None:
 
 
 def check_chat(target: str, template: Path | None = None) -> None:
-    """Refuse a target without a chat template, as far as its files are there, or a bad template."""
+    """Refuse a bad template, or a target without one, as far as its files are local."""
     if template is not None:
         read_template(template)
-        return
-    if target == ZOO:
-        folder: Path | None = Path(zoo.target_path())
-    elif is_pretrained(target):
-        return
-    elif not (folder := Path(place(target))).is_dir():
-        folder = cached(target)
-    if folder is None or has_template(folder):
-        return
-    if "base_model_name_or_path" not in config_of(folder):  # an adapter's base may have one
-        check_template(target)
+    elif not is_pretrained(target):
+        found = Path(zoo.target_path() if target == ZOO else place(target))
+        folder = found if found.is_dir() else cached(target)
+        if folder is None or has_template(folder):
+            return
+        if "base_model_name_or_path" not in config_of(folder):  # an adapter's base may have one
+            check_template(target)
 
 
 def check_template(target: str, tokenizer: Any = None) -> None:
@@ -136,12 +132,12 @@ def check_template(target: str, tokenizer: Any = None) -> None:
 
 
 def read_template(file: Path) -> str:
-    """The text of a chat template. Raises DraftwiseError for one that cannot be read or parsed."""
+    """The text of a chat template; DraftwiseError if it cannot be read or parsed."""
     from jinja2 import Environment, TemplateError
     from jinja2.ext import Extension
 
     class GenerationTag(Extension):
-        """The tag with which templates mark the assistant's text for training."""
+        """The tag that marks the assistant's text for training."""
 
         tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
@@ -163,7 +159,7 @@ def read_template(file: Path) -> str:
 
 
 def cached(model: str) -> Path | None:
-    """The folder of a hub model's files that were fetched before; None where there is none."""
+    """The folder of a hub model in the local cache, or None."""
     from huggingface_hub import try_to_load_from_cache
 
     for name in ("config.json", "adapter_config.json"):
@@ -173,7 +169,7 @@ def cached(model: str) -> Path | None:
 
 
 def check_hub(model: str) -> None:
-    """Raise DraftwiseError for a hub id that is none, not in the cache and not to be fetched."""
+    """Refuse an invalid hub id, and a model neither in the cache nor on the hub."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
@@ -185,29 +181,29 @@ def check_hub(model: str) -> None:
     said = f"there is no folder {model}, and no model of that name was fetched from the hub before"
     if constants.HF_HUB_OFFLINE:
         raise DraftwiseError(f"{said}; HF_HUB_OFFLINE forbids to fetch one")
-    answers: list[Exception | None] = []
+    answer: Exception | None = ConnectionError()
 
     def ask() -> None:
         from huggingface_hub import HfApi
 
+        nonlocal answer
         try:
             HfApi(endpoint=constants.ENDPOINT).model_info(model, timeout=PATIENCE_S)
-            answers.append(None)
+            answer = None
         except Exception as error:
-            answers.append(error)
+            answer = error
 
-    # a thread of its own: looking up a name has no time limit
+    # in a thread, because a DNS lookup has no timeout
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(3 * PATIENCE_S)
-    answer = answers[0] if answers else ConnectionError()
-    # the HTTP library of the hub's client has changed, and its errors with it; not their names
+    # by name, because the hub's client changed its HTTP library, and with it the classes
     if type(answer).__name__.startswith("Connect"):
         raise DraftwiseError(
             f"{said}; {constants.ENDPOINT} cannot be reached now. Name a folder or a .gguf file, "
             "or go online"
         )
-    # of other answers, loading says more
+    # for other errors, loading has the better message
     if isinstance(answer, RepositoryNotFoundError) and answer.response.status_code in {401, 404}:
         raise DraftwiseError(
             f"there is no folder {model}, and {constants.ENDPOINT} has no public model {model}: "
@@ -234,7 +230,7 @@ def check_device(device: str) -> None:
 
 
 def _check_cuda(device: str, index: int) -> None:
-    """Refuse CUDA where torch was built without it, or where the driver has fewer GPUs."""
+    """Refuse CUDA if torch was built without it, or if the driver finds too few GPUs."""
     spec = find_spec("torch")
     source = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     told = source.read_text("utf-8") if source and source.is_file() else "cuda = '"
@@ -251,7 +247,7 @@ def _check_cuda(device: str, index: int) -> None:
 
 
 def _num_gpus() -> int:
-    """GPUs as the driver counts them; 0 where there is no driver."""
+    """The number of GPUs that the driver finds; 0 without a driver."""
     import ctypes
 
     count = ctypes.c_int(0)
@@ -283,7 +279,7 @@ def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
 
 @contextmanager
 def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]:
-    """Whatever ends the work, what was learnt is saved; exit code 74 where that alone fails."""
+    """Save what was learnt, however the block ends; exit code 74 if only saving fails."""
     ends_well = False
     try:
         yield
@@ -300,14 +296,14 @@ def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]
 
 
 def alone_in(folder: Path) -> AbstractContextManager[None]:
-    """Hold a folder, as ``files.holding`` does; DraftwiseError where another process holds it."""
+    """Lock a folder for this process; DraftwiseError if another one holds it."""
     taken = f"another draftwise is at work in {folder}: wait for it, or give another folder"
     return holding(folder / ".lock", taken)
 
 
 @contextmanager
 def loading(what: str, threads: int) -> Iterator[None]:
-    """Around imports and loads that take seconds: a sign of life, and no chatter of libraries."""
+    """Import torch and load something, with a spinner and without the libraries' own output."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with waiting(f"loading {what}", is_load=True):
         import torch

@@ -1,4 +1,4 @@
-"""``draftwise models``: what can be loaded, and whether a target and drafters fit each other."""
+"""``draftwise models``: lists models, drafters and policies, or loads and checks some."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _facts(model: CausalModel) -> list[str]:
 
 
 def _other_facts(drafter: Drafter) -> list[str]:
-    """What kind of drafter it is; of an EAGLE head also the layers it reads, and its size."""
+    """The kind of drafter; for an EAGLE head also the layers it reads, its size and dtype."""
     from draftwise.drafters.eagle import EagleDrafter
 
     if not isinstance(drafter, EagleDrafter):
@@ -112,7 +112,7 @@ def _tables() -> Iterator[RenderableType]:
         ("policies", "policy"), ("rewards", "reward"), ("feedbacks", "feedback"),
         ("stop rules", "guide"),
     ):  # fmt: skip
-        rows = [(name, *_entry(kind, name)) for name in registry.TABLES[kind]]
+        rows = [_entry(kind, name) for name in registry.TABLES[kind]]
         yield _entries(title, "--rule" if kind == "guide" else f"--{kind}", rows)
     yield _presets()
 
@@ -126,9 +126,9 @@ def _zoo() -> Iterator[RenderableType]:
 
     table = _table("bundled models (--target zoo)", "spec", "parameters", "MB")
     try:
-        folders = {"zoo": zoo.target_path()} | {
-            f"zoo:{name}": path for name, path in (zoo.drafter_paths() | zoo.eagle_paths()).items()
-        }
+        folders = {"zoo": zoo.target_path()}
+        for name, folder in (zoo.drafter_paths() | zoo.eagle_paths()).items():
+            folders[f"zoo:{name}"] = folder
     except DraftwiseError as error:
         yield Text(str(error), "yellow")
         return
@@ -139,7 +139,7 @@ def _zoo() -> Iterator[RenderableType]:
 
 
 def _count(weights: Path) -> int:
-    """Stored parameters, from the file's header alone."""
+    """The number of stored parameters, from the file's header."""
     from safetensors import safe_open
 
     with safe_open(weights, "np") as stored:
@@ -164,15 +164,15 @@ def _entries(title: str, flag: str, rows: list[tuple[str, str, str]]) -> Table:
     return table
 
 
-def _entry(kind: str, name: str) -> tuple[str, str]:
-    """One entry's options with their defaults, and the first sentence of its docstring."""
+def _entry(kind: str, name: str) -> tuple[str, str, str]:
+    """A name, its options with their defaults, and the first sentence of its docstring."""
     found = registry.lookup(kind, registry.TABLES[kind], name)
     options = [
         p.name if p.default is inspect._empty else f"{p.name}={p.default}"
         for p in inspect.signature(found).parameters.values()
         if p.name not in registry.FILLED[kind]
     ]
-    return ", ".join(options), (inspect.getdoc(found) or "").split("\n")[0]
+    return name, ", ".join(options), (inspect.getdoc(found) or "").split("\n")[0]
 
 
 def _presets() -> Table:

@@ -1,36 +1,36 @@
-"""Options of commands: how they are declared and read, and those that many have."""
+"""How options of commands are declared and read, and the options that several commands share."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
+from math import inf
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from draftwise.checks import Option, option
+from draftwise import presets, registry
+from draftwise.checks import Option, comma_separated, option
 from draftwise.cli.failures import VOICE, refusals, refused_values
 from draftwise.engine.options import RequestParams
 from draftwise.errors import BadValue, DraftwiseError, shown
-from draftwise.settings import Hardware as Hardware
-from draftwise.settings import Settings
+from draftwise.specs import BUNDLED
 from draftwise.types import SamplingParams
 
 _QUIET = option(False, "Print results, warnings and errors only.", "--quiet", "-q")
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A function as a command.
+    """Turn a function into a command, with errors handled by ``refusals``.
 
-    A parameter is an option if its default is a ``checks.option``, or as typer annotates it; a
-    dataclass becomes one option for each field that is declared in one of these ways, or is a
-    dataclass itself. One option may be a field of several. The default of a dataclass parameter is
-    an instance, whose values are the options' defaults. Errors end the command as ``refusals``
-    says.
+    A parameter is an option if its default is a ``checks.option``, or if typer annotates it. A
+    dataclass parameter becomes one option for each such field, and for those of nested dataclasses;
+    its default is an instance with the options' defaults. Dataclasses may share an option.
     """
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters
@@ -58,7 +58,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def option_names(group: type[Any] | None = None) -> Iterator[None]:
-    """Around checks of values: an error names the option as it is typed; group: of its fields."""
+    """Make a BadValue name the option as typed; group: the dataclass that declares it."""
     try:
         yield
     except BadValue as error:
@@ -68,7 +68,7 @@ def option_names(group: type[Any] | None = None) -> Iterator[None]:
 
 
 def annotated(group: type[Any], name: str) -> Any:
-    """The typer option of a dataclass' field, for commands that have that option alone."""
+    """The typer option of one field, for commands that take it without its dataclass."""
     (own,) = (one.metadata["option"] for one in fields(group) if one.name == name)
     return _typer_option(name, own)
 
@@ -82,7 +82,7 @@ def _own(declared: Any) -> Option | None:
 
 
 def _name(name: str, declared: Any) -> str:
-    """The option's name as a parameter: that of its first flag."""
+    """The parameter's name in typer: that of the first flag."""
     own = _own(declared)
     if own is None or not own.flags:
         return name
@@ -90,7 +90,7 @@ def _name(name: str, declared: Any) -> str:
 
 
 def _value(name: str, hint: Any, declared: Any, given: Mapping[str, Any]) -> Any:
-    """What was typed for a parameter or field; raises DraftwiseError that names the option."""
+    """The value of a parameter or field; DraftwiseError names the option."""
     if is_dataclass(hint):
         assert isinstance(hint, type)
         hints = get_type_hints(hint, include_extras=True)
@@ -106,7 +106,7 @@ def _value(name: str, hint: Any, declared: Any, given: Mapping[str, Any]) -> Any
 
 
 def _options_of(name: str, hint: Any, declared: Any, default: Any) -> dict[str, inspect.Parameter]:
-    """The parameters that typer reads, by name; none for a field without help."""
+    """The parameters for typer, by name; none for a field without help."""
     if is_dataclass(hint):
         assert isinstance(hint, type)
         hints, found = get_type_hints(hint, include_extras=True), dict[str, inspect.Parameter]()
@@ -139,6 +139,113 @@ def _typer_option(name: str, own: Option) -> Any:
     )  # fmt: skip
 
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
+_models, _learning = partial(option, panel="Models"), partial(option, panel="Learning")
+
+
+def read_lengths(text: str | None) -> list[int] | None:
+    said = f"--plan-lengths {text!r}: write whole numbers with commas, such as 1,2,4,8"
+    return None if text is None else comma_separated(text, int, -inf, said)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    dtype: Any = option(
+        "auto", f"{', '.join(DTYPES)}; int8 and int4 on CPUs only.",
+        metavar="TYPE", panel="Models", known=DTYPES, kind=str,
+    )  # fmt: skip
+    device: Any = option(
+        "auto",
+        "auto (CUDA if available), cpu, cuda, cuda:1, mps, xpu; `map:auto`, `map:balanced`: spread "
+        "the target over all devices (accelerate).",
+        metavar="DEVICE", panel="Models", known=("auto", "cpu", "cuda", "map:auto"), kind=str,
+    )  # fmt: skip
+    threads: int = _models(1, "Number of torch threads.", metavar="N")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Hardware):
+    """The arguments of ``Speculator.from_pretrained``, and ``state`` and ``threads``.
+
+    None = the preset's or the target's own.
+    """
+
+    target: Any = option(
+        "zoo",
+        "A folder (also of a PEFT adapter), a hub id, a `.gguf` file, `smollm2` or `gemma3` "
+        "(from the extras of these names), or `zoo`, the bundled model.",
+        *("--target", "--model", "-m"), metavar="MODEL", known=BUNDLED, kind=str,
+    )  # fmt: skip
+    drafters: Sequence[Any] | None = option(
+        None,
+        "`lm:PATH`, `lookup`, `suffix`, `datastore:FILE`, `zoo`, `zoo:NAME`, `smollm2:NAME` or "
+        "`NAME=SPEC`; repeatable. Default: `lookup`; with `zoo` also its drafters, with "
+        "`smollm2` and `gemma3` also `suffix` and their head.",
+        *("--drafter", "-d"),
+        metavar="SPEC", known=[*registry.DRAFTERS, *BUNDLED], kind=list[str] | None,
+    )  # fmt: skip
+    compile: bool = _models(
+        False, "Compile the models with torch.compile: minutes to start, faster steps.", "--compile"
+    )
+    preset: str = _learning(
+        "draftwise", f"{', '.join(presets.PRESETS)}.", metavar="NAME", known=presets.PRESETS
+    )
+    policy: str | None = _learning(
+        None,
+        "Chooses drafter and length: `goodput`, `ucb1:beta=0.01`, `fixed:0`, ...; `draftwise "
+        f"models` lists all {len(registry.POLICIES)}.",
+        *("--policy", "-p"), metavar="SPEC", known=registry.POLICIES,
+    )  # fmt: skip
+    lengths: Sequence[int] | None = _learning(
+        None,
+        "Draft lengths to choose from: `1,2,4,8`.",
+        "--plan-lengths", metavar="N,N", kind=str | None, read=read_lengths,
+    )  # fmt: skip
+    reward: str | None = _learning(
+        None, f"{', '.join(registry.REWARDS)}.", metavar="SPEC", known=registry.REWARDS
+    )
+    feedback: str | None = _learning(
+        None, f"{', '.join(registry.FEEDBACKS)}.", metavar="SPEC", known=registry.FEEDBACKS
+    )
+    rules: Sequence[str] | None = _learning(
+        None,
+        f"Stop rule, which ends drafts early: {', '.join(registry.GUIDES)}; repeatable.",
+        *("--rule", "--guide"), metavar="SPEC", known=registry.GUIDES, kind=list[str] | None,
+    )  # fmt: skip
+    trees: Sequence[str] | None = _learning(
+        None,
+        "Draft shape: `chain`, or TOP_KxTOTAL_TOKENS such as `4x16`; repeatable.",
+        "--tree", metavar="SHAPE", kind=list[str] | None,
+    )  # fmt: skip
+    scope: str = _learning(
+        "request",
+        "auto: each request starts from what earlier ones learnt; request: each starts from "
+        "scratch; session or task:LABEL: all share one policy.",
+        metavar="SCOPE", known=("auto", "request", "session", "task:"),
+    )  # fmt: skip
+    state: Path | None = option(
+        None, "File that keeps shared learning between runs.", panel="Learning", metavar="FILE"
+    )
+    seed: int | None = option(
+        None,
+        "Random seed. Default: another one each run. Sampled text repeats only with presets that "
+        "do not depend on measured time (the default does).",
+        panel="Sampling", metavar="N",
+    )  # fmt: skip
+
+    @property
+    def learning(self) -> presets.Preset:
+        """The preset with the given fields replaced; raises DraftwiseError."""
+        names = "policy", "reward", "feedback", "lengths", "rules", "trees"
+        given = {name: getattr(self, name) for name in names}
+        return presets.adjusted(presets.preset(self.preset), **given)
+
+    def for_python(self) -> dict[str, Any]:
+        """The arguments of ``Speculator.from_pretrained``."""
+        own = {"state", "threads"}
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in own}
+
+
 _TARGET = annotated(Settings, "target")
 Target = Annotated[str, _TARGET]
 AnyTarget = Annotated[str | None, _TARGET]
@@ -166,7 +273,7 @@ _alias = partial(option, None, panel="Aliases (names of vLLM and transformers)")
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """Options that other programs have for what has a name here already."""
+    """Other programs' names for options that exist here."""
 
     num_speculative_tokens: int | None = _alias("Same as --plan-lengths N.", metavar="N")
     assistant_model: str | None = _alias("Same as --drafter lm:PATH.", metavar="PATH")
@@ -178,7 +285,7 @@ class Aliases:
     )
 
     def applied(self, settings: Settings) -> Settings:
-        """The settings with what the aliases stand for; raises DraftwiseError for both."""
+        """The settings with the aliases applied; DraftwiseError for an option given twice."""
         if self.num_speculative_tokens is not None:
             if settings.lengths is not None:
                 raise DraftwiseError("give --plan-lengths or --num-speculative-tokens, not both")
@@ -195,7 +302,7 @@ class Aliases:
 def wanted(
     target: str, drafters: list[str] | None, hardware: Hardware, seed: int | None = None
 ) -> Settings:
-    """The settings of commands that take these options alone."""
+    """The settings of commands with these options only."""
     return Settings(**asdict(hardware), target=target, drafters=drafters, seed=seed)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A prompt and where it stood, for errors: empty where there is only one."""
+    """A prompt, and its file and line for errors (empty for a single prompt)."""
 
     prompt: str | Sequence[Message]
     where: str = ""
@@ -35,7 +35,7 @@ class Given:
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The one prompt: argument, file or stdin, of which one line break at the end is dropped."""
+    """A single prompt from the argument, a file or stdin, without its last line break."""
     if prompt is not None and file is not None:
         raise DraftwiseError("give the prompt as an argument or with --file, not both")
     if prompt is not None and prompt != "-":
@@ -48,16 +48,17 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def read_batch(file: Path) -> list[Given]:
-    """One prompt a line, or ``prompt`` or ``messages`` of each line of a jsonl file."""
+    """The prompts of a file: one per line, or ``prompt`` or ``messages`` of each jsonl line."""
     places = ((f"{file}, line {number}", entry) for number, entry in prompt_lines(file))
     return [Given(_prompt_of(where, entry), where) for where, entry in places]
 
 
 def as_chat(given: Given, system: str | None) -> Given:
-    """Text as a user's message; what ``--system`` says in front, unless there is another."""
-    messages = list(given.prompt) if not isinstance(given.prompt, str) else []
+    """The prompt as messages; DraftwiseError for a second system message."""
     if isinstance(given.prompt, str):
-        messages = [{"role": "user", "content": given.prompt}]
+        messages: list[Message] = [{"role": "user", "content": given.prompt}]
+    else:
+        messages = list(given.prompt)
     if system is not None:
         if any(message.get("role") == "system" for message in messages):
             raise DraftwiseError(f"{given.where}: there is a system message; leave out --system")

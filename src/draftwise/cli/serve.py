@@ -13,16 +13,15 @@ from draftwise.cli.load import check, load, read_template
 from draftwise.engine.memory import hold
 from draftwise.install import hint
 from draftwise.serve.settings import ServerSettings, bind, hosts_of
-from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
-SETTINGS = Settings(scope="auto", seed=0)
+SETTINGS = o.Settings(scope="auto", seed=0)
 
 
 @o.command
 def serve(
     *,
-    settings: Settings = SETTINGS,
+    settings: o.Settings = SETTINGS,
     chat_template: Path | None = o.CHAT_TEMPLATE,
     server: ServerSettings,
 ) -> None:

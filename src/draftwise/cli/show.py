@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from draftwise.engine.request import Stats
 
 PLAIN_STYLE = "dim"
-"""Of the target's own tokens, and of rounds without a draft."""
+"""Style of the target's own tokens, and of rounds without a draft."""
 
 
 def colours(drafters: Sequence[str]) -> dict[str, str]:
-    """A style for each drafter, in order; the target's own tokens stay in the background."""
+    """The style of each drafter, by its place; the target's own tokens are dim."""
     return drafter_colours(drafters) | {"target": PLAIN_STYLE, NONE: PLAIN_STYLE}
 
 
@@ -38,12 +38,12 @@ def painted(pieces: Sequence[Piece], styles: Mapping[str, str]) -> Text:
 
 
 class Wrap:
-    """Breaks lines between words while text comes in; width: columns of the terminal."""
+    """Wraps streamed text between words; width: columns of the terminal."""
 
     _PARTS = re.compile(
         r"\n|[^\S\n]+|[\u2e80-\u9fff\uac00-\ud7a3\uf900-\uffef]|[^\s\u2e80-\uffef]+"
     )
-    """Line breaks, blanks, letters of scripts without blanks, and words."""
+    """Line breaks, blanks, single letters of scripts without blanks (CJK), and words."""
 
     def __init__(self, width: int) -> None:
         self._width, self._column = width, 0
@@ -89,20 +89,23 @@ def _cells(pieces: Sequence[Piece]) -> int:
 
 
 class Pen:
-    """Text to stdout as it comes: in colours on a terminal, where it may wrap, else as it is."""
+    """Streams text to stdout, in colours on a terminal.
 
-    def __init__(self, drafters: Sequence[str], wraps: bool = False) -> None:
-        self._console, self._styles = Output(), colours(drafters)
-        self._wrap = Wrap(self._console.width) if wraps and self._console.is_terminal else None
+    is_chat: on a terminal, wrap lines between words; end every text with a line break.
+    """
+
+    def __init__(self, drafters: Sequence[str], is_chat: bool = False) -> None:
+        self._console, self._styles, self._is_chat = Output(), colours(drafters), is_chat
+        self._wrap = Wrap(self._console.width) if is_chat and self._console.is_terminal else None
 
     def write(self, pieces: Sequence[Piece]) -> None:
         self._show(pieces if self._wrap is None else self._wrap.feed(pieces))
 
-    def end(self, text: str, always: bool = False) -> None:
-        """A terminal starts a new line; a file gets the answer alone, unless ``always``."""
+    def end(self, text: str) -> None:
+        """End the text with a line break; of ``generate``, a file gets the answer alone."""
         if self._wrap is not None:
             self._show(self._wrap.finish())
-        if (always or self._console.is_terminal) and not text.endswith("\n"):
+        if (self._is_chat or self._console.is_terminal) and not text.endswith("\n"):
             sys.stdout.write("\n")
             sys.stdout.flush()
 
@@ -115,7 +118,7 @@ class Pen:
 
 
 def make_table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
-    """A table with columns of words, which wrap, and then of numbers, which do not."""
+    """A table: ``left`` columns hold text and wrap, ``right`` columns hold numbers."""
     table = Table(**{"box": box.SIMPLE_HEAD, **style})
     for heading in left:
         table.add_column(heading, overflow="fold")
@@ -127,7 +130,10 @@ def make_table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
 def bars(
     what: str, *columns: progress.ProgressColumn, is_shown: bool = True, stays: bool = False
 ) -> progress.Progress:
-    """Bars on a terminal; stays: when all is done, and what is printed meanwhile goes above."""
+    """Progress bars on stderr, on a terminal only.
+
+    stays: keep them when all is done, and show what is printed meanwhile above them.
+    """
     console = Console(stderr=True)
     return progress.Progress(
         progress.TextColumn(what),
@@ -143,7 +149,7 @@ def bars(
 
 
 class Bars:
-    """One bar on stderr for each stage of a run, on a terminal only; stays: as for ``bars``."""
+    """One bar per stage of a run; is_shown, stays: as for ``bars``."""
 
     def __init__(self, *, is_shown: bool = True, stays: bool = True) -> None:
         columns = (
@@ -162,16 +168,20 @@ class Bars:
         self._progress.stop()
 
     def update(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
-        """``done`` of ``total`` are done of a stage, whose bar begins with its first call."""
+        """Advance the bar of a stage; its first call creates the bar."""
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage, total=total)
         shown = stage if loss is None else f"{stage}, loss {loss:.3f}"
         self._progress.update(self._tasks[stage], completed=done, description=shown)
 
     def stage(self, name: str, total: int) -> Callable[..., None]:
-        """Begin a stage; call what is returned with how much is done, and the loss if any."""
+        """Begin a stage; returns a function of the number done and, if any, the loss."""
         self.update(name, 0, total)
         return lambda done, loss=None: self.update(name, done, total, loss)
+
+
+def yes_or_no(is_same: bool) -> Text:
+    return Text("yes", "green") if is_same else Text("NO", "bold red")
 
 
 def legend(styles: Mapping[str, str]) -> Text:
@@ -183,7 +193,7 @@ def legend(styles: Mapping[str, str]) -> Text:
 
 
 def broken(name: str, width: int) -> str:
-    """A long name on several lines of at most ``width``, broken after marks and not in words.
+    """A long name in lines of at most ``width`` characters, broken after punctuation only.
 
     >>> broken("transformers:generalistx20/confidence", 30).split("\\n")
     ['transformers:generalistx20/', 'confidence']
@@ -197,15 +207,15 @@ def broken(name: str, width: int) -> str:
 
 
 def shares(counts: Mapping[str, float]) -> dict[str, float]:
-    """Parts of the whole, largest first; nothing where nothing was counted."""
+    """Counts over their sum, largest first, without zeros."""
     total = sum(counts.values())
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     return {name: value / total for name, value in ordered if value > 0}
 
 
-def percentages(counts: Mapping[str, float], least: float = 0.005) -> str:
-    """``"code 61%  none 39%"``: the shares that are worth a word."""
-    return "  ".join(f"{name} {part:.0%}" for name, part in shares(counts).items() if part >= least)
+def percentages(counts: Mapping[str, float]) -> str:
+    """Shares that round to at least 1%: ``"code 61%  none 39%"``."""
+    return "  ".join(f"{name} {part:.0%}" for name, part in shares(counts).items() if part >= 0.005)
 
 
 def counted(num: int, what: str) -> str:
@@ -231,7 +241,7 @@ def summary(stats: Stats) -> str:
 
 
 def total(stats: Sequence[Stats], are_together: bool = False) -> Stats:
-    """Counts added up; seconds too, unless these rows ran together: then those of the longest."""
+    """The sum of all counts and seconds; rows that ran together: the longest row's seconds."""
     from draftwise.engine.request import Stats
 
     whole = Stats()

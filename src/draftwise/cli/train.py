@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from draftwise.chat import Message, encode
 from draftwise.checks import comma_separated, known, option
 from draftwise.cli import options as o
-from draftwise.cli.failures import Output, note, quiet, refused_values
+from draftwise.cli.failures import Output, note, quiet, refused_values, say
 from draftwise.cli.load import alone_in, check_chat, check_models, load, loading
 from draftwise.cli.options import Hardware
 from draftwise.cli.prompts import Given, read_batch
@@ -41,17 +40,19 @@ LAYOUTS = ("authors", "speculators")
 HELD_OUT, MOST_HELD_OUT = 10, 64
 """Every tenth prompt or text is held out; of an EAGLE head's texts, at most this number."""
 MOST_KEPT_BYTES = 4 << 30
-"""Above this the target's states are computed again in every epoch."""
+"""If the target's hidden states take more, every epoch recomputes them."""
 SELF = "self"
-"""In place of a file: the model writes its prompts itself."""
+"""Instead of a file: the model writes its own prompts."""
 PROMPTS = option(
     ...,
     "Prompts like your users': one per line, or jsonl with `prompt` or `messages`. `self`: an "
     "instruct model writes its own.",
     metavar="FILE",
 )
-_OUT = "Output folder. The same folder resumes an interrupted run."
-OUT = option(..., _OUT, "--out", "-o", metavar="FOLDER")
+OUT = option(
+    ..., "Output folder. The same folder resumes an interrupted run.", *("--out", "-o"),
+    metavar="FOLDER",
+)  # fmt: skip
 SEED = option(0, "Random seed.", least=0)
 ROWS = "Answers sampled in one batch."
 TEMPERATURES = "Temperatures of the target's answers, used in turn."
@@ -64,7 +65,7 @@ def read_temperatures(text: str) -> list[float]:
 
 @dataclass(frozen=True)
 class Answers:
-    """How many prompts the model writes (``self``), and how they are answered and kept."""
+    """How the target's answers, and with ``self`` its prompts, are sampled and kept."""
 
     num_prompts: int = option(1000, "Number of prompts with `--prompts self`.", least=2)
     max_new_tokens: int = option(
@@ -79,7 +80,7 @@ class Answers:
 
 
 def encode_all(base: Speculator, prompts: Sequence[Given], room: int) -> list[list[int]]:
-    """All prompts as tokens; DraftwiseError for one that leaves no ``room`` for an answer."""
+    """All prompts as tokens; DraftwiseError if one leaves no room for ``room`` tokens more."""
     rows = [list(encode(given.prompt, base.tokenizer).tokens) for given in prompts]
     for given, row in zip(prompts, rows, strict=True):
         if not row or len(row) + room > base.target.max_positions:
@@ -94,7 +95,7 @@ def answer_all(
     base: Speculator, prompts: Sequence[list[int]], temperatures: Sequence[float], file: Path,
     how: Answers, bars: Bars,
 ) -> list[Text]:  # fmt: skip
-    """The target's answers, at each temperature in turn, kept in ``file``."""
+    """The target's answers, the temperatures in turn; ``file`` keeps them for a resumed run."""
     from draftwise.engine.options import eos_tokens
     from draftwise.train.answers import answers
 
@@ -109,7 +110,7 @@ def answer_all(
 def check_inputs(
     target: str, hardware: Hardware, prompts: Path | None = None, drafter: str | None = None
 ) -> list[Given]:
-    """The prompts of the file, none for ``self``; refuses at once what cannot be read or loaded."""
+    """The prompts of the file, none for ``self``; refuses what cannot be read or loaded."""
     given = [] if prompts is None or str(prompts) == SELF else read_batch(prompts)
     check_models(target, [] if drafter is None else [model_spec(drafter)], hardware)
     if str(prompts) == SELF or any(not isinstance(one.prompt, str) for one in given):
@@ -118,12 +119,11 @@ def check_inputs(
 
 
 def load_target(target: str, hardware: Hardware) -> Speculator:
-    """The target and its tokenizer alone; DraftwiseError for a model that cannot be loaded."""
     return load(o.wanted(target, [], hardware))
 
 
 def gather(given: list[Given], base: Speculator, folder: Path, how: Answers) -> list[Given]:
-    """The prompts of a file, or without any, what the model writes and ``folder`` keeps."""
+    """The given prompts, or if there are none, the model's own, which ``folder`` keeps."""
     if given:
         return given
     texts, share = own_prompts(base, folder / "own-prompts.jsonl", how, longest=160)
@@ -136,7 +136,7 @@ def gather(given: list[Given], base: Speculator, folder: Path, how: Answers) -> 
 def own_prompts(
     base: Speculator, file: Path, how: Answers, *, longest: int, avoid: Sequence[Path] = ()
 ) -> tuple[list[str], str]:
-    """User turns of the model's own, with a bar, and what share of them was kept."""
+    """Prompts written by the model, and a line that says which share of them was kept."""
     from draftwise.train.prompts import make_prompts, runs_of
 
     num, avoided = how.num_prompts, runs_of(avoid)
@@ -149,7 +149,7 @@ def own_prompts(
 
 
 def model_spec(text: str) -> str:
-    """``PATH``, or any spec of one drafter that is a model, such as ``zoo:python``."""
+    """The spec of a model drafter: ``PATH`` becomes ``lm:PATH``; DraftwiseError for others."""
     spec = text if text.partition(":")[0] in {*DRAFTERS, *BUNDLED} or "=" in text else f"lm:{text}"
     found = [name_and_spec(one)[1] for one in expand([spec])]
     if len(found) != 1 or not found[0].startswith("lm:"):
@@ -169,7 +169,7 @@ def load_drafter(spec: str, base: Speculator, hardware: Hardware) -> Any:
 
 
 def claim(work: Path, inputs: Mapping[str, Any]) -> None:
-    """Make a work folder, or go on in it; DraftwiseError where it holds work on other inputs."""
+    """Make or resume a work folder; DraftwiseError if it holds work on other inputs."""
     work.mkdir(parents=True, exist_ok=True)
     now, path = json.loads(json.dumps(inputs, sort_keys=True)), work / "inputs.json"
     if not path.exists():
@@ -188,7 +188,7 @@ def fingerprint(prompts: Any) -> str:
 
 @contextmanager
 def working_in(folder: Path, inputs: Mapping[str, Any]) -> Iterator[Bars]:
-    """``keeping`` a folder ``claim``ed for these inputs, with bars."""
+    """``keeping`` a folder that is ``claim``ed for these inputs, with progress bars."""
     with keeping(folder), Bars() as bars:
         claim(folder, inputs)
         yield bars
@@ -199,7 +199,7 @@ def train_model(
     checkpoint: Path, bars: Bars, look: Callable[[str], object], probe: float,
     *, probe_only: bool = False,
 ) -> list[float]:  # fmt: skip
-    """Train as far as the probe, look, and (unless ``probe_only``) to the end, and look again."""
+    """Train, calling ``look`` after the probe and at the end; returns the loss of every step."""
     from draftwise.train.loop import fit
 
     steps = settings.steps
@@ -215,19 +215,19 @@ def train_model(
 
 
 def worth(when: str, alpha: float | list[float], costs: Costs, more: str = "") -> dict[str, Any]:
-    """Say the expected speed of a drafter with this acceptance, of every token or by depth."""
+    """Report the expected speed at this acceptance; alpha: of every token, or by depth."""
     from draftwise.train.speedup import speedups
 
     target_s, (draft_s,) = costs.target_s, costs.draft_s.values()
     expected = speedups(alpha, target_s, draft_s)
     alphas = alpha if isinstance(alpha, list) else [alpha]
     length = int(expected.argmax()) + 1
-    Console(stderr=True).print(
+    say(
         f"{when}: acceptance {', '.join(f'{each:.3f}' for each in alphas)}, expected "
         f"{expected.max():.2f}x plain decoding with drafts of {length} (a target token takes "
         f"{1000 * target_s[0]:.1f} ms, a drafted one {1000 * draft_s:.1f} ms{more})",
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        style="",
+    )
     return {
         "expected_speedup": round(float(expected.max()), 3),
         "length": length,
@@ -242,7 +242,7 @@ def write_report(out: Path, found: Any) -> None:
 
 @contextmanager
 def keeping(work: Path) -> Iterator[None]:
-    """Around the work in a folder, held alone: a disk that fails is said, with where to go on."""
+    """Lock a work folder; DraftwiseError says how to resume after a full or failing disk."""
     try:
         work.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -296,8 +296,8 @@ def drafter(
         if lend and num_layers is None:
             raise DraftwiseError("--lend is for a start from the target's own: --layers N")
         own = check_inputs(target, hardware, prompts, init)
-        options = replace(learning, seed=seed, bf16=_is_mixed(learning, hardware.device))
         base = load_target(target, hardware)
+        options = replace(learning, seed=seed, bf16=_is_mixed(learning, base))
         encoded = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
         if len(encoded) < 2:
             raise DraftwiseError(f"{prompts} has one prompt: give at least two, one is held out")
@@ -348,11 +348,8 @@ def drafter(
             print(f"wrote {out}; draft with it: --drafter lm:{out}")
 
 
-def _is_mixed(learning: LearningOptions, device: str) -> bool:
-    import torch
-
-    on_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
-    return on_gpu if learning.bf16 is None else learning.bf16
+def _is_mixed(learning: LearningOptions, base: Speculator) -> bool:
+    return base.target.device.type == "cuda" if learning.bf16 is None else learning.bf16
 
 
 def _start(
@@ -371,7 +368,7 @@ def _start(
 
 
 def _save(base: Speculator, model: Any, out: Path, lends: bool) -> None:
-    """Write the drafter in the target's precision, and its tokenizer unless it borrows all."""
+    """Write the drafter in the target's dtype, with the tokenizer unless it borrows weights."""
     from draftwise.nn.cpu.layout import put_back
     from draftwise.nn.load import save_borrower
 
@@ -385,7 +382,7 @@ def _save(base: Speculator, model: Any, out: Path, lends: bool) -> None:
 
 
 Example = tuple[str | Sequence[Message], str | None]
-"""Prompt and completion; no prompt for a text, no completion to be answered."""
+"""Prompt ("" for a plain text) and completion (None if the target is to answer)."""
 LEARNING = LearningOptions(epochs=4.0, lr=1e-3)
 
 
@@ -409,6 +406,11 @@ class EagleOptions:
         False, "Share the target's lm_head, neither trained nor stored; a third faster."
     )
     regression: float = option(0.0, "With --lend: weight of EAGLE-1's regression loss.", least=0.0)
+
+    def __post_init__(self) -> None:
+        known("layout", self.layout, LAYOUTS)
+        if self.regression and not self.lend:
+            raise DraftwiseError("--regression leads to states of the target's lm_head: add --lend")
 
 
 @o.command
@@ -439,7 +441,8 @@ def eagle(
     """
     folder = answers.folder(out)
     with quiet(), refused_values():
-        _check(head, data, prompts)
+        if (data is None) == (prompts is None):
+            raise DraftwiseError("say what to learn from: --data FILE, or --prompts FILE or self")
         examples = None if data is None else read_examples(data)
         own = check_inputs(target, hardware, prompts)
         base = load_target(target, hardware)
@@ -468,16 +471,8 @@ def eagle(
     Output().print(table)
 
 
-def _check(head: EagleOptions, data: Path | None, prompts: Path | None) -> None:
-    known("layout", head.layout, LAYOUTS)
-    if (data is None) == (prompts is None):
-        raise DraftwiseError("say what to learn from: --data FILE, or --prompts FILE or self")
-    if head.regression and not head.lend:
-        raise DraftwiseError("--regression leads to states of the target's lm_head: add --lend")
-
-
 def read_examples(file: Path) -> list[Example]:
-    """The example of each line; DraftwiseError names the first line that has none."""
+    """The example of each line; DraftwiseError names the first invalid line."""
     lines = numbered_lines(file, TRACE_BYTES, pipes=True)
     found = [_example(json_line(line, file, n), f"{file}, line {n}") for n, line in lines]
     if not found:
@@ -501,7 +496,7 @@ def _as_texts(
     base: Speculator, examples: Sequence[Example], head: EagleOptions, how: Answers, bars: Bars,
     folder: Path,
 ) -> list[Text]:  # fmt: skip
-    """All texts as tokens, the prompts without a completion answered by the target."""
+    """All examples as tokens; the target answers prompts without a completion."""
     from draftwise.engine.options import eos_tokens
     from draftwise.train.data import Text
 
@@ -528,7 +523,7 @@ def _train(
     base: Speculator, taught: Sequence[Text], held_out: Sequence[Text], chosen: EagleOptions,
     learning: LearningOptions, seed: int, folder: Path, out: Path, bars: Bars,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train a head and write it in the target's precision; what is reported of it."""
+    """Train a head and write it in the target's dtype; returns the report."""
     import torch
 
     from draftwise.nn.heads.eagle import save_head
@@ -543,10 +538,10 @@ def _train(
     head = e.new_head(module, ids, seed=seed, lends=chosen.lend)
     steps = max(1, round(learning.epochs * len(groups(taught, learning.batch_tokens))))
     is_half = target.dtype == torch.bfloat16  # what it lends does not mix with ours
-    mixed = is_half or (target.device.type == "cuda" if learning.bf16 is None else learning.bf16)
     settings = TrainingSettings(
-        steps, learning.lr, min(50, steps // 10), steps // 2, clip=0.5, bf16=mixed
-    )
+        steps, learning.lr, min(50, steps // 10), steps // 2, clip=0.5,
+        bf16=is_half or _is_mixed(learning, base),
+    )  # fmt: skip
     keeps = e.kept_bytes(taught, head) < MOST_KEPT_BYTES if chosen.keep is None else chosen.keep
     batches = observed_batches(
         module, {"texts": taught}, head.config.taps, seed=seed,
