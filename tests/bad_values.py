@@ -1,4 +1,4 @@
-"""Values that no request may have, by parameter: one table for Python, command line and server."""
+"""Invalid request values by parameter: one table for Python, command line and server."""
 
 from __future__ import annotations
 

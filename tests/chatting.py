@@ -1,4 +1,4 @@
-"""A tokenizer of bytes that can chat, and a tiny model that speaks it."""
+"""A byte tokenizer with a chat template, and a tiny model for it."""
 
 from __future__ import annotations
 

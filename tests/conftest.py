@@ -1,4 +1,4 @@
-"""One torch thread for tests and for what they start: more stall each other on a busy machine."""
+"""One torch thread for tests and their child processes: more threads stall each other."""
 
 from __future__ import annotations
 

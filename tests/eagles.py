@@ -1,4 +1,4 @@
-"""Tiny heads of every kind for tiny targets: random ones, and taught ones that know the text."""
+"""Tiny EAGLE heads of every kind for tiny targets, random or fitted to the text."""
 
 from __future__ import annotations
 

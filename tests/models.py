@@ -1,4 +1,4 @@
-"""Tiny random models, made on the spot: no download, fixed seeds, chaotic enough not to loop."""
+"""Tiny random models, created on the fly: no download, fixed seeds, no loops in their text."""
 
 from __future__ import annotations
 

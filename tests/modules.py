@@ -1,4 +1,4 @@
-"""The module after a public name, for tests that replace something inside it."""
+"""The module that defines a public name, for tests that patch something in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions of drafters with rows open, as an engine opens them, asked one at a time."""
+"""Sessions of drafters with open rows, as in the engine, for one question at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full: no file may grow beyond a limit."""
+"""A full disk: no file may grow beyond a limit."""
 
 from __future__ import annotations
 

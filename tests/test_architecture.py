@@ -1,7 +1,7 @@
-"""The house: who may import whom, what stays free of torch, and what tests may import.
+"""Who may import whom, which modules stay free of torch, and imports of tests.
 
-The table is DESIGN's: imports run one way. An arrow that is not in it fails here, and the cure is
-to move code, not to lengthen the table.
+Imports run one way. An arrow that is not in the table fails here: move code rather than lengthen
+the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages as prompts: the template's text, its special tokens once, and clear refusals."""
+"""Messages as prompts: the template's text, special tokens once, and clear refusals."""
 
 from __future__ import annotations
 

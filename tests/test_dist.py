@@ -1,4 +1,4 @@
-"""Distributions over the vocabulary, exactly on fractions and as properties of lists of numbers."""
+"""Distributions over the vocabulary: exact with fractions, and as properties of floats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README and the examples show is run, and what they name exists."""
+"""The README's and the examples' code runs, and the names in the docs exist."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_name_in_the_tables_can_be_imported() -> None:
-    """A line of a table that names nothing would only fail when somebody uses it."""
+    """A wrong line of a table would otherwise only fail when it is used."""
     tables = {
         "policy": registry.POLICIES,
         "reward": registry.REWARDS,

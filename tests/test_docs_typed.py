@@ -1,4 +1,4 @@
-"""The README and the docs, top to bottom: what is quick to type is typed, and works."""
+"""The README and the docs, typed top to bottom: everything quick works."""
 
 from __future__ import annotations
 

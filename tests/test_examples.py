@@ -1,4 +1,4 @@
-"""The examples in the docstrings do what they say."""
+"""The examples in docstrings do what they say."""
 
 from __future__ import annotations
 

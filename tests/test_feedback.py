@@ -1,4 +1,4 @@
-"""What a round reveals: plans by hand, the queue, and the games of HedgeSpec."""
+"""Evidence of a round: plans by hand, the queue, and HedgeSpec's games."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def test_prefix_by_hand(drafted: int, accepted: int, expected: dict[int, float])
 def test_prefix_knows_what_a_longer_plan_would_have_drafted(
     index: int, drafted: int, accepted: int, expected: float | None
 ) -> None:
-    """Acceptance rates: a x 8 would have drafted 8, or as few as were drafted if that ended by
-    itself; after a full acceptance nobody knows."""
+    """Acceptance rates: a x 8 would have drafted 8, or what was drafted if the draft ended by
+    itself; after full acceptance it is unknown."""
     feedback = reveal_one(make("prefix", "blend:alpha=0"), played(index, drafted, accepted))
     assert shown(feedback).get(4) == expected
 

@@ -1,4 +1,4 @@
-"""Lines that install draftwise are those of ``draftwise.install``, and what they name exists."""
+"""Install lines in the docs are those of ``draftwise.install``, and their names exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards against exact enumeration with fractions: no samples, no tolerance where none is due."""
+"""Rewards against exact enumeration with fractions, without samples."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_expected_length_values() -> None:
     assert math.isnan(printed(counterfactual(Plan("a", 4), [0.5, 0.5])))
     own = Outcome(Plan("a", 4), 8, np.array([0.5, 0.25]), np.ones(2), EMPTY, 4, 1)
     assert printed(own) == exact(own) == 1.75 / 9
-    assert printed(played(4, 4, 1)) == 2 / 9  # nobody computed its alphas: the count
+    assert printed(played(4, 4, 1)) == 2 / 9  # no alphas: the count
 
 
 def test_acceptance_values() -> None:

@@ -1,4 +1,4 @@
-"""What the site is made of: anchors that exist, an API page for every public name, pictures."""
+"""The docs site: anchors exist, every public name has an API page, pictures exist."""
 
 from __future__ import annotations
 

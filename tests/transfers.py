@@ -1,4 +1,4 @@
-"""Counts the times that the host waits for the device: it works without a GPU, too.
+"""Counts the host's waits for the device; works without a GPU, too.
 
 On a GPU each of these is a synchronisation: ``cpu``, ``to("cpu")`` (``to`` a tensor's own device is
 an upload), ``numpy``, ``tolist``, ``item``, a tensor as bool, int, float or index; and operations

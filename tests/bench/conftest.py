@@ -1,4 +1,4 @@
-"""Tiny models, and questions for them."""
+"""Tiny models and questions."""
 
 from __future__ import annotations
 

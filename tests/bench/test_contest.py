@@ -1,4 +1,4 @@
-"""Everybody answers in turn: fairly, resumably, and a planted lossy one is found out."""
+"""All methods are interleaved, runs resume, and a planted lossy method is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may type as a method."""
+"""Method specs as users type them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ratios and their intervals, on timings whose truth is known."""
+"""Paired ratios and their intervals, on timings with known ratios."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From runs to numbers, on runs that are made up."""
+"""Results computed from synthetic runs."""
 
 from __future__ import annotations
 

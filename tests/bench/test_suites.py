@@ -1,4 +1,4 @@
-"""What is asked, from wherever it comes."""
+"""Prompt suites from every source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models on disk, made once, and a way to run the command in this process."""
+"""Models on disk, made once, and a way to run commands in this process."""
 
 from __future__ import annotations
 

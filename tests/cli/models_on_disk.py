@@ -1,4 +1,4 @@
-"""Tiny random models in folders, with a byte-level tokenizer: what the command line can load."""
+"""Folders with tiny random models and a byte-level tokenizer, for the command line."""
 
 from __future__ import annotations
 

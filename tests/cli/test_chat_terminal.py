@@ -104,7 +104,7 @@ def person(folder: Path, tmp_path: Path) -> Iterator[Person]:
 
 
 def asked(person: Person, place: Path) -> list[str]:
-    """What the model was asked, by what is saved."""
+    """The user's messages in the saved conversation."""
     person.says("/save c.jsonl\r", "wrote c.jsonl")
     person.reads("\n> ")
     messages = json.loads((place / "c.jsonl").read_text())["messages"]

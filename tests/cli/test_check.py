@@ -1,4 +1,4 @@
-"""``draftwise check``: a right model is lossless, and a wrong wide forward is found."""
+"""``draftwise check``: a correct model passes, and a wrong wide forward is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of commands: what it says of each is what the command says of itself."""
+"""The table of commands agrees with each command's own help."""
 
 from __future__ import annotations
 

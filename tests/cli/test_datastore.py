@@ -1,4 +1,4 @@
-"""``draftwise datastore build``: corpora of every kind, and what is refused."""
+"""``draftwise datastore build``: every kind of corpus, and refusals."""
 
 from __future__ import annotations
 

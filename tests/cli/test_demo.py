@@ -1,4 +1,4 @@
-"""``draftwise demo``: a fair race, an honest table."""
+"""``draftwise demo``: equal conditions for both decoders, and correct tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a command line is said before torch is imported, in the user's words."""
+"""Invalid command lines are refused before torch is imported, in the user's words."""
 
 from __future__ import annotations
 

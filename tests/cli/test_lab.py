@@ -1,4 +1,4 @@
-"""What draftwise does without the lab, and that the lab's commands are those it announces."""
+"""draftwise without the lab, and the lab's commands with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process at a time in a folder; what is said of a folder that will not do."""
+"""One process at a time per folder, and messages about unusable folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``draftwise models``: what there is, and what fits."""
+"""``draftwise models``: the list of models, and their memory."""
 
 from __future__ import annotations
 

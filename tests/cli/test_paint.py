@@ -1,4 +1,4 @@
-"""Pieces of text by who wrote them."""
+"""Text attributed to drafters, piece by piece."""
 
 from __future__ import annotations
 

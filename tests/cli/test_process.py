@@ -1,4 +1,4 @@
-"""The command as a process: fast help, Ctrl-C, a reader that goes away."""
+"""The command as a process: fast help, Ctrl-C, closed pipes."""
 
 from __future__ import annotations
 

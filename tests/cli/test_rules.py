@@ -1,4 +1,4 @@
-"""Stop rules on the command line: two names of one option, and rules inside rules."""
+"""Stop rules on the command line: aliases of an option, and nested rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text as it streams: half characters, whatever the rounds' lengths."""
+"""Streamed text: incomplete characters, rounds of any length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``draftwise train drafter``: a drafter for any target, resumable, and what it is worth."""
+"""``draftwise train drafter``: any target, resumable, with a report of acceptance."""
 
 from __future__ import annotations
 

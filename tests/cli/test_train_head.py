@@ -1,4 +1,4 @@
-"""``draftwise train head``: from prompts to a head that generation finds, and what it refuses."""
+"""``draftwise train head``: from prompts to a head that generation finds, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of every drafter in the table: what the engine may rely on."""
+"""The contract of every drafter in the registry."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def certain(context: Context, tokens: Sequence[int]) -> list[Any]:
 def verified(
     session: Any, contexts: Sequence[Context], drafts: Sequence[Draft] | None, num_accepted: int
 ) -> None:
-    """The target, certain of itself, keeps so many drafted tokens and says another one after."""
+    """A deterministic target accepts some drafted tokens, then emits a different one."""
     for row, context in enumerate(contexts):
         drafted = drafts[row].tokens.tolist() if drafts else []
         kept = drafted[:num_accepted]

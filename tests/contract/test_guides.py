@@ -1,4 +1,4 @@
-"""The contract of every guide in the table."""
+"""The contract of every stop rule in the registry."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_answers_are_booleans_and_the_same_seed_learns_the_same(name: str) -> No
 @ALL
 @pytest.mark.parametrize("num_accepted", [0, 1, 5])
 def test_any_ending_can_be_told_at_any_time(name: str, num_accepted: int) -> None:
-    """Before the first draft, or of one that was asked about less often than it has tokens."""
+    """Before the first draft, or for a draft with more tokens than calls of the rule."""
     guide = make(name)
     guide.learn(5, num_accepted)
     assert isinstance(guide.should_continue(DraftStep(0, 5)), bool)

@@ -170,7 +170,7 @@ def test_moves_to_the_best_plan(name: str, best: int) -> None:
 
 @pytest.mark.parametrize("name", all_but(NEVER_RETRIES))
 def test_every_plan_is_retried(name: str) -> None:
-    """Equal plans: whoever shares one bonus among all plans (= greedy) plays the first for ever."""
+    """Equal plans: a policy with one bonus for all plans (greedy) would play the first for ever."""
     counts = np.zeros(4)
     policy = make(name)
     for decision in play(name, policy, lambda t: np.full(4, 0.5), 400):

@@ -1,4 +1,4 @@
-"""Survivals are the formula, and learning counts what was seen and nothing else."""
+"""Survival follows the formula, and learning counts exactly what was observed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Closed batches: drafts that shorten no batch end; open traffic and useful drafts go on."""
+"""Closed batches: useless drafts end; open traffic and useful drafts continue."""
 
 from __future__ import annotations
 

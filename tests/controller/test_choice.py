@@ -1,4 +1,4 @@
-"""The choice equals the best of all combinations; curves and hulls are what they promise."""
+"""The choice equals exhaustive search; curves and hulls have their properties."""
 
 from __future__ import annotations
 

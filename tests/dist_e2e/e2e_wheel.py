@@ -1,4 +1,4 @@
-"""``make dist``: the wheels in an environment of what their metadata requires, and no more."""
+"""``make dist``: the wheels in an environment of exactly their required dependencies."""
 
 from __future__ import annotations
 

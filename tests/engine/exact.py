@@ -1,4 +1,4 @@
-"""The exact law of a random procedure: each comparison of a uniform cuts its interval in two.
+"""The exact distribution of a randomised procedure: comparisons split intervals.
 
 A ``World`` hands out uniforms that are intervals. ``u < x`` is true on one part of the interval and
 false on the other; ``law`` runs the procedure once for each part and adds up the lengths as

@@ -1,4 +1,4 @@
-"""Policies and drafters that raise, or return what is no answer to what they were asked."""
+"""Policies and drafters that raise, or return invalid values."""
 
 from __future__ import annotations
 

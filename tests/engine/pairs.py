@@ -1,4 +1,4 @@
-"""Tiny targets with drafters that agree often, seldom, or with the text itself; loaded once."""
+"""Tiny targets with drafters that agree often, rarely, or always; loaded once."""
 
 from __future__ import annotations
 

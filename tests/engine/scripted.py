@@ -1,4 +1,4 @@
-"""A model that says what it is told to, position by position, and a policy that plays a list."""
+"""A model with scripted distributions by position, and a policy that plays a list."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Alternating:
 
 
 class CoinMixer:
-    """Tosses who writes each token: a drafter, a match, whoever it may, or nobody."""
+    """Draws the writer of each token at random: a drafter, a match, or none."""
 
     def __init__(self, drafter: str, length: int, seed: int) -> None:
         self.drafter, self.length, self._rng = drafter, length, np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""What one request or drafter does wrong is its own matter: the others' answers stay what they are.
+"""A fault of one request or drafter leaves the answers of others unchanged.
 
 A healthy greedy request runs beside one whose parts raise or return nonsense.
 """

@@ -1,4 +1,4 @@
-"""Long texts that drafters missed: read apart from drafting, in pieces while other rows write."""
+"""Drafters catch up on long texts outside of drafting, in chunks between rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAR = [*LONG, *LONG[::-1], *LONG][:150]
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens that the sessions were asked to read on, an entry a call and row."""
+    """Tokens that sessions catch up on, one entry per call and row."""
     seen: list[int] = []
     sound = NeuralSession.catch_up
 

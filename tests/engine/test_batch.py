@@ -1,4 +1,4 @@
-"""A row of a batch is a request by itself: same tokens, same randomness, whoever runs beside it."""
+"""A row of a batch equals the request alone: same tokens, same randomness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine's meter makes of forwards, draft steps and reading."""
+"""The engine's measured costs of forwards, draft steps and catching up."""
 
 from __future__ import annotations
 

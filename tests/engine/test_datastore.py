@@ -1,4 +1,4 @@
-"""Datastores against a search of the whole corpus; files that are not what they should be."""
+"""Datastores against a search of the whole corpus; damaged files."""
 
 from __future__ import annotations
 

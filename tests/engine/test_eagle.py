@@ -1,4 +1,4 @@
-"""EAGLE heads in the engine: hidden states arrive, catching up is exact, trees and limits."""
+"""EAGLE heads in the engine: hidden states, exact catching up, trees and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an answer ends and what it reads: lengths, EOS, stop strings, half characters, NaN."""
+"""Where answers end: lengths, EOS, stop strings, incomplete characters, NaN."""
 
 from __future__ import annotations
 

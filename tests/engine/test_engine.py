@@ -1,4 +1,4 @@
-"""Requests that join and leave: every answer is what it would be alone, and nothing is lost.
+"""Continuous batching: every answer equals the request alone, and none is lost.
 
 Method: random scripts of admit, step and cancel drive an engine with fewer rows than requests;
 greedy answers are compared with ``transformers``' own, token for token (the sampled law of rows

@@ -1,4 +1,4 @@
-"""Verdicts in the engine: tokens that the target cannot read, and tokens that end an answer."""
+"""Verification of tokens that the target cannot read, or that end an answer."""
 
 from __future__ import annotations
 

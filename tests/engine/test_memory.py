@@ -1,4 +1,4 @@
-"""Policies that outlive a request: who shares, what a file keeps, what it refuses."""
+"""Policy state across requests: scopes, files, refusals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_default_policy_is_saved_and_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scope", ["session", "task:a", "auto"])
 def test_rows_that_share_what_they_learn_have_each_their_own_match(scope: str) -> None:
-    """The match of whoever learnt last would price the other row's retrieval."""
+    """With a shared match, one row's match would price the other row's retrieval."""
     engine = (shared := made(scope, "goodput")).engine()
     rows = [shared.request(text, max_new_tokens=8, ignore_eos=True) for text in ([7, 7, 7, 7], [5])]
     for row in rows:

@@ -1,4 +1,4 @@
-"""Drafts that several drafters write: the same text, each token by whoever was said."""
+"""Drafts by several drafters: the text is the same whoever writes each token."""
 
 from __future__ import annotations
 

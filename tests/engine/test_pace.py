@@ -1,4 +1,4 @@
-"""How much is read between two rounds, and how drafters are met when a prompt was read."""
+"""Chunked prefill between rounds, and scoring of drafters after prefill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.test_engine import LONG, ask, run
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows that each look at a model was asked about."""
+    """Number of rows of each probe of a model."""
     seen: list[int] = []
     sound = NeuralSession.probe
 

@@ -1,4 +1,4 @@
-"""What a round says about itself: counts that add up, scores that are true, costs, traces.
+"""Round records: consistent counts, correct scores, costs, traces.
 
 The scores are checked against plain forwards of both models along the final text, with the
 library's own argmax or softmax: ``alpha = sum_v min(p, q)``, ``ratio = min(1, q/p)``.

@@ -1,4 +1,4 @@
-"""Suffix decoding against references that search every text again, and what it may remember."""
+"""Suffix decoding against exhaustive references, and limits of its history."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def chain_of(drafter: SuffixDrafter, context: Context, length: int = DEPTH) -> l
 
 
 def history(drafter: SuffixDrafter, outputs: Sequence[Sequence[int]]) -> None:
-    """Requests that are over; their prompts are tokens that nobody else has."""
+    """Finished requests, whose prompts share no tokens with others."""
     for output in outputs:
         context = context_of([999])
         session = opened(drafter, [context])

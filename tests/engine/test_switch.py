@@ -1,4 +1,4 @@
-"""A request's own switch: no drafts, only some drafters, or short drafts, in any company.
+"""Per-request control: no drafts, some drafters, or short drafts, in any batch.
 
 Method: random scripts of admit, step and cancel, as in ``test_engine``, where each request has its
 own switch; greedy answers are compared with ``transformers``' own, sampled ones with the exact law

@@ -1,4 +1,4 @@
-"""Text is one decode of its tokens: by any decoder, however the tokens came, wherever it stops."""
+"""Text equals one decode of its tokens, for any decoder, chunking and stop."""
 
 from __future__ import annotations
 

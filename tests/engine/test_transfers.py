@@ -1,4 +1,4 @@
-"""How often the host waits for the device in a round, counted: at most twice, with looks once more.
+"""Host reads per round, counted: at most two, and one more with probes.
 
 A draft of a fixed length is looked at once, when it is done, and once more with the verdict, the
 scores and whatever else the round shows. Where a rule or a mixer must see each token, one look a

@@ -1,4 +1,4 @@
-"""What a request may ask: every bad value is named before anything runs; every good one counts."""
+"""Request parameters: invalid values are named before work starts; valid ones work."""
 
 from __future__ import annotations
 

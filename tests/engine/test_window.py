@@ -1,4 +1,4 @@
-"""Sink and window: what is read of a long text, how much memory it takes, how it comes back."""
+"""Sink and window: what a drafter reads of long text, its memory, and catching up."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_is_read(num: int) -> None:
 
 @pytest.mark.parametrize("every", [1, 3, 1000], ids=["always", "now and then", "at last"])
 def test_q_is_what_the_model_says_of_sink_and_window(every: int) -> None:
-    """Whoever played when; penalties look at all of the text."""
+    """In any order of drafters; penalties see the whole text."""
     session, context = session_and_context()
     for step, num in enumerate(range(20, 120, 3)):
         context.tokens = TEXT[:num]

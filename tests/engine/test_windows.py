@@ -1,4 +1,4 @@
-"""Layers with windows and chunks keep no more than these, and texts are those of ``generate``."""
+"""Sliding-window and chunked layers keep only their window; text equals ``generate``'s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round tells about rules that did not play: those that would have stopped its draft."""
+"""Evidence on rules that did not play: those that would have stopped the draft."""
 
 from __future__ import annotations
 

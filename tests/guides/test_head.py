@@ -1,4 +1,4 @@
-"""SpecDec++'s rule: the stored layout, the product of predictions, and where hidden states go."""
+"""SpecDec++'s rule: file layout, the product of predictions, and hidden states."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_drafter_without_a_head_is_told_how_to_get_one(tmp_path: Path) -> None
 
 
 def fresh(home: Path | None = None) -> LMDrafter:
-    """A drafter of which no hidden state was asked yet."""
+    """A drafter whose hidden states have not been read yet."""
     model = CausalModel(near_copy(target().module, noise=0.04), "good")
     return LMDrafter("good", model, target(), home or head_home())
 

@@ -1,4 +1,4 @@
-"""Guides where they work: each request has its own, is told of its drafts, and of nothing else."""
+"""Stop rules in the engine: one per request, fed with that request's drafts only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule of TapOut's table 1, on steps worked out by hand from its formula."""
+"""Each rule of TapOut's table 1, on steps computed by hand from its formula."""
 
 from __future__ import annotations
 

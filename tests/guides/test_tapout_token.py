@@ -1,4 +1,4 @@
-"""Token-level TapOut: one bandit a position, each told of the token at its own position."""
+"""Token-level TapOut: one bandit per position, rewarded by the token at it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SGLang's policy: choices and prices against a small fake, contracts against the real wheel.
+"""SGLang's policy: choices and prices against a stub, contracts against the wheel.
 
 The contract tests need ``make sglang-wheel``; they import SGLang's modules that need no CUDA.
 """
@@ -37,7 +37,7 @@ BENCHMARKS = Path(__file__).parents[2] / "packages" / "lab" / "benchmarks"
 ANY_BATCH = SglangSettings({1: [0, 1, 2, 3, 5]}, state=None)
 
 Seconds = Callable[[int, int], float]
-"""Of a step of so many requests, each with so many drafted tokens."""
+"""Seconds of a step by requests, and drafted tokens of each."""
 
 
 def flat(batch: int, steps: int) -> float:

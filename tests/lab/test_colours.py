@@ -1,4 +1,4 @@
-"""A colour of its own for each drafter, the same wherever it is painted, and strong enough."""
+"""Each drafter has its own colour, the same everywhere, with enough contrast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of grouped heads: the library's own result, without its copies."""
+"""Grouped-query attention: transformers' result, without its copies."""
 
 from __future__ import annotations
 

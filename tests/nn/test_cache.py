@@ -212,7 +212,7 @@ def test_rows_go_end_to_end_where_attention_lets_them(kind: str) -> None:
 
 
 def widened(mask: Any) -> Any:
-    """Everybody may look one slot further than they should."""
+    """Every query may attend one slot too far."""
     if isinstance(mask, dict):
         return {name: widened(part) for name, part in mask.items()}
     return mask.roll(1, -1) | mask

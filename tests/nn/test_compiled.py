@@ -1,4 +1,4 @@
-"""Compiled forwards: the logits of plain ones, nothing compiled twice, and tokens as ever.
+"""Compiled forwards: the logits of plain ones, no recompilation, and equal tokens.
 
 Method: dynamo traces each forward into one graph, which a backend that only counts runs as it is
 (quick); one test compiles with inductor. Errors are relative to the largest logit, 1e-4 in fp32.

@@ -1,4 +1,4 @@
-"""DFlash heads: ``speculators``' files load key by key, and drafts are what one block says."""
+"""DFlash heads: ``speculators``' files load key by key, and drafts follow from one block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EAGLE heads: their arithmetic against the library's layers, and the same on a ragged cache."""
+"""EAGLE heads: arithmetic against transformers' layers, also on a ragged cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recurrences: what is run again over the tokens kept is what the library's kernels leave."""
+"""Recurrences: replaying kept tokens gives the state of transformers' kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How weights lie in memory changes neither what they are nor what is written."""
+"""The memory layout of weights changes neither results nor saved files."""
 
 from __future__ import annotations
 

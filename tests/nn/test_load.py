@@ -1,4 +1,4 @@
-"""Models as people have them: eager attention, torch's dtypes, hub ids, other tokenizers."""
+"""Models in common forms: eager attention, torch dtypes, hub ids, other tokenizers."""
 
 from __future__ import annotations
 

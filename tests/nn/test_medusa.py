@@ -1,4 +1,4 @@
-"""Medusa heads: the authors' files load key by key, and drafts are what the heads say."""
+"""Medusa heads: the authors' files load key by key, and drafts are the heads' argmaxes."""
 
 from __future__ import annotations
 

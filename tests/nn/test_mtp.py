@@ -1,4 +1,4 @@
-"""MTP heads: every family's names load, key by key, and the layer is one of the target's own."""
+"""MTP heads: every family's names load key by key, into one of the target's own layers."""
 
 from __future__ import annotations
 

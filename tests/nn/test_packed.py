@@ -1,4 +1,4 @@
-"""Weights in few bits: what they stand for, and that drafts change nothing of what they say."""
+"""int8 and int4 weights: their values, and losslessness with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints whose weights torchao or bitsandbytes quantised; each test skips without its own."""
+"""torchao and bitsandbytes checkpoints; each test skips without its package."""
 
 from __future__ import annotations
 

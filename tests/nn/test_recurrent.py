@@ -1,4 +1,4 @@
-"""States by row: ragged feeds, drafts taken back wholly and in part, rows that are copied."""
+"""Recurrent states by row: ragged feeds, partial rollback, copied rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be served is refused at load, with a reason: never run wrong, never a traceback.
+"""Unsupported models are refused at load with a reason: never wrong text, no traceback.
 
 Tiny random models of kinds whose memory cannot be cut back by position, models whose attention
 counts by slot, attention code that takes no masks of ours, and folders that are not what they say.
@@ -206,7 +206,7 @@ def test_attention_models_pass(kind: str, attention: str) -> None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_self_check_sees_a_wrong_mask(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Teeth: everybody may look at everything."""
+    """The self-check detects attention without a mask."""
     sound = Masks._as_bias
     monkeypatch.setattr(
         Masks, "_as_bias", lambda self, allowed: sound(self, torch.ones_like(allowed))

@@ -1,4 +1,4 @@
-"""Logits to distributions, many rows at once: against transformers' own processors, row by row."""
+"""Batched sampling parameters against transformers' own processors, row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models spread over devices, adapters merged in, checkpoints in formats that are not installed."""
+"""Models on several devices, merged adapters, formats whose package is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows of the cache allocate, take from a shelf and give back, and what states are told."""
+"""Allocation, reuse and release of cache rows, and the calls that states receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Longrope across its switch: texts are those of the library's ``generate``, token by token."""
+"""LongRoPE across its switch: text equals ``generate``'s, token by token."""
 
 from __future__ import annotations
 

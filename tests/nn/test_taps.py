@@ -1,4 +1,4 @@
-"""Hidden states by hooks: those of the library, and of no other layers."""
+"""Hidden states by hooks: equal to transformers', for the chosen layers only."""
 
 from __future__ import annotations
 

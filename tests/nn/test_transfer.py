@@ -1,4 +1,4 @@
-"""Transfers to the host, and that the counter of the tests sees each way there is."""
+"""Transfers to the host, and the tests' counter of every kind of transfer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees on the ragged cache: every node's logits are those of its own path, read alone."""
+"""Trees on the ragged cache: every node's logits are those of its own path alone."""
 
 from __future__ import annotations
 

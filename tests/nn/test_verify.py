@@ -1,4 +1,4 @@
-"""Verification in tensors against the readable reference: the same tokens, row by row."""
+"""Batched verification against the readable reference: the same tokens, row by row."""
 
 from __future__ import annotations
 

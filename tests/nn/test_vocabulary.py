@@ -1,4 +1,4 @@
-"""A drafter whose logits are padded to another size than the target's, from folders and modules."""
+"""Drafters whose logits are padded to another size than the target's."""
 
 from __future__ import annotations
 

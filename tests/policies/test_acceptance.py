@@ -1,4 +1,4 @@
-"""Rates of acceptance, against the sums that their docstring writes down."""
+"""Acceptance rates against the sums in their docstring."""
 
 from __future__ import annotations
 

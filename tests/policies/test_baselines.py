@@ -1,4 +1,4 @@
-"""The baselines that do not learn in a request, and the parts that all policies share."""
+"""Baselines that do not learn within a request, and shared parts of policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests teach each other: predictions that must follow, and files that are refused."""
+"""Learning across requests: predictions that must follow, and refused files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The goodput policy: prices worked by hand, and what it may never do."""
+"""The goodput policy: prices computed by hand, and its invariants."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_no_drafter_is_given_up_for_good() -> None:
 
 
 def test_where_six_drafters_failed_the_seventh_is_not_tried_as_if_nothing_were_known() -> None:
-    """Zeros of everybody else lower what is expected of it, until they have faded."""
+    """Zeros of all other drafters lower its expectation, until they have decayed."""
     names = [f"lm{i}" for i in range(7)]
     plans = [Plan(NONE, 0), *(Plan(name, 1) for name in names)]
     costs = Costs(np.array([1.0, 1.2]), dict.fromkeys(names, 0.1))

@@ -1,4 +1,4 @@
-"""Looks at drafters that are not played: what one is worth, and when it is due."""
+"""Probes of idle drafters: their value, and when one is due."""
 
 from __future__ import annotations
 

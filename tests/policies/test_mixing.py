@@ -1,4 +1,4 @@
-"""Who writes the next token of a draft: bins and prices by hand, choices that must follow."""
+"""The writer of each token of a draft: bins and prices by hand, and implied choices."""
 
 from __future__ import annotations
 

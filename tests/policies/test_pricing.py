@@ -1,4 +1,4 @@
-"""What plans cost and bring: by hand, and for any lists of seconds."""
+"""Costs and expected tokens of plans: by hand, and for arbitrary seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thompson sampling: posteriors by hand, and the law of the argmax against samples."""
+"""Thompson sampling: posteriors by hand, and the distribution of the argmax."""
 
 from __future__ import annotations
 

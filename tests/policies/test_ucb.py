@@ -1,4 +1,4 @@
-"""Rounds of the UCB family worked by hand from the equations."""
+"""The UCB family, computed by hand from the equations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of the exponential-weights and hedging policies worked by hand from the equations."""
+"""Exponential-weights and hedging policies, computed by hand from the equations."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_adanormalhedge_two_rounds_by_hand() -> None:
 
 @pytest.mark.parametrize("make", [Hedge, NormalHedge, AdaNormalHedge])
 def test_hedging_does_not_move_on_bandit_feedback(make: Any) -> None:
-    """A plan alone has no regret: what the docstrings say, so that nobody waits for learning."""
+    """With one plan observed there is no regret, as the docstrings say: nothing is learnt."""
     policy = make(3, generator())
     for plan, value in ((0, 0.0), (1, 1.0), (2, 0.5)):
         policy.learn(*bandit(plan, 1 / 3, value, 3))

@@ -1,4 +1,4 @@
-"""Policies around policies: what reaches the base, in which order, and what survives saving."""
+"""Wrappers of policies: what reaches the base, in which order, and saved state."""
 
 from __future__ import annotations
 

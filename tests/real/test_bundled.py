@@ -1,4 +1,4 @@
-"""What comes along for pretrained targets: small, described, taught no benchmark."""
+"""Files bundled for pretrained targets: small, documented, trained on no benchmark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ bundled = module_of(drafter_specs)
 self_prompts = module_of(make_prompts)
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-"""Benchmarks beside the repository, where somebody put them."""
+"""Benchmark data next to the repository, if there is any."""
 MOST_BYTES = 30_000_000
 OWN = [(target, folder) for target in PRETRAINED for folder in own_folders(target)]
 

@@ -1,4 +1,4 @@
-"""Pretrained targets: GGUF files become plain folders, once, whole and checked."""
+"""Pretrained targets: GGUF files are unpacked once, completely and verified."""
 
 from __future__ import annotations
 

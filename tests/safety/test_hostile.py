@@ -1,4 +1,4 @@
-"""Files from elsewhere that want more than to be read: none of their code runs."""
+"""Malicious files: none of their code runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The licences of all dependencies are known, and the list says no where one is not."""
+"""Licences of all dependencies are known and allowed."""
 
 from __future__ import annotations
 

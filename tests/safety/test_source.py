@@ -1,4 +1,4 @@
-"""What the library never does: load pickles, run text, trust the code of models."""
+"""The library never loads pickles, evaluates text, or trusts a model's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A headless Chromium that clicks, by the WebDriver protocol: chromedriver and nothing else."""
+"""A headless Chromium driven by the WebDriver protocol, with chromedriver alone."""
 
 from __future__ import annotations
 

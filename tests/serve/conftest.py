@@ -1,4 +1,4 @@
-"""Models on disk for servers that are processes."""
+"""Models on disk for server processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine without a model: each answer repeats its prompt, a few tokens a round."""
+"""An engine without a model: each answer repeats its prompt, a few tokens per round."""
 
 from __future__ import annotations
 

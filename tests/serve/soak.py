@@ -1,4 +1,4 @@
-"""A crowd of clients, some of them rude; every proper one gets its own, whole, right answer.
+"""Many clients, some of them misbehaving; each other one gets its complete, right answer.
 
 Run by a test on an engine without a model.
 """
@@ -67,7 +67,7 @@ class Soak:
         self.wrong: list[str] = []
 
     def run(self, num: int, num_clients: int, tell: Callable[[int], None] = lambda n: None) -> None:
-        """Send ``num`` requests by so many clients at a time."""
+        """Send ``num`` requests, ``num_clients`` at a time."""
         numbers = iter(range(num))
 
         def client() -> None:

@@ -1,4 +1,4 @@
-"""Answers held to a form: the mask is a function of the text, whatever order it is asked in."""
+"""Constrained answers: the mask depends on the text alone, not on the order of calls."""
 
 from __future__ import annotations
 

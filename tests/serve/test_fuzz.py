@@ -1,4 +1,4 @@
-"""Whatever is posted, nothing is a server's error: bodies made from the published schema."""
+"""Bodies generated from the published schema never cause a server error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large bodies and grammars: bounded, read beside the event loop, and their memory returns."""
+"""Large bodies and grammars: bounded, parsed outside the event loop, memory returned."""
 
 from __future__ import annotations
 

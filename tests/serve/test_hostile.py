@@ -66,7 +66,7 @@ def live() -> Iterator[Live]:
 )
 def test_policies_that_no_request_may_set(live: Live, tmp_path: Path, policy: str) -> None:
     pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)  # whoever opens it waits for ever
+    os.mkfifo(pipe)  # opening it blocks
     began = time.monotonic()
     said = live.complete("abc", draftwise={"policy": policy.format(pipe)})
     assert said.status == 400, said.text

@@ -1,4 +1,4 @@
-"""What goes over the wire, on an engine without a model."""
+"""The HTTP interface, on an engine without a model."""
 
 from __future__ import annotations
 

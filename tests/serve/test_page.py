@@ -1,4 +1,4 @@
-"""The live page in a real browser: typed into, clicked, and measured; on an engine that repeats."""
+"""The live page in a real browser: typing, clicking, layout; on an engine that repeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command as a process: what it says, how it ends, and what a killed one leaves after."""
+"""The server as a process: output, shutdown, and the state after a kill."""
 
 from __future__ import annotations
 

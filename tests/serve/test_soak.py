@@ -1,4 +1,4 @@
-"""500 requests by a crowd: none lost, doubled or wrong, and nothing is left after."""
+"""500 requests by many clients: none lost, duplicated or wrong, and nothing leaks."""
 
 from __future__ import annotations
 

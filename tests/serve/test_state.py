@@ -1,4 +1,4 @@
-"""The state file: whole or not at all, set aside when broken, and never in the way."""
+"""The state file: written atomically, set aside when damaged, never blocking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of tools: where they begin, what they are, and what is none."""
+"""Tool calls: where they begin, their content, and text that is not a call."""
 
 from __future__ import annotations
 

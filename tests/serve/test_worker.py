@@ -1,4 +1,4 @@
-"""The scheduler without HTTP and, but for a few tests, without its thread."""
+"""The scheduler without HTTP and, except in a few tests, without its thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head that learns between answers: the text stays the target's, and its drafts come true."""
+"""A head that learns between answers: lossless text, and rising acceptance."""
 
 from __future__ import annotations
 

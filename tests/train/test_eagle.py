@@ -1,4 +1,4 @@
-"""Training EAGLE heads: unrolling is drafting, the loss is the formula, and heads learn."""
+"""Training EAGLE heads: unrolling equals drafting, the loss is the formula, heads learn."""
 
 from __future__ import annotations
 

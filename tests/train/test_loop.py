@@ -1,4 +1,4 @@
-"""The training loop: schedules, resuming, and that it learns at all."""
+"""The training loop: schedules, resuming, and falling loss."""
 
 from __future__ import annotations
 

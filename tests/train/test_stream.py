@@ -1,4 +1,4 @@
-"""Many continuations at once say what each would say alone; prompts from nothing are filtered."""
+"""Batched continuations equal single ones; prompts from nothing are filtered."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stream(module: Any, heats: list[float], rows: int, longest: int = 12) -> dic
 
 @pytest.mark.parametrize("rows", [1, 4, 15, 99])
 def test_greedy_rows_say_what_each_says_alone(rows: int) -> None:
-    """However many share a batch, and whoever had the row before."""
+    """For any batch size, and any earlier request in the row."""
     module = tiny_model("llama")
     found = stream(module, [0.0], rows)
     for index, prompt in enumerate(PROMPTS):

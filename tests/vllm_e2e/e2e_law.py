@@ -1,4 +1,4 @@
-"""Sampled output inside a real vLLM has the law of vLLM without speculation, with every arm."""
+"""Sampled output inside a real vLLM has the distribution of vLLM without speculation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's real AsyncScheduler under draftwise's, as runner V2 drives it; no model and no GPU.
+"""vLLM's real AsyncScheduler under draftwise, driven as by runner V2, without model or GPU.
 
 Steps overlap as in ``EngineCore.step_with_batch_queue``: a step is scheduled before the one before
 it has come back. What the device would do is played: it drafts as many tokens as it was told, and

@@ -1,4 +1,4 @@
-"""Jobs for engines in processes of their own, and the requests that they answer."""
+"""Jobs for engines in child processes, and their requests."""
 
 from __future__ import annotations
 

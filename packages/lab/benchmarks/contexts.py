@@ -125,7 +125,7 @@ if __name__ == "__main__":
         __doc__, PARTS, target="smollm2", dtype="float32", tokens=96, temperature=0.0,
         files={"flags": "files", "nargs": "+", "help": "chats; questions and chats"},
         drafter={"action": "append", "help": "default: the target's own"},
-        every={"type": int, "default": 4, "help": "agent: of so many turns one"},
+        every={"type": int, "default": 4, "help": "agent: answer every n-th turn"},
         passages={"type": int, "default": 5, "help": "long: of a rag prompt"},
         num={"type": int, "default": 5, "help": "long: prompts of either kind"},
         prompt={"type": int, "nargs": 2, "default": (2000, 6000), "metavar": "TOKENS"},

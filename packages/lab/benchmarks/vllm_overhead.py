@@ -178,5 +178,5 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
 if __name__ == "__main__":
     run(
         __doc__, overhead, rows=[1, 16, 64, 256], inside=False, noise=False, profile=False,
-        repeats={"type": int, "default": 3, "help": "the least of so many runs counts"},
+        repeats={"type": int, "default": 3, "help": "runs, of which the fastest counts"},
     )  # fmt: skip

@@ -203,9 +203,11 @@ def main() -> None:
     parser.add_argument("--at-once", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--rounds", type=int, default=1, help="prompts of a block, over --at-once")
     parser.add_argument("--none", default="none", help="draftwise: its engine, switched off")
-    parser.add_argument("--copies", type=int, default=1, help="engines of a method, by turns")
-    parser.add_argument("--blocks", type=int, default=64, help="at most so many a table")
-    parser.add_argument("--minutes", type=float, default=10.0, help="at most so many a table")
+    parser.add_argument(
+        "--copies", type=int, default=1, help="engines of each method, used in turn"
+    )
+    parser.add_argument("--blocks", type=int, default=64, help="most blocks of a table")
+    parser.add_argument("--minutes", type=float, default=10.0, help="most minutes of a table")
     parser.add_argument("--ignore-eos", action="store_true", help="all answers of one length")
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--max-model-len", type=int, default=1024)

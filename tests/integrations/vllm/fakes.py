@@ -1,4 +1,4 @@
-"""A vLLM of three methods: a text as the model, requests, and steps as the engine makes them."""
+"""A stub of vLLM: a text as the model, requests, and an engine's steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapter and the controller against a fake of the methods of vLLM that are wrapped."""
+"""The adapter and the controller against a stub of the wrapped methods of vLLM."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_an_idle_engine_and_its_own_work_are_told_apart() -> None:
     for name in ("a", "b"):
         engine.add(FakeRequest(name, list(range(20)), 30))
         engine.run()
-        engine.now += 5.0  # nobody asks
+        engine.now += 5.0  # no requests
     decoding = [step for step in seen if step.num_requests]
     assert all(step.seconds == pytest.approx(0.01) for step in decoding)
     assert {round(step.own_seconds, 6) for step in decoding} == {0.002}

@@ -1,4 +1,4 @@
-"""What is used of vLLM, looked up in the sources of its releases (``make vllm-sources``)."""
+"""The parts of vLLM in use, looked up in its releases' sources (``make vllm-sources``)."""
 
 from __future__ import annotations
 

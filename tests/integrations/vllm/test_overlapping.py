@@ -1,4 +1,4 @@
-"""Overlapping steps against a fake: what a step reveals comes after the next one was scheduled."""
+"""Overlapping steps against a stub: a step's result arrives after the next is scheduled."""
 
 from __future__ import annotations
 

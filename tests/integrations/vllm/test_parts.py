@@ -1,4 +1,4 @@
-"""Options, requests' wishes, refusals, the plug-in's wrappers, counters, the state; no vLLM."""
+"""Options, per-request control, refusals, wrappers, counters and state, without vLLM."""
 
 from __future__ import annotations
 
@@ -427,7 +427,7 @@ def test_what_was_learnt_is_written_within_seconds_and_taken_up(tmp_path: Path) 
     engine = learnt_engine(400)
     upkeep = Upkeep(engine.adapter, lambda: engine.now, StateFile(path, {"model": "m"}))
     upkeep.load()
-    while engine.now < 7.0:  # nobody says when the server will be killed
+    while engine.now < 7.0:  # the server may be killed at any time
         engine.step()
         upkeep.tick()
     upkeep._writer.flush()  # type: ignore[union-attr]

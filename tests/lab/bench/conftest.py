@@ -1,4 +1,4 @@
-"""One small bench on tiny models, run once and looked at by many tests."""
+"""One small bench on tiny models, run once for many tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``draftwise advise``: what is printed can be pasted, and its numbers can be counted again."""
+"""``draftwise advise``: output that can be pasted, and numbers that can be recomputed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report in a real browser, light and dark: nothing overlaps or is cut, all is legible."""
+"""The report in a real browser, light and dark: no overlaps, no cut text, legible."""
 
 from __future__ import annotations
 

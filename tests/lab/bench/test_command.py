@@ -1,4 +1,4 @@
-"""``draftwise bench`` from the outside: results.json, answers, the report, and going on."""
+"""``draftwise bench`` from outside: results.json, answers, the report, and resuming."""
 
 from __future__ import annotations
 

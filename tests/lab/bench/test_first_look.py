@@ -1,4 +1,4 @@
-"""The first look: what it leaves after, also when it is ended early."""
+"""The first look and its files, also when it is interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``benchmarks gpu_check`` on a made-up engine: the numbers that come out are those put in."""
+"""``benchmarks gpu_check`` on a simulated engine: the reported numbers are the planted ones."""
 
 from __future__ import annotations
 

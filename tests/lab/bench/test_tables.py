@@ -1,4 +1,4 @@
-"""The results, their list, and the tables that the docs show of them."""
+"""The results, their list, and the tables generated from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a command line of the lab is said before torch is imported."""
+"""Invalid command lines of the lab are refused before torch is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``draftwise models --check``: what it finds, and the page it writes."""
+"""``draftwise models --check``: its findings, and the page it writes."""
 
 from __future__ import annotations
 

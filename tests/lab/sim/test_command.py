@@ -1,4 +1,4 @@
-"""``draftwise simulate`` from the outside: JSON, tables, plots, and what it refuses."""
+"""``draftwise simulate`` from outside: JSON, tables, plots, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace of the real engine, replayed: the simulator does what the engine did, plan by plan.
+"""A trace of the real engine, replayed: the simulator agrees plan by plan.
 
 Greedy decoding and panoramic feedback leave nothing to chance and nothing unknown, so the counts
 must be equal, round by round.

@@ -1,4 +1,4 @@
-"""Recorded traffic and cost tables from elsewhere: read strictly, and none of their code runs."""
+"""Traces and cost tables from elsewhere: parsed strictly, and none of their code runs."""
 
 from __future__ import annotations
 

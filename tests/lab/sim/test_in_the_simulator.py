@@ -1,4 +1,4 @@
-"""Learning rules in the simulator: taught by what is played, shown entropies in pairs."""
+"""Learning stop rules in the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environments' laws against exact formulas, by enumeration where that is possible."""
+"""The environments' distributions against exact formulas, enumerated where possible."""
 
 from __future__ import annotations
 

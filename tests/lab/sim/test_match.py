@@ -1,4 +1,4 @@
-"""Matches: hindsight, the same seed the same bytes, one text for all, the papers' averages."""
+"""Matches: hindsight, reproducible bytes, one text for all, the papers' averages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The default policy in the simulator: mixed drafts, catching up and looks, by hand."""
+"""The default policy in the simulator: mixed drafts, catching up and probes, by hand."""
 
 from __future__ import annotations
 

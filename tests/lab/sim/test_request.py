@@ -1,4 +1,4 @@
-"""Rounds of a simulated request, by hand; and what an Evidence promises."""
+"""Rounds of a simulated request, by hand, and the contract of Evidence."""
 
 from __future__ import annotations
 

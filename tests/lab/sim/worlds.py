@@ -1,4 +1,4 @@
-"""Small texts and files that tests play on."""
+"""Small texts and files for simulator tests."""
 
 from __future__ import annotations
 

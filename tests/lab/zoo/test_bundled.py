@@ -1,4 +1,4 @@
-"""The bundled models: the files are the manifest's, and the models do what it says."""
+"""The bundled models: files match the manifest, and models match its numbers."""
 
 from __future__ import annotations
 

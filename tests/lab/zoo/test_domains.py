@@ -1,4 +1,4 @@
-"""The domains: deterministic, well formed, and true."""
+"""The domains: deterministic, well formed, and correct."""
 
 from __future__ import annotations
 

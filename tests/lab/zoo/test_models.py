@@ -1,4 +1,4 @@
-"""Models that are made, deepened and packed."""
+"""Models are initialised, deepened and packed."""
 
 from __future__ import annotations
 
