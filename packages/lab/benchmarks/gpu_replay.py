@@ -504,10 +504,15 @@ INGREDIENTS = {
 
 @dataclass
 class Run:
-    """A run of the controller: of each full step, seconds, own seconds, tokens, plain seconds."""
+    """A run of the controller.
+
+    steps: of each full step, seconds, own seconds, tokens, plain seconds. promises: after each
+    step, the tokens promised and kept so far, and the requests that have ended.
+    """
 
     controller: Controller
     steps: list[tuple[float, float, int, float]] = field(default_factory=list)
+    promises: list[tuple[float, float, int]] = field(default_factory=list)
 
     def speed(self, counted: bool = False, first_s: float = np.inf) -> float:
         """Speed relative to plain decoding over the first ``first_s`` seconds."""
@@ -523,6 +528,15 @@ class Run:
         plain = np.append(0.0, np.cumsum(columns[:, 3]))
         num = min(num, len(columns))
         return float(((plain[num:] - plain[:-num]) / (seconds[num:] - seconds[:-num])).min())
+
+    def promised(self, num: int = 200) -> tuple[float, float]:
+        """The lowest and highest ratio of promised to kept tokens while ``num`` requests ended."""
+        promised, kept, ended = np.array([(0.0, 0.0, 0), *self.promises]).T
+        num = min(num, int(ended[-1]))
+        starts = np.flatnonzero(ended <= ended[-1] - num)
+        ends = np.searchsorted(ended, ended[starts] + num)
+        ratios = (promised[ends] - promised[starts]) / (kept[ends] - kept[starts])
+        return float(ratios.min()), float(ratios.max())
 
 
 def drive(
@@ -549,9 +563,13 @@ def drive(
         step = Step(num, tokens, seconds, length, context, own_seconds=own_s)
         controller.observe(step, names, emitted)
         own_s = time.thread_time() - begin_s
+        num_ended = 0
         for row in rows:
             if row.left <= 0:
                 controller.end(row.name)
+                num_ended += 1
+        total = run.promises[-1][2] if run.promises else 0
+        run.promises.append((controller.promised, controller.kept, total + num_ended))
         for row in source.fill():
             controller.begin(row.name, row.text.prompt + row.text.answer[: row.known])
         if source.rows:
@@ -645,6 +663,8 @@ def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> 
             f"{name}_promised": float(
                 np.mean([run.controller.promised / run.controller.kept for run in runs])
             ),
+            f"{name}_promised_least": min(run.promised()[0] for run in runs),
+            f"{name}_promised_most": max(run.promised()[1] for run in runs),
         }
     found["rules"] = {**simple, **chains, **pairs, **papers}
     return found
@@ -848,7 +868,7 @@ def main() -> None:
         if args.safety:
             safe += safety(texts, size, prices)
     names = [name for name in cells[0] if name != "rules"]
-    for part in (names[:11], *([names[0], *names[i : i + 6]] for i in (11, 17))):
+    for part in (names[:11], *([names[0], *names[i : i + 8]] for i in (11, 19))):
         show([{name: row[name] for name in part} for row in cells], args.model)
     if gaps:
         show(gaps, "speed with one thing known, relative to the chain")

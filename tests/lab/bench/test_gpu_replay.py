@@ -56,6 +56,18 @@ def test_every_part_runs(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cell,), (gap,) = found["cells"], found["gaps"]
     assert 1.0 < cell["best_speed"] <= cell["oracle"]
     assert 1.0 < cell["chain"] <= cell["oracle"]
+    low, high = cell["chain_promised_least"], cell["chain_promised_most"]
+    assert low <= cell["chain_promised"] <= high
     assert set(gap) == {"requests", *replay.INGREDIENTS}
     assert gap["and the next length"] > gap["drafter and length"] > 0.5
     assert {row["text"] for row in found["safety"]} >= {"head never right", "nothing to draft"}
+
+
+def test_promises_are_compared_over_any_requests_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    replay = importlib.import_module("gpu_replay")
+    run = replay.Run(controller=None)
+    run.promises = [(10.0, 10.0, 1), (30.0, 20.0, 2), (35.0, 30.0, 3), (45.0, 40.0, 4)]
+    assert run.promised(1) == (0.5, 2.0)
+    assert run.promised(2) == (0.75, 1.5)
+    assert run.promised(9) == (1.125, 1.125)
