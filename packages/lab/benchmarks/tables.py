@@ -236,6 +236,24 @@ def sglang() -> str:
     return table([*heads, "of the better rule", "own ms a step"], rows)
 
 
+def own_time() -> str:
+    steps = load("controller_time")["steps"]
+    chains, trees, idle = (
+        [row for row in steps if (row["branches"], row["idle"]) == kind]
+        for kind in ((False, False), (True, False), (False, True))
+    )
+    rows = [
+        [
+            str(chain["requests"]), num(chain["step_ms"], 3), num(chain["p99_ms"], 3),
+            num(tree["step_ms"], 3), num(tree["p99_ms"], 3), num(chain["work_ms"], 3),
+            num(none["step_ms"], 3), num(none["p99_ms"], 3),
+        ]
+        for chain, tree, none in zip(chains, trees, idle, strict=True)
+    ]  # fmt: skip
+    heads = ["requests", "one chain", "p99", "two branches", "p99", "during the forward"]
+    return table([*heads, "nothing to draft", "p99"], rows)
+
+
 GPU_MODELS = {"8B": "gpu_replay_8b", "70B": "gpu_replay_70b"}
 
 
@@ -254,7 +272,8 @@ def gpu_draftwise() -> str:
         "best_speed": "best fixed rule", "chain": "chain", "chain_counted": "own time counted",
         "chain_of_best": "of best", "tree": "two branches", "tree_counted": "own time counted",
         "tree_of_best": "of best", "chain_gap": "gap closed", "chain_cold": "first 2 s",
-        "chain_promised": "promised / accepted",
+        "chain_promised": "promised / accepted", "chain_promised_least": "least over 200",
+        "chain_promised_most": "most over 200",
     }  # fmt: skip
     return _gpu("cells", heads)
 
@@ -287,8 +306,8 @@ TABLES: dict[str, Callable[[], str]] = {
     make.__name__: make
     for make in (
         startup, benchmarks, batches, overhead, engine, trees, argmax, misled, entropy,
-        widths, serving, sglang, mutants, survivors, gpu_draftwise, gpu_others, gpu_gap,
-        constants,
+        widths, serving, sglang, mutants, survivors, own_time, gpu_draftwise, gpu_others,
+        gpu_gap, constants,
     )
 }  # fmt: skip
 

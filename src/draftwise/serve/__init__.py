@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server: HTTP handlers put requests in, one thread owns the engine."""
+"""An OpenAI-compatible server: HTTP handlers submit requests to a thread that owns the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, and how bodies become answers."""
+"""The HTTP application: routes, request bodies and responses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TOO_DEEP = "the request is nested too deeply"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Everything that routes use. models: the names that requests may say, the first is shown."""
+    """What routes share. models: served names; the first is the canonical one."""
 
     worker: Worker
     parser: RequestParser
@@ -81,12 +81,14 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     )  # fmt: skip
     if not settings.origins:
         return inner
-    return CORSMiddleware(  # outermost: a page's first request brings no key, and it reads errors
-        inner,
-        allow_origins=settings.origins,
-        allow_methods=["GET", "POST"],
-        allow_headers=["*"],
-        expose_headers=["X-Request-Id", "Retry-After"],
+    return (
+        CORSMiddleware(  # outermost: the page's first request has no key, and the page shows errors
+            inner,
+            allow_origins=settings.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     )
 
 
@@ -256,7 +258,7 @@ async def _checked(
         refused = Refused(400, message, param=name if name.isidentifier() else None)
     except RecursionError:  # templates, grammars and JSON all walk down what a client nested
         refused = Refused(400, _TOO_DEEP)
-    raise refused  # out here, so that it does not refer to the other error, and that to the body
+    raise refused  # outside of ``except``: the error's traceback would keep the body in memory
 
 
 async def _answer(
@@ -273,7 +275,7 @@ async def _answer(
     facts = request.state.facts
     facts |= {"answer": reply.id, "prompt_tokens": reply.num_prompt_tokens}
     parts = responses.events(answers, reply)
-    # a stream waits for its first event: what ends before it has a proper status
+    # a stream waits for its first event: an earlier error gets an HTTP status
     work = anext(parts) if body.stream else responses.gather(answers, reply)
     found = None
     try:
@@ -307,7 +309,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 
 _MOST_DRAFTERS = 24
-"""That the page has colours for; no pool is as large."""
+"""The page has this many colours."""
 
 
 class Page(NamedTuple):

@@ -1,7 +1,7 @@
-"""Answers of a given form: masks on the logits of both target and drafters, by llguidance.
+"""Structured output: masks on the logits of both target and drafters, computed by llguidance.
 
-A mask is a function of the text alone, so it changes the distribution that is sampled from, for
-the target and every drafter in the same way, and nothing about how drafts are verified.
+A mask depends on the text alone. It changes the target's distribution and each drafter's in the
+same way, so verification needs no change.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _COMPACT: JsonCompileOptions = {
 
 
 class Grammars:
-    """Makes constraints for one tokenizer. State: its table of tokens, built when first needed."""
+    """Compiles grammars for one tokenizer. State: its token table, built at the first use."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos: Collection[int]) -> None:
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, sorted(eos)
 
     def constraints(self, grammar: str, nums_prompt: Sequence[int]) -> Iterator[Constraint]:
-        """What holds answers to a grammar, each after a prompt of the given length.
+        """One constraint for each answer, by the lengths of their prompts.
 
-        Raises DraftwiseError for a grammar that cannot be read, or that no text fits. It is
-        compiled once, and the first mask, which can take half a second, is made here, not in the
-        engine's thread.
+        Errors: DraftwiseError for a grammar that cannot be parsed or that no text matches. The
+        grammar is compiled once, and its first mask, which can take half a second, is computed here
+        rather than in the engine's thread.
         """
         from llguidance import LLMatcher
 
@@ -63,11 +63,11 @@ class Grammars:
 
 
 class Constraint:
-    """``SamplingParams.process`` that leaves only what the grammar allows next.
+    """A ``SamplingParams.process`` that masks tokens which the grammar forbids.
 
-    State: a matcher and the answer's tokens that it has read. Paths of a draft are asked about in
-    any order: it goes back to what the new path shares with the last one. After a token that the
-    grammar forbids nothing is masked: that token has probability 0 and ends the draft.
+    State: a matcher and the answer's tokens that it has consumed. For a path of a draft in any
+    order, the matcher rolls back to the prefix shared with the path before. After a forbidden token
+    nothing is masked: that token has probability 0 and ends the draft.
     """
 
     def __init__(self, matcher: Any, num_prompt: int, vocab_size: int, eos: Sequence[int]) -> None:
@@ -76,9 +76,9 @@ class Constraint:
         self._read: list[int] = []
 
     def __call__(self, text: Sequence[int], logits: Tensor) -> Tensor:
-        """[V] logits after ``text`` (prompt and answer so far), with -inf where forbidden.
+        """[V] logits after ``text`` (prompt and answer so far), with -inf for forbidden tokens.
 
-        Raises DraftwiseError for a grammar that is too large to follow.
+        Errors: DraftwiseError for a grammar that exceeds the matcher's limits.
         """
         import torch
 
@@ -88,7 +88,7 @@ class Constraint:
         return logits.masked_fill(~allowed.to(logits.device), float("-inf"))
 
     def num_allowed(self, text: Sequence[int], num: int) -> int:
-        """How many of the last ``num`` tokens of a text stand before one that is forbidden."""
+        """The number of a text's last ``num`` tokens that come before a forbidden one."""
         answer = list(text[self._num_prompt :])
         if not self._follow(answer[: len(answer) - num]):
             return num
@@ -96,7 +96,7 @@ class Constraint:
         return allowed
 
     def _follow(self, answer: Sequence[int]) -> bool:
-        """Bring the matcher to this answer; whether the grammar allows it."""
+        """Advance the matcher to this answer; return whether the grammar allows it."""
         shared = len(self._read)
         if self._read != list(answer[:shared]):
             pairs = zip(self._read, answer, strict=False)
@@ -112,7 +112,7 @@ class Constraint:
         return num == len(new) or is_over
 
     def _allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """[V] whether each token may come next; where the grammar is through, the end alone."""
+        """[V] whether each token may come next; if the grammar is complete, only the end token."""
         if self._matcher.is_stopped():
             mask = np.zeros(self._vocab_size, dtype=np.bool_)
             mask[self._eos] = True
@@ -123,14 +123,14 @@ class Constraint:
 
 
 def _check(matcher: Any) -> None:
-    """A matcher that met its limits allows anything: the answer has to end there instead."""
+    """A matcher beyond its limits allows everything, so the answer ends with an error instead."""
     if matcher.is_error():
         why = matcher.get_error().partition("\n")[0]
         raise DraftwiseError(f"no text fits the grammar, or it is too large to follow: {why}")
 
 
 def grammar_of(form: ResponseFormat | None, structured: StructuredOutputs | None) -> str | None:
-    """The grammar that these fields ask for, if any; ValueError for one that cannot be read."""
+    """The grammar that these fields specify, or None. ValueError if it cannot be parsed."""
     if structured is None:
         if form is None or form.type == "text":
             return None
@@ -148,7 +148,7 @@ def grammar_of(form: ResponseFormat | None, structured: StructuredOutputs | None
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
-    """The grammar of values that fit a JSON schema. Raises DraftwiseError for a large one."""
+    """The grammar of values that match a JSON schema. DraftwiseError if it is too large."""
     from llguidance import LLMatcher
 
     text = json.dumps(schema)

@@ -1,6 +1,6 @@
-"""What observers of the worker count: Prometheus metrics, and the live page's last minutes.
+"""Observers of the worker: Prometheus metrics, and the live page's recent history.
 
-Metrics have vLLM's names where they mean the same.
+Metrics use vLLM's names where the meaning is the same.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _PRICED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _PRICE_EVERY_S = 1.0
 _HISTORY_S = 300
 MOST_LABELS = 32
-"""Labels of requests that are counted by name; what comes after them is counted as ``other``."""
+"""Number of labels counted by name; further ones are counted as ``other``."""
 
 
 class Metrics(Observer):
     """All metrics of one server, in a registry of its own; an ``Observer`` of its worker.
 
-    plans: what the server's own policy chooses among. State: when prices were looked at last.
+    plans: the arms of the server's own policy. State: when gauges of costs were last updated.
     """
 
     def __init__(self, model: str, max_rows: int, max_open: int, plans: Sequence[Plan]) -> None:
@@ -71,7 +71,7 @@ class Metrics(Observer):
         self._estimates = gauge("draftwise:estimate", words, "drafter", "length")
         words = "Seconds of a target forward by tokens per row, and of a drafter's step."
         self._prices = gauge("draftwise:price_seconds", words, "model", "tokens")
-        # these have the names and words of the vLLM plug-in (integrations.vllm.metrics)
+        # same names and descriptions as in the vLLM plug-in (integrations.vllm.metrics)
         words = "Rounds by label of the request."
         self._label_rounds = counter("draftwise:label_rounds", words, "label")
         words = "Tokens by label of the request."
@@ -85,7 +85,7 @@ class Metrics(Observer):
         )
 
     def watch(self, worker: Worker) -> None:
-        """Add gauges that read the engine when they are scraped, whatever it did last."""
+        """Add gauges that read the engine when they are scraped."""
         engine, gauge = worker.engine, partial(self._metric, Gauge)
         self._guard = engine.guard
         for name, words, read in (
@@ -102,7 +102,7 @@ class Metrics(Observer):
         speed("recent").set_function(lambda: engine.guard.recent_speed)
 
     def speeds(self) -> dict[str, Any]:
-        """For the live page: speed relative to plain decoding, overall, lately, and by label."""
+        """Speed relative to plain decoding for the live page: overall, recent, and by label."""
         found = dict(self._accounts)  # the engine's thread may add one meanwhile
         return {
             "speed": round(self._guard.speed, 4),
@@ -179,16 +179,16 @@ class Metrics(Observer):
                 self._label_speed(label, window).set(speed)
 
     def _metric(self, kind: Any, name: str, words: str, *labels: str, **options: Any) -> Any:
-        """A metric of this model; with labels, a function from their values to a metric."""
+        """A metric of this model; if it has labels, a function from their values to a metric."""
         made = kind(name, words, ["model_name", *labels], registry=self._registry, **options)
         return partial(made.labels, self._model) if labels else made.labels(self._model)
 
 
 @dataclass(slots=True)
 class Second:
-    """What one second of the engine was. Empty seconds are not kept.
+    """The engine's activity in one second; seconds without activity are not stored.
 
-    expected: what the server's own policy makes of each drafter's best plan at the end.
+    expected: the server policy's estimate of each drafter's best plan at the end of the second.
     """
 
     at: int
@@ -209,9 +209,9 @@ class Second:
 
 
 class History(Observer):
-    """An ``Observer`` that remembers ``_HISTORY_S`` seconds; read from any thread.
+    """An ``Observer`` that keeps the last ``_HISTORY_S`` seconds; can be read from any thread.
 
-    plans: what the server's own policy chooses among. State: the seconds, the latest estimates.
+    plans: the arms of the server's own policy. State: the seconds, and the latest estimates.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
@@ -243,7 +243,7 @@ class History(Observer):
             self._totals["answers"] += 1
 
     def as_json(self, since: int) -> dict[str, Any]:
-        """Seconds from ``since`` on (the last may still grow), totals, estimates by drafter."""
+        """Seconds from ``since`` on (the last may still change), totals, estimates by drafter."""
         with self._lock:
             self._expect()
             return {
@@ -254,7 +254,8 @@ class History(Observer):
             }
 
     def _best(self) -> dict[str, dict[str, float]]:
-        """For each drafter, its best plan's length and value as the policy sees it now."""
+        """For each drafter, the length and value of its best plan by the policy's current
+        estimates."""
         best: dict[str, dict[str, float]] = {}
         for plan, value in zip(self._plans, self._estimates, strict=False):
             if float(value) > best.get(plan.drafter, {"value": float("-inf")})["value"]:
@@ -262,7 +263,7 @@ class History(Observer):
         return best
 
     def _expect(self) -> None:
-        """Note what the policy expects now as what it did at the end of the last second."""
+        """Store the policy's current estimates as those at the end of the last second."""
         if self._seconds:
             self._seconds[-1].expected = {name: b["value"] for name, b in self._best().items()}
 

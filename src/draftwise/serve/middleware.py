@@ -1,4 +1,4 @@
-"""What every HTTP request passes: an id, a key, a size; its line in the log; large bodies."""
+"""HTTP middleware: request ids, keys, size limits, access log; threads for large bodies."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ _GIVEN_ID = re.compile(rb"[\w.:-]{1,64}", re.ASCII)
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.ASCII)
 _OPEN_PATHS = {"/", "/health"}
 _POLLED_PATHS = {"/health", "/metrics", "/stats"}
-"""Read every few seconds by machines and by an open page: no line in the log says so."""
+"""Polled every few seconds by monitoring and the live page, so not in the access log."""
 _BODY_TIMEOUT_S = 30.0
 
 
 class Middleware:
-    """Around the application. keys: without any, all are let in. max_body: bytes.
+    """Wraps the application.
 
-    heavy: called when a request ends that set ``is_heavy`` in its state.
-    hosts: names that ``Host`` may have, in lower case; without any, or with ``*``, all may. A web
-    page whose name leads to this machine's own address is kept out by it (DNS rebinding).
+    keys: accepted API keys; none = no authentication. max_body: bytes. heavy: called when a request
+    ends whose state has ``is_heavy``. hosts: accepted names in ``Host``, in lower case; none or
+    ``*`` = any. The check prevents DNS rebinding, where a web page's name resolves to this
+    machine's address.
 
-    Bodies are read here, whole, so that the size is known before anything looks at them; after
-    the body ``receive`` only tells of the client's leaving.
+    Whole bodies are read here, so their size is known before they are parsed; afterwards
+    ``receive`` only reports that the client has disconnected.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Middleware:
         number = given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex.encode()
         facts: dict[str, Any] = {"request_id": number.decode()}
         scope.setdefault("state", {})["facts"] = facts
-        began, status = time.monotonic(), 499  # as nginx says: the client left before an answer
+        began, status = time.monotonic(), 499  # as in nginx: the client closed the connection
 
         async def send_numbered(message: Message) -> None:
             nonlocal status
@@ -77,10 +78,10 @@ class Middleware:
         except Refused as refused:
             await refused.response(scope, receive, send_numbered)
         except Exception:
-            # the application has answered 500 already; the connection need not suffer for it
+            # the application has already answered 500; keep the connection
             _LOG.exception("a request failed", extra={"facts": facts})
         finally:
-            # the route's, so that what strangers type does not become a metric
+            # the route, since arbitrary paths must not become metric labels
             path = str(getattr(scope.get("route"), "path", "unknown"))
             self._saw_response(path, status)
             if scope["state"].get("is_heavy"):
@@ -106,14 +107,14 @@ class Middleware:
         if not self._keys or path in _OPEN_PATHS:
             return
         kind, _, given = authorization.partition(b" ")
-        # all are compared, in constant time: how long this takes says nothing about any
+        # compare with all keys in constant time: timing must not leak a key
         matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]
         if kind.lower() != b"bearer" or not any(matches):
             message = "wrong or missing API key: send Authorization: Bearer KEY"
             raise Refused(401, message, code="invalid_api_key")
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """The body; None where the client left."""
+        """The body; None if the client disconnected."""
         length = headers.get(b"content-length", b"0")
         too_large = Refused(413, f"the body is larger than {self._max_body} bytes")
         if not length.isdigit() or int(length[:20]) > self._max_body:
@@ -136,7 +137,7 @@ class Middleware:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """``receive`` that gives the body once more."""
+    """A ``receive`` that returns the body once more."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
@@ -147,7 +148,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 _Made = TypeVar("_Made")
 LARGE_BODY = 16 * 1024
-"""Bytes; smaller bodies are read where they arrive, in less time than a thread takes to begin."""
+"""Bytes; a smaller body is parsed in the event loop, faster than a thread starts."""
 _NUM_THREADS = 2
 _QUIET_S = 1.0
 """Seconds from the end of a heavy request to the return of its memory: the engine drops its row
@@ -155,12 +156,12 @@ after the answer, and a crowd of heavy requests is tidied up after once a second
 
 
 class Heavy:
-    """Threads for heavy work, whose memory is given back.
+    """Threads for heavy work, whose memory is returned to the system.
 
-    What is freed stays with the process otherwise. glibc keeps a heap for each thread, and a
-    grammar leaves 40 to 57 MB in the heap of the thread that compiled it; a body that an error's
-    traceback still refers to waits for the collector, which a large object of texts does not wake.
-    State: whether memory is about to be given back.
+    Freed memory otherwise stays with the process: glibc keeps a heap for each thread, and a grammar
+    leaves 40 to 57 MB in the heap of the thread that compiled it. A body that an error's traceback
+    refers to stays until the next garbage collection. State: whether a return of memory is
+    scheduled.
     """
 
     def __init__(self) -> None:
@@ -168,11 +169,12 @@ class Heavy:
         self._is_due = False
 
     async def run(self, make: Callable[..., _Made], *given: Any) -> _Made:
-        """``make(*given)`` in one of the threads; more than two wait, and no other request does."""
+        """Run ``make(*given)`` in one of the threads; further calls queue, and no other request
+        waits."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, make, *given)
 
     def ended(self) -> None:
-        """A heavy request has ended: give its memory back soon."""
+        """Schedule the return of a heavy request's memory."""
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_later(_QUIET_S, self._begin)
@@ -186,7 +188,7 @@ class Heavy:
 
 
 def give_back() -> None:
-    """Free what only cycles refer to, and return free pages to the system (glibc only)."""
+    """Collect garbage, and return free pages to the system (glibc only)."""
     gc.collect()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -196,7 +198,7 @@ def give_back() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No collection inside: parsing makes no cycles, and is three times as fast without."""
+    """Disable garbage collection: parsing creates no cycles, and is three times as fast without."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -222,7 +224,7 @@ class _JsonFormatter(logging.Formatter):
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(record.created))
-        # a client may have put a line break where it likes: none of its words begins a line
+        # a client's line breaks must not begin a log line
         words = " ".join(record.getMessage().split())
         facts = " ".join(f"{key}={value}" for key, value in getattr(record, "facts", {}).items())
         line = f"{at} {record.levelname.lower()} {words} {facts}".rstrip()
@@ -230,7 +232,7 @@ class _TextFormatter(logging.Formatter):
 
 
 def set_up_logs(form: str) -> None:
-    """Send draftwise's and uvicorn's records to stderr, as ``text`` or ``json``."""
+    """Send the log records of draftwise and uvicorn to stderr, as ``text`` or ``json``."""
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
     for name, level in (("draftwise", logging.INFO), ("uvicorn", logging.WARNING)):

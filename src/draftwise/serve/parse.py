@@ -1,7 +1,7 @@
-"""From a request's body to what the engine is asked for; tool calls in a model's text.
+"""Converts request bodies to engine requests, and parses tool calls in a model's text.
 
-Two forms of calls are read: ``<tool_call>{...}</tool_call>`` (Hermes, Qwen, SmolLM) and bare JSON,
-one object or a list (Llama 3, and what ``tool_choice`` forces); its arguments stand under
+Two forms of calls are supported: ``<tool_call>{...}</tool_call>`` (Hermes, Qwen, SmolLM) and bare
+JSON, one object or a list (Llama 3, and the output under ``tool_choice``), with arguments under
 ``arguments`` or ``parameters``.
 """
 
@@ -37,7 +37,7 @@ from draftwise.types import DraftwiseError, SamplingParams
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
-"""The letters by which byte-level vocabularies spell bytes (GPT-2's table)."""
+"""Bytes by the characters that stand for them in byte-level vocabularies (GPT-2's table)."""
 
 
 def calls_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
@@ -60,9 +60,9 @@ def calls_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
 
 
 class ToolText:
-    """Tells content from calls while an answer grows; what may begin a call waits.
+    """Separates content from tool calls in a growing answer.
 
-    State: what was shown, and what waits.
+    State: the emitted text, and text that is held back because it may begin a call.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -70,12 +70,12 @@ class ToolText:
         self._text, self._num_shown = "", 0
 
     def push(self, piece: str) -> str:
-        """The content that this piece makes certain."""
+        """Add a piece of text; return the content that is certain not to be a call."""
         self._text += piece
         return self._show(self._certain())
 
     def finish(self) -> tuple[str, list[dict[str, Any]]]:
-        """The rest of the content, and the calls; what is no valid call stays content."""
+        """The rest of the content, and the calls; an invalid call is content."""
         at = self._certain()
         calls = read_calls(self._text[at:], self._names)
         return self._show(at if calls else len(self._text)), calls
@@ -122,13 +122,14 @@ def read_calls(text: str, names: set[str]) -> list[dict[str, Any]]:
 
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-"""For base models: what the messages say, end to end, is the text that is continued."""
+"""For base models: the concatenated messages are the text to continue."""
 
 
 class Codec:
-    """One model's tokenizer, as requests use it. chat_template: in place of the tokenizer's own.
+    """One model's tokenizer, as requests use it.
 
-    A tokenizer that has none gets ``PLAIN_TEMPLATE``. State: texts of requested tokens.
+    chat_template: replaces the tokenizer's own; a tokenizer without one uses ``PLAIN_TEMPLATE``.
+    State: cached texts of tokens.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Codec:
             chat_template = PLAIN_TEMPLATE
         if chat_template is not None:
             tokenizer.chat_template = chat_template
-            try:  # one that refuses the simplest message is its owner's mistake, not a client's
+            try:  # failing on the simplest message is the operator's error
                 render([{"role": "user", "content": "Hello"}], tokenizer)
             except DraftwiseError as error:
                 raise DraftwiseError(f"--chat-template: {error}") from None
@@ -152,7 +153,7 @@ class Codec:
         self.bytes_of = lru_cache(maxsize=65_536)(self._bytes_of)
 
     def chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Prompt:
-        """A conversation as the prompt of the next turn. Raises DraftwiseError."""
+        """A conversation as the prompt of the next turn. Errors: DraftwiseError."""
         turns = [_turn(message) for message in messages]
         check_size(turns, self.tokenizer, self.max_positions)
         if tools and not self.takes_tools:
@@ -165,7 +166,7 @@ class Codec:
         return self._checked(render(turns, self.tokenizer, **options))
 
     def prompts(self, given: Sequence[str | list[int]]) -> list[Prompt]:
-        """The prompts of a completion, each text or ids. Raises DraftwiseError."""
+        """The prompts of a completion, each as text or ids. Errors: DraftwiseError."""
         found = []
         for one in given:
             if one == "":
@@ -177,7 +178,7 @@ class Codec:
         return found
 
     def tokens(self, body: TokenizeRequest) -> list[int]:
-        """The ids that ``/tokenize`` tells. Raises DraftwiseError."""
+        """The token ids for ``/tokenize``. Errors: DraftwiseError."""
         if body.messages is not None:
             return list(self.chat(body.messages, None).tokens)
         text = body.prompt or ""
@@ -186,7 +187,7 @@ class Codec:
         return list(encoded["input_ids"])
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of token ids. Raises DraftwiseError for one outside the vocabulary."""
+        """The text of token ids. Errors: DraftwiseError for an id outside the vocabulary."""
         if (largest := max(tokens, default=0)) >= self._vocab_size:
             raise DraftwiseError(
                 f"tokens: {largest} is outside the vocabulary of {self._vocab_size}"
@@ -194,7 +195,7 @@ class Codec:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
     def logit_bias(self, given: Mapping[str, float] | None) -> dict[int, float]:
-        """``logit_bias`` by token id. Raises DraftwiseError for what is no token."""
+        """``logit_bias`` by token id. Errors: DraftwiseError for an invalid id."""
         bias = {}
         for key, value in (given or {}).items():
             token = int(key[:12]) if key.isascii() and key.isdigit() else self._vocab_size
@@ -222,7 +223,7 @@ class Codec:
         return str(self.tokenizer.decode([token], **options))
 
     def _bytes_of(self, token: int) -> bytes:
-        """The token's own bytes, half characters too, where the vocabulary spells them."""
+        """The token's bytes, which may be part of a character, for byte-level vocabularies."""
         text = self._text_of(token)
         if "\ufffd" not in text:
             return text.encode()
@@ -241,7 +242,7 @@ def _turn(message: Message) -> dict[str, Any]:
         try:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         except ValueError:
-            continue  # a model once wrote them, and templates print text as it is
+            continue  # models write arguments as text, and templates print text unchanged
         except RecursionError:
             raise DraftwiseError(
                 "messages: the arguments of a call are nested too deeply"
@@ -250,14 +251,14 @@ def _turn(message: Message) -> dict[str, Any]:
 
 
 _DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default for completions; a chat may go on to the last position."""
+"""OpenAI's default for completions; a chat may fill the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestParser:
-    """Makes one ``GenerationRequest`` for each answer, prompt by prompt.
+    """Creates a ``GenerationRequest`` for each answer, prompt by prompt.
 
-    eos: the tokens that end the model's answers by themselves.
+    eos: the model's end tokens.
     """
 
     codec: Codec
@@ -266,7 +267,7 @@ class RequestParser:
     limits: ServerSettings
 
     def chat(self, body: ChatRequest) -> list[GenerationRequest]:
-        """Raises DraftwiseError or ValueError, as ``completion``."""
+        """The requests of a chat. Errors: DraftwiseError, ValueError, as ``completion``."""
         tools = None if body.tool_choice == "none" else body.tools
         self._check_num(body.n)
         prompt = self.codec.chat(body.messages, tools)
@@ -280,7 +281,11 @@ class RequestParser:
         return self._requests(body, [prompt], grammar, budget, logprobs=logprobs)
 
     def completion(self, body: CompletionRequest) -> list[GenerationRequest]:
-        """Raises DraftwiseError for what this model or server cannot do; ValueError."""
+        """The requests of a completion.
+
+        Errors: DraftwiseError for what this model or server does not support; ValueError for values
+        out of range.
+        """
         self._check_num(body.n * len(body.prompts))
         prompts = self.codec.prompts(body.prompts)
         grammar = grammar_of(body.response_format, body.structured_outputs)
@@ -291,7 +296,7 @@ class RequestParser:
         )  # fmt: skip
 
     def _check_num(self, num: int) -> None:
-        """Refuse more answers than the server can ever hold: a 429 would be repeated forever."""
+        """Refuse more answers than the server can ever hold: a client would retry a 429 forever."""
         if num > (most := self.limits.max_open):
             raise DraftwiseError(f"n: {num} answers are too many, at most {most} fit in here")
 
@@ -359,7 +364,7 @@ class RequestParser:
 
 
 def check_name(kind: str, name: str) -> None:
-    """Refuse a preset or policy that a request may not name. Raises DraftwiseError."""
+    """Refuse a preset or policy that requests may not use. Errors: DraftwiseError."""
     if kind == "preset":
         preset(name)
     else:
@@ -367,7 +372,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 def seed_of(seed: int | None, sample: int) -> int | None:
-    """The seed of one sample: the first has the request's own, the others what follows from it."""
+    """The seed of a sample: the request's own for the first, derived seeds for the others."""
     if seed is None:
         return None
     seed %= 2**64

@@ -1,4 +1,4 @@
-"""What both endpoints answer: bodies, chunks of a stream, log-probabilities, counts."""
+"""Responses of both endpoints: bodies, stream chunks, log-probabilities and usage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from draftwise.serve.app import Service
 
 _LEAST = -9999.0
-"""What stands for minus infinity, which JSON does not have (as OpenAI and vLLM do)."""
+"""Stands for minus infinity, which JSON lacks (as in OpenAI's API and vLLM)."""
 
 
 def _finite(logprob: float) -> float:
@@ -58,14 +58,14 @@ def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int
 
 
 REASONS: Mapping[str, str] = {"eos": "stop", "stop": "stop", "length": "length"}
-"""The engine's words for a proper end, and OpenAI's."""
+"""OpenAI's finish reasons by the engine's."""
 
 
 class Reply:
-    """The response to one HTTP request, whole or in chunks; its choices have an index.
+    """The response to one HTTP request, as a whole or in chunks; choices are numbered.
 
-    num_prompt_tokens: each prompt counted once, however many answers it gets. State: ``outputs``,
-    what has come of each answer so far.
+    num_prompt_tokens: each prompt counted once, regardless of its number of answers. State:
+    ``outputs``, each answer so far.
     """
 
     kind = whole_kind = chunk_kind = ""
@@ -88,16 +88,16 @@ class Reply:
         return sum(len(output.tokens) for output in self.outputs)
 
     def add(self, index: int, delta: RequestOutput) -> RequestOutput:
-        """Take what has come of an answer; returns as much of it as is shown."""
+        """Append a delta to an answer; return the part of it that the client sees."""
         self.outputs[index].add(delta)
         return delta
 
     def choice(self, index: int, part: RequestOutput, *, is_whole: bool) -> dict[str, Any]:
-        """The choice of a response that is all of an answer, or of a chunk with what was added."""
+        """A choice of the response, for a whole answer or for the delta of a chunk."""
         raise NotImplementedError
 
     def chunk_choices(self, index: int, delta: RequestOutput) -> Iterator[dict[str, Any]]:
-        """The choices of an answer's next chunks; none where there is nothing to tell yet."""
+        """The choices of an answer's next chunks; none if there is nothing to send yet."""
         if delta.text or delta.tokens or delta.finish_reason:
             yield self.choice(index, delta, is_whole=False)
 
@@ -107,7 +107,8 @@ class Reply:
         return self._head(self.whole_kind, choices) | self._counts()
 
     def chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """A chunk of one choice; usage that only the last chunk has is null until then."""
+        """A chunk of one choice. With ``include_usage`` its usage is null, as the last chunk has
+        it."""
         body = self._head(self.chunk_kind, [choice])
         if self.stream_options.continuous_usage_stats:
             body["usage"] = self._usage()
@@ -131,7 +132,8 @@ class Reply:
         }
 
     def _counts(self) -> dict[str, Any]:
-        """Tokens, how drafts fared as vLLM says it, and draftwise's own counts of all answers."""
+        """Usage, vLLM's counts of speculative decoding, and draftwise's own counts, over all
+        answers."""
         all_, rounds = Stats(), list[tuple[int, int]]()
         for output in self.outputs:
             rounds += output.rounds
@@ -160,8 +162,9 @@ class Reply:
 
 
 class CompletionReply(Reply):
-    """``/v1/completions``. With ``max_tokens: 0`` only the prompt is returned, without the token
-    that the engine adds.
+    """The response of ``/v1/completions``.
+
+    With ``max_tokens: 0`` only the prompt is returned, without the token that the engine generates.
     """
 
     kind, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
@@ -209,9 +212,10 @@ class CompletionReply(Reply):
     def _logprobs(
         self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], offset: int
     ) -> dict[str, Any]:
-        """The first token of an echoed prompt has no log-probability.
+        """Log-probabilities; the first token of an echoed prompt has none.
 
-        offset: characters of the text before these tokens; below 0 where the first are not in it.
+        offset: characters of the text before these tokens; negative if the first ones are not in
+        it.
         """
         pairs = list(zip(tokens, found, strict=False))
         texts = [self._codec.text_of(token) for token, _ in pairs]
@@ -224,7 +228,7 @@ class CompletionReply(Reply):
         }
 
     def _by_text(self, one: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens and the chosen one; of tokens with one text the likelier counts."""
+        """The likeliest tokens and the chosen one; of tokens with the same text, the likelier."""
         found: dict[str, float] = {}
         for token, logprob in [*one.top, (one.token, one.logprob)]:
             text = self._codec.text_of(token)
@@ -233,7 +237,7 @@ class CompletionReply(Reply):
 
 
 class ChatReply(Reply):
-    """``/v1/chat/completions``. State: by choice, the text in which calls are looked for."""
+    """The response of ``/v1/chat/completions``. State: a ``ToolText`` for each choice."""
 
     kind, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -299,9 +303,10 @@ _STATUS = {"refused": 400, "late": 408, "cancelled": 503}
 
 
 class AnswerStreams:
-    """The answers of one HTTP request; raises Busy or Closing where the worker takes no more.
+    """The answers of one HTTP request.
 
-    State: the answers that have not ended; by answer, what came and was not read yet.
+    State: unfinished answers, and deltas that were not read yet. Errors: Busy or Closing if the
+    worker accepts no more requests.
     """
 
     def __init__(self, worker: Worker, requests: Sequence[GenerationRequest]) -> None:
@@ -312,7 +317,7 @@ class AnswerStreams:
         self._open = dict(enumerate(worker.submit(requests, sinks)))
 
     async def parts(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """(choice, part) until all have ended. Raises Refused where one did not end properly."""
+        """(choice, delta) until all answers are complete. Errors: Refused if one of them failed."""
         while self._open:
             await self._filled.wait()
             with self._lock:
@@ -355,9 +360,9 @@ async def gather(answers: AnswerStreams, reply: Reply) -> dict[str, Any]:
 
 
 async def events(answers: AnswerStreams, reply: Reply) -> AsyncIterator[bytes]:
-    """Server-sent events: a chunk a part, usage if requested, an error as its own event.
+    """Server-sent events: a chunk for each delta, usage if requested, and errors as events.
 
-    Raises Refused where there is no event before the error: the response has not begun then.
+    Errors: Refused if there is no event before the error, since the response has not begun then.
     """
     has_begun = False
     try:
@@ -375,7 +380,7 @@ async def events(answers: AnswerStreams, reply: Reply) -> AsyncIterator[bytes]:
 
 
 class EventStream(Response):
-    """Events to one reader. A reader that takes nothing for ``patience_s`` is let go."""
+    """Events for one client; a client that reads nothing for ``patience_s`` is disconnected."""
 
     def __init__(
         self, first: bytes, rest: AsyncIterator[bytes], patience_s: float, close: Callable[[], None]
@@ -406,7 +411,7 @@ class EventStream(Response):
 
 
 async def until_gone(work: Awaitable[Any], receive: Receive) -> Any:
-    """The result of ``work``; None, and the work cancelled, where the client leaves before it."""
+    """The result of ``work``; None, with the work cancelled, if the client disconnects first."""
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(_leaves(receive))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""From a ``Speculator`` to a server that listens, and its end."""
+"""Starts a server for a ``Speculator``, and shuts it down."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from draftwise.types import DraftwiseError
 
 _LOG = logging.getLogger(__name__)
 _LAST_WORDS_S = 5
-"""After the time for answers and for the last step, the time to tell clients that it is over."""
+"""Seconds for sending final errors to clients, after the answers' and the last step's."""
 STUCK = 70
-"""Exit code where something did not end after a signal (EX_SOFTWARE of sysexits.h)."""
+"""Exit code if a thread does not end after a signal (EX_SOFTWARE of sysexits.h)."""
 
 
 class _Traces(Observer):
-    """Writes rounds down, without the tokens: those are the clients'."""
+    """Writes round records to a file, without tokens, which are the clients' data."""
 
     def __init__(self, path: Path) -> None:
         self._writer = TraceWriter(path, with_text=False)
@@ -48,10 +48,11 @@ class _Traces(Observer):
 
 
 class StateFile(Observer):
-    """Keeps what was learnt in a file; a disk that fails costs the file, never a request.
+    """Persists the learnt state in a file; a failing disk never fails a request.
 
-    every_s: seconds between two writes while requests run: what a crash can cost at most. Called in
-    the engine's thread, between rounds. State: when it wrote, and whether requests ran since.
+    every_s: seconds between two writes while requests run, so the most that a crash loses. Called
+    in the engine's thread, between rounds. State: when it last wrote, and whether requests ran
+    since.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class StateFile(Observer):
         self._written_s, self._is_dirty = clock(), False
 
     def load(self) -> None:
-        """Load the file, if there is one; one that cannot be used is set aside, and said."""
+        """Load the file if it exists; an unusable one is set aside, with a log message."""
         if not self._path.exists():
             return
         try:
@@ -75,7 +76,8 @@ class StateFile(Observer):
         self._is_dirty = self._is_dirty or bool(rounds)
 
     def write_if_due(self) -> float | None:
-        """Write if it is time; seconds until it will be, None while there is nothing to write."""
+        """Write if a write is due; return the seconds until the next one, None if nothing has
+        changed."""
         if not self._is_dirty:
             return None
         left_s = self._written_s + self._every_s - self._clock()
@@ -93,7 +95,7 @@ class StateFile(Observer):
 
 
 def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
-    """Everything but the network. Raises DraftwiseError for a target that cannot be served."""
+    """The service without its network. Errors: DraftwiseError if the target is not supported."""
     target, tokenizer = speculator.target, speculator.tokenizer
     codec = Codec(tokenizer, target.vocab_size, target.max_positions, settings.chat_template)
     eos = frozenset(eos_tokens(target, tokenizer))
@@ -133,9 +135,10 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
 
 
 def serve(speculator: Speculator, settings: ServerSettings, listener: socket.socket) -> None:
-    """Answer until a signal ends it. listener: bound, see ``bind``. Raises DraftwiseError.
+    """Serve until a signal arrives.
 
-    Ends the process with ``STUCK`` where the engine's thread does not end.
+    listener: a socket from ``bind``. Errors: DraftwiseError. If the engine's thread does not end,
+    the process exits with ``STUCK``.
     """
     service = make_service(speculator, settings)
     # the models stay: without this the collector reads all of their objects again and again while
@@ -150,7 +153,7 @@ def serve(speculator: Speculator, settings: ServerSettings, listener: socket.soc
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but for signals: the first lets requests finish, the second ends at once."""
+    """uvicorn with other signals: the first lets requests finish, the second ends at once."""
 
     def __init__(self, app: Any, service: Service, settings: ServerSettings) -> None:
         super().__init__(
@@ -189,7 +192,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def _end(self) -> None:
-        """Answers that are not done in time end with an error, and the process ends in any case."""
+        """End unfinished answers with an error after the grace period, and let the process exit."""
         self._worker.stop(self._settings.drain_s)
         if self.started and not self._is_over.wait(2 * _LAST_WORDS_S):
             _LOG.error("the server did not end in time: the process ends now")

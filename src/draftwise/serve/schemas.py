@@ -1,11 +1,10 @@
-"""What a request may say: OpenAI's fields, vLLM's where they mean the same, and our own.
+"""Request schemas: OpenAI's fields, vLLM's where they mean the same, and draftwise's own.
 
-Every field here is honoured. Any other one is refused by its name, unless it could not change an
-answer (``IGNORED``) or its value asks for nothing (``null``, or what ``NEUTRAL`` lists), which some
-clients always send.
-
-Each list and each object has a largest size, and is left at its first wrong item: a body of 8 MB
-would otherwise take minutes to refuse (``tests/serve/test_hostile.py`` checks every field).
+Every field of a schema is honoured. Any other field is refused by name, unless it could not change
+an answer (``IGNORED``) or its value has no effect (``null``, or a value in ``NEUTRAL``), since some
+clients always send such fields. Every list and object has a maximum size, and validation stops at
+its first invalid item: a body of 8 MB would otherwise take minutes to refuse
+(``tests/serve/test_hostile.py`` checks every field).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from draftwise.types import LONGEST_PLAN
 
 MAX_KEYS = 64
-"""Fields of one object: of ours, none has half as many."""
+"""Most fields of an object; draftwise's own schemas have less than half as many."""
 MAX_TOKEN_IDS, MAX_PROMPTS = 2**20, 1024
 MAX_BIASES = 1024
 MAX_PLANS = 128
@@ -46,13 +45,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "user": ("",),
 }
-"""Fields that are not honoured, and the values with which they ask for nothing."""
+"""Unsupported fields, with the values at which they have no effect."""
 
 IGNORED = frozenset(
     {"metadata", "store", "reasoning_effort", "verbosity", "service_tier", "safety_identifier"}
     | {"prompt_cache_key", "prompt_cache_retention"}
 )
-"""OpenAI's fields about its own service, or hints that any answer satisfies: taken, not used."""
+"""Accepted and unused: OpenAI's fields about its own service, and hints that any answer satisfies."""
 
 Text = Annotated[str, Field(max_length=10_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -73,7 +72,7 @@ def _few_biases(given: Any) -> Any:
 
 
 class StrictModel(BaseModel):
-    """Nothing is converted and nothing is ignored."""
+    """A model that converts no value and ignores no field."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -92,14 +91,14 @@ class ModelRequest(StrictModel):
 
 
 class StreamOptions(StrictModel):
-    """Whether usage comes with the stream: at its end, or with each chunk."""
+    """Whether a stream reports usage: at its end, or in each chunk."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class JsonSchema(StrictModel):
-    """A schema that the answer follows. ``strict`` makes no difference: it always does."""
+    """A schema for the answer. ``strict`` has no effect: the answer always matches."""
 
     name: str = ""
     description: str | None = None
@@ -137,12 +136,13 @@ class StructuredOutputs(StrictModel):
 
 
 class DraftwiseOptions(StrictModel):
-    """Fields of draftwise.
+    """draftwise's own fields.
 
-    preset, policy, plans: how this request drafts; plans are draft lengths. label: the task whose
-    learning it shares. tenant: whose answers it may draft from. private: nothing is learnt from
-    it. deadline_s: seconds after which the request is cancelled. pieces: the answer names drafters.
-    speculation, drafters, max_draft: as in ``RequestParams``, and in vLLM's ``vllm_xargs``.
+    preset, policy, plans: how this request drafts; plans are draft lengths. label: task whose
+    statistics it shares. tenant: owner of the answers that it may draft from. private: no
+    statistics are kept of it. deadline_s: seconds after which the request is cancelled. pieces:
+    report the drafter of each piece of text. speculation, drafters, max_draft: as in
+    ``RequestParams`` and vLLM's ``vllm_xargs``.
     """
 
     preset: Name | None = None
@@ -212,7 +212,7 @@ class BaseRequest(ModelRequest):
 
     @property
     def has_form(self) -> bool:
-        """Whether the answer is held to a grammar, which takes long to compile."""
+        """Whether the answer follows a grammar, which takes long to compile."""
         is_free = self.response_format is None or self.response_format.type == "text"
         return self.structured_outputs is not None or not is_free
 
@@ -235,7 +235,7 @@ class CompletionRequest(BaseRequest):
 
 
 class Part(StrictModel):
-    """A piece of a message's content: text is all that a causal LM reads."""
+    """A part of a message's content; only text is supported."""
 
     type: Literal["text"]
     text: Text
@@ -270,7 +270,7 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_
 
 
 class Function(StrictModel):
-    """A function that the model may call. strict: of calls that ``tool_choice`` forces, no more."""
+    """A function that the model may call. strict: only affects calls forced by ``tool_choice``."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: Text | None = None
@@ -279,7 +279,7 @@ class Function(StrictModel):
 
 
 class Tool(StrictModel):
-    """A tool: functions are the only kind."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: Function
@@ -308,7 +308,7 @@ class ChatRequest(BaseRequest):
 
     @property
     def has_form(self) -> bool:
-        """Whether the answer is held to a grammar, be it that of a call."""
+        """Whether the answer follows a grammar, including that of a tool call."""
         return super().has_form or self.tool_choice not in (None, "auto", "none")
 
     @model_validator(mode="after")
@@ -335,7 +335,7 @@ def _asks_for_nothing(key: Any, value: Any) -> bool:
 
 
 class TokenizeRequest(ModelRequest):
-    """Body of ``/tokenize``, as vLLM has it: a text, or a conversation."""
+    """Body of vLLM's ``/tokenize``: a text or a conversation."""
 
     prompt: Text | None = None
     messages: Messages | None = None
@@ -350,7 +350,7 @@ class TokenizeRequest(ModelRequest):
 
 
 class DetokenizeRequest(ModelRequest):
-    """Body of ``/detokenize``, as vLLM has it."""
+    """Body of vLLM's ``/detokenize``."""
 
     tokens: Annotated[list[Token], Field(max_length=MAX_TOKEN_IDS, fail_fast=True)]
 
@@ -368,7 +368,7 @@ _EXPECTED: Mapping[str, str] = {
     "stop": "a string, or a list of strings",
     "messages": 'a list of messages such as {"role": "user", "content": "Hello"}',
 }
-"""What fields of several types take: their own errors would name one of the types."""
+"""Types of union fields: a validation error would name only one of them."""
 _NOT_SERVED: Mapping[str, str] = {
     "best_of": "one candidate is drawn for each answer; use n for several answers",
     "suffix": "text is continued, not filled in; leave the field out",
@@ -381,7 +381,7 @@ _FIELD = re.compile(r"[a-z_][a-z0-9_]*|[0-9]+", re.ASCII)
 
 
 class Refused(Exception):
-    """A request that gets no answer: an HTTP status, and what was wrong and what to do."""
+    """A refused request: an HTTP status, and a message with the problem and its solution."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None,
@@ -391,7 +391,7 @@ class Refused(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
         if (status >= 500 or status == 408) and retry_after_s is None:
-            # OpenAI's clients would ask again, in vain
+            # OpenAI's clients would retry in vain
             self.headers["x-should-retry"] = "false"
 
     @property
@@ -414,13 +414,13 @@ def no_object() -> Refused:
 
 
 def first_wrong(errors: Sequence[Mapping[str, Any]]) -> Refused:
-    # of the members of a union, the one that got furthest is the one that was meant
+    # in a union, report the member whose validation got furthest
     error = max(errors, key=_furthest)
     *above, last = [str(part)[:100] for part in error["loc"]] or [""]
-    # unions put the names of their members into the path: they say nothing to a client
+    # unions add their members' names to the path, which mean nothing to a client
     path = [part for part in above if _FIELD.fullmatch(part) and part != "query"]
     message = str(error["msg"]).removeprefix("Value error, ")
-    is_unknown = error["type"] == "extra_forbidden"  # whatever a client calls it
+    is_unknown = error["type"] == "extra_forbidden"  # by its own name, whatever the client wrote
     if is_unknown or _FIELD.fullmatch(last):
         path.append(last)
     name = ".".join(path)
@@ -436,6 +436,6 @@ def first_wrong(errors: Sequence[Mapping[str, Any]]) -> Refused:
 
 
 def _furthest(error: Mapping[str, Any]) -> tuple[bool, bool, int]:
-    """What is of the right type is nearer to what was meant than what is not."""
+    """The error of the union member whose type fits best."""
     kind = str(error["type"])
     return kind == "extra_forbidden", not kind.endswith("_type"), len(error["loc"])

@@ -1,4 +1,4 @@
-"""How a server is run and where it listens; imports no torch, so that mistakes show at once."""
+"""Settings of a server; imports no torch, so that errors are reported at once."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _seconds = partial(checks.number, least=0.001)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Where a server listens, who is let in, and bounds of what it takes; checked when made.
+    """Address, access control and limits of a server, validated on creation.
 
-    models: names that requests may say, the first is shown; none = the target's. hosts: names by
-    which the server may be addressed, none or ``*`` = any. origins: of web pages that may read
-    answers, none = the server's own page alone. examples: prompts that the page offers.
+    models: served names, the first is canonical; none = the target's. hosts: names by which clients
+    may address the server, none or ``*`` = any. origins: web pages that may read responses, none =
+    only the server's own page. examples: prompts on the live page.
     """
 
     host: str = _listening("127.0.0.1", "Address to listen on; 0.0.0.0 for all interfaces.")
@@ -97,14 +97,14 @@ class ServerSettings:
 
     @property
     def max_open(self) -> int:
-        """Answers that may be on their way at once, the running ones among them."""
+        """Most unfinished answers at a time, both running and waiting."""
         return self.max_rows + self.max_queue
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that has this address, and refuses connections until ``listen``.
+    """A bound socket that refuses connections until ``listen``.
 
-    Raises DraftwiseError that names the option.
+    Errors: DraftwiseError that names the option.
     """
     if not 0 <= port <= 65535:
         raise DraftwiseError(f"--port {port}: it must be 0 to 65535; 0 is any free port")
@@ -126,7 +126,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def listen(bound: socket.socket) -> None:
-    """Take connections. Raises DraftwiseError where another program does so at this address."""
+    """Accept connections. Errors: DraftwiseError if another program uses the address."""
     host, port = bound.getsockname()[:2]
     try:
         bound.listen(2048)
@@ -149,9 +149,8 @@ def _refusal(error: OSError, host: str, port: int) -> DraftwiseError:
 
 
 def hosts_of(host: str, allowed: list[str]) -> list[str]:
-    """Names that ``Host`` may have: at a loopback address its own, elsewhere any unless some are
-    given.
-    """
+    """Accepted host names: at a loopback address its own names, elsewhere any unless some are
+    given."""
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:

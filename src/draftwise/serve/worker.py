@@ -1,4 +1,4 @@
-"""One thread owns the engine: requests go in, and come out as parts of answers."""
+"""The worker thread, which owns the engine: it takes requests and emits deltas of answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftwise.types import DraftwiseError
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One answer that is wanted: token ids and the options of ``Speculator.request``."""
+    """The request for one answer: prompt tokens and the options of ``Speculator.request``."""
 
     prompt: Sequence[int]
     options: Mapping[str, Any]
@@ -27,27 +27,27 @@ class GenerationRequest:
 
 
 Sink = Callable[[RequestOutput], None]
-"""Where the parts of an answer go; called in the engine's thread, must not wait."""
+"""Receives the deltas of an answer; called in the engine's thread, must not block."""
 
 
 class Observer:
-    """Hears of all that happens, in the engine's thread."""
+    """Is notified of the worker's events, in the engine's thread."""
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
         """The rounds of one step."""
 
     def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
-        """Tokens of one answer, and the seconds since those before them, or since it came."""
+        """A delta of an answer, and the seconds since the previous one or the request's arrival."""
 
     def saw_end(self, handle: RequestHandle) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class RequestHandle:
-    """An answer on its way.
+    """An unfinished answer.
 
-    State: the reader of its request, once the engine has it; last_s: when its last tokens came
-    (came_s before the first); took_s: seconds until its end; finish_reason: how it ended.
+    State: the request, once the engine has it; last_s: time of its latest tokens (before the first:
+    of its arrival, came_s); took_s: seconds until its end; finish_reason.
     """
 
     ask: GenerationRequest
@@ -67,7 +67,7 @@ class RequestHandle:
         if self.reader is None:
             return RequestOutput()
         part = self.reader.read(rounds)
-        if isinstance(self.reader.request.error, DraftwiseError):  # the form that the client gave
+        if isinstance(self.reader.request.error, DraftwiseError):  # the client's form of the prompt
             part.finish_reason = "refused"
         return part
 
@@ -75,11 +75,11 @@ class RequestHandle:
 _LOG = logging.getLogger(__name__)
 _GOING_DOWN = "the server is going down"
 LAST_STEP_S = 10.0
-"""What the step that runs when the server goes down may still take."""
+"""Grace period for the step that runs when the server shuts down."""
 
 
 class Busy(Exception):
-    """The queue is full; ``retry_after_s`` is when a place should be free."""
+    """The queue is full; ``retry_after_s``: seconds until a place should be free."""
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__("the queue is full")
@@ -87,16 +87,16 @@ class Busy(Exception):
 
 
 class Closing(Exception):
-    """The server is going down and takes nothing new."""
+    """The server is shutting down and accepts no more requests."""
 
 
 class Worker:
-    """Owns the engine. make: ``Speculator.request``, called in the engine's thread.
+    """Owns the engine.
 
-    max_open: answers that may be on their way at once, the running ones among them. housekeeping:
-    called now and then between two rounds, and returns seconds until it wants to be called again,
-    or None for not before more work was done. at_end: called last of all. State: the answers on
-    their way.
+    make: ``Speculator.request``, called in the engine's thread. max_open: most unfinished answers,
+    both running and waiting. housekeeping: called between rounds; returns the seconds until its
+    next call, or None if it need not be called before more work is done. at_end: called when the
+    thread ends. State: unfinished answers.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class Worker:
 
     @property
     def num_waiting(self) -> int:
-        """Answers that have none yet, those included that the engine has not seen."""
+        """Answers without a token, including those that the engine has not taken yet."""
         return self.engine.num_waiting + len(self._new)
 
     @property
     def step_s(self) -> float:
-        """Seconds since the step that runs now began; 0 between steps."""
+        """Seconds since the current step began; 0 between steps."""
         began_s = self._began_s
         return 0.0 if began_s is None else self._clock() - began_s
 
@@ -141,7 +141,7 @@ class Worker:
     def submit(
         self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink]
     ) -> list[RequestHandle]:
-        """Take all of these, or none. Raises Busy, Closing."""
+        """Take all of these requests, or none. Errors: Busy, Closing."""
         with self._condition:
             if self._is_closing:
                 raise Closing
@@ -158,7 +158,7 @@ class Worker:
         return handles
 
     def cancel(self, handles: Iterable[RequestHandle]) -> None:
-        """These are not wanted any more; those that have ended are left alone."""
+        """Cancel these answers; finished ones are ignored."""
         with self._condition:
             self._cancelled.update(handles)
             self._condition.notify()
@@ -171,10 +171,10 @@ class Worker:
             self._is_closing = True
 
     def stop(self, timeout_s: float) -> bool:
-        """End the answers on their way if they are not done in time, then the thread.
+        """End unfinished answers after a grace period, then the thread.
 
-        A step that does not end within ``LAST_STEP_S`` is not waited for: the answers end without
-        it, and ``is_alive`` stays true. Returns whether all were done.
+        A step that does not end within ``LAST_STEP_S`` is abandoned: the answers end without it,
+        and ``is_alive`` stays true. Returns whether all answers were complete.
         """
         self.close()
         with self._condition:
@@ -191,7 +191,7 @@ class Worker:
         return is_done
 
     def turn(self) -> None:
-        """Take in what came, let go of what is not wanted, run one round, hand out what it gave."""
+        """Take new requests, drop cancelled ones, run one round, and emit its deltas."""
         with self._condition:
             new, self._new = self._new, []
             cancelled, self._cancelled = self._cancelled, set()
@@ -223,7 +223,7 @@ class Worker:
                 wanted_s = self._housekeeping()
                 self._ended_s, self._began_s = self._clock(), None
             except Exception:
-                # a bug of ours: end what is there with an error, rather than let clients wait
+                # a bug: end all answers with an error, so that no client waits
                 _LOG.exception("the engine's thread has failed")
                 reason, why = "error", "an error of the server's own: its log has more"
                 self.close()
@@ -251,7 +251,7 @@ class Worker:
         try:
             return self.engine.step()
         except Exception as error:
-            # whatever it was, no client waits for ever, and the next request finds a clean engine
+            # whatever the error: no client waits forever, and the next request finds a clean engine
             _LOG.exception("a round failed: its requests end here")
             over = [
                 one for one in self._handles if one.request and one.request.answer.finish_reason
@@ -283,7 +283,7 @@ class Worker:
                 self._end(handle, part)
 
     def _give_up(self, handle: RequestHandle, reason: str, why: str) -> None:
-        """End a handle before its time; its row, if it has one, goes at once."""
+        """End an unfinished answer; its row, if it has one, is freed at once."""
         request = handle.request
         if request is not None and request.answer.finish_reason is None:
             with suppress(DraftwiseError):  # a round that failed may have lost it

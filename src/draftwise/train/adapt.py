@@ -1,4 +1,4 @@
-"""An EAGLE head that keeps learning from its target's answers while the target is idle."""
+"""Online training of an EAGLE head on its target's answers while the target is idle."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ LONGEST = 1024
 
 
 class DrafterAdapter:
-    """A copy of an EAGLE head learns from verified texts, and the head takes its weights over.
+    """Trains a copy of an EAGLE head on verified texts, and copies its weights to the head.
 
     Source: Test-Time Speculation (arXiv 2605.09329); the loss is ``eagle_loss``. Lossless: drafts
     are verified with the q that they were sampled from, and weights change between answers only.
-    Each step is on the newest text and an older one, so that a topic does not overwrite what was
-    learned; a text is the newest in ``repeats`` steps. State: the copy and AdamW's moments, in
+    Each step uses the newest text and an older one, so that a new topic does not erase earlier
+    ones; a text is the newest for ``repeats`` steps. State: the copy and AdamW's moments in
     float32; the last ``most`` tokens of text.
     """
 
@@ -58,7 +58,7 @@ class DrafterAdapter:
         self._left = 0
 
     def learn_from(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """An answer of the target's, to be learned from; too short ones teach nothing."""
+        """Add an answer of the target as training text; very short ones are ignored."""
         tokens = (*prompt, *answer)[-LONGEST:]
         start = max(1, len(tokens) - len(answer))
         if len(tokens) - start < 2 or len(tokens) < 3:
@@ -71,7 +71,7 @@ class DrafterAdapter:
                 self._batches.popleft()
 
     def step(self) -> bool:
-        """Learn once, if something is left to be learned; whether it did."""
+        """Run a training step if there is text left to train on; return whether it did."""
         if not self._left:
             return False
         while len(self._batches) < len(self._texts):  # what the target says of the new ones
@@ -95,14 +95,14 @@ class DrafterAdapter:
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Let the head draft with what was learned: between answers only."""
+        """Copy the trained weights to the head. Call it between answers only."""
         theirs = dict(self._learner.named_parameters())
         for name, weights in self._head.named_parameters():
             weights.copy_(theirs[name])
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """Learn in a thread of its own while the block runs (it waits for the user), then apply."""
+        """Train in a background thread while the block runs (it waits for the user), then apply."""
         ended = threading.Event()
 
         def learn() -> None:

@@ -1,4 +1,4 @@
-"""A target's answers to many prompts: sampled in a batch that refills, kept on disk as they end."""
+"""Sampling a target's answers to many prompts, in a batch that refills, with results on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftwise.train.data import Text
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What to continue: prompt, at least one token; temperature, 0 is greedy."""
+    """A prompt of at least one token, and its temperature; 0 is greedy."""
 
     prompt: Sequence[int]
     temperature: float = 1.0
@@ -26,7 +26,7 @@ class Ask:
 
 @dataclass(slots=True)
 class _AnswerRow:
-    """A row at work: which ask it answers, with what, and its own source of randomness."""
+    """A row of the batch: index and prompt, the new tokens, and a random generator."""
 
     index: int
     ask: Ask
@@ -44,12 +44,12 @@ def continuations(
     rows: int,
     seed: int,
 ) -> Iterator[tuple[int, list[int]]]:
-    """(index, new tokens) of every ask, in the order in which they end; an end token is kept.
+    """(index, new tokens) of every prompt in order of completion, end tokens included.
 
-    ``rows`` of them run together; when an eighth of the rows is free, the next prompts are read in
-    one forward. An ask draws from its own generator, by ``seed`` and its index, so its answer does
-    not depend on its neighbours except through rounding. Raises ValueError for an ask that leaves
-    no room in the model's positions.
+    ``rows`` of them run together; when an eighth of the rows is free, the next prompts are
+    prefilled in one forward. Each prompt samples with a generator of its own, seeded by ``seed``
+    and its index, so its answer does not depend on its neighbours except through rounding. Errors:
+    ValueError for a prompt that leaves no room within the model's positions.
     """
     longest = max((len(ask.prompt) for ask in asks.values()), default=1)
     if longest + max_new_tokens > model.max_positions:
@@ -80,7 +80,7 @@ def continuations(
 def _step(
     model: CausalModel, cache: RaggedCache, places: Sequence[int], rows: Sequence[_AnswerRow]
 ) -> None:
-    """Feed each row its last token, or at first its prompt, and append a sampled token."""
+    """Feed each row its last token, or first its prompt, and append a sampled token."""
     fed = [row.answer[-1:] or list(row.ask.prompt) for row in rows]
     found = model.extend(cache, places, fed, keep=1)
     logits = torch.cat([found.last(index, 1) for index in range(len(rows))])
@@ -113,9 +113,9 @@ def answers(
 ) -> list[Text]:
     """The target's answers to `prompts`, each at its own temperature, `rows` of them at a time.
 
-    Source: MetaSD, appendix F.1 (self-distilled data). Each answer is kept in `path` when it ends
-    and drawn by `seed` and its index, so a stopped run resumes. Raises OSError where `path` cannot
-    be written.
+    Source: MetaSD, appendix F.1 (self-distilled data). Each answer is written to `path` when it is
+    complete and sampled with `seed` and its index, so an interrupted run resumes. Errors: OSError
+    if `path` cannot be written.
     """
     found = dict(read_kept(path))
     asks = {
@@ -138,7 +138,7 @@ def answers(
 
 
 def read_kept(path: Path) -> list[tuple[int, list[Any]]]:
-    """(index, tokens or text) of each finished line; one that a stop tore is taken away."""
+    """(index, tokens or text) of each complete line; a truncated last line is removed."""
     if not path.exists():
         return []
     text = path.read_text("utf-8")

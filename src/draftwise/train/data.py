@@ -1,4 +1,4 @@
-"""Training data: texts as tokens, and what the target computes over them, made once and kept."""
+"""Training data: token sequences, and the target's outputs over them, computed once and cached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Text:
-    """A token sequence of which the positions from `start` on are to be learned."""
+    """A token sequence whose positions from `start` on are trained on."""
 
     tokens: tuple[int, ...]
     start: int
@@ -35,9 +35,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded tokens [B, T], flat positions [A] that predict a learned token, logits [A, V].
+    """Padded tokens [B, T], flat positions [A] that predict a trained token, logits [A, V].
 
-    ids: the tokens [V] that the logits are of; None = all.
+    ids: the tokens [V] of the logits; None = the whole vocabulary.
     """
 
     tokens: Tensor
@@ -49,7 +49,7 @@ class Batch:
 def answer_logits(
     model: PreTrainedModel, tokens: Tensor, positions: Tensor, ids: Tensor | None = None
 ) -> Tensor:
-    """Logits [A, V] at flat `positions` [A] of `tokens` [B, T]; the head runs nowhere else."""
+    """Logits [A, V] at flat `positions` [A] of `tokens` [B, T]; computed there only."""
     return head_logits(model, answer_hidden(model, tokens, positions), ids)
 
 
@@ -60,7 +60,7 @@ def answer_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> 
 
 
 def head_logits(model: PreTrainedModel, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
-    """What the model makes of its last hidden states [A, D]: logits [A, V], or of ``ids`` alone."""
+    """Logits [A, V] of the last hidden states [A, D], or of the tokens ``ids`` only."""
     head = model.get_output_embeddings()
     logits: Tensor = head(hidden) if ids is None else lent_rows(head, ids)(hidden)
     cap = getattr(model.config, "final_logit_softcapping", None)
@@ -68,7 +68,7 @@ def head_logits(model: PreTrainedModel, hidden: Tensor, ids: Tensor | None = Non
 
 
 def pad(texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-    """Right-padded tokens [B, T] and the flat positions [A] before every learned token."""
+    """Right-padded tokens [B, T] and the flat positions [A] before every trained token."""
     width = max(len(text.tokens) for text in texts)
     tokens = torch.zeros(len(texts), width, dtype=torch.long)
     positions = []
@@ -90,7 +90,7 @@ def groups(texts: Sequence[Text], tokens_per_batch: int) -> list[list[int]]:
 
 
 def shuffled(table: Sequence[T], seed: int) -> Callable[[int], T]:
-    """step -> entry; every epoch goes through all entries, each in an order of its own."""
+    """step -> entry; every epoch visits all entries in a new random order."""
 
     def entry(step: int) -> T:
         epoch, place = divmod(step, len(table))
@@ -103,10 +103,10 @@ def shuffled(table: Sequence[T], seed: int) -> Callable[[int], T]:
 
 @dataclass(frozen=True)
 class Observed:
-    """What the target says of some texts.
+    """The target's outputs over some texts.
 
-    tokens [B, T] padded; positions [A], flat, that predict a learned token; states [B, T, F], the
-    taps side by side; last [A, D], normed; best [A], the target's likeliest tokens.
+    tokens: [B, T] padded. positions: [A] flat, those that predict a trained token. states: [B, T,
+    F], the taps concatenated. last: [A, D], normed. best: [A], the target's most likely tokens.
     """
 
     tokens: Tensor
@@ -118,7 +118,7 @@ class Observed:
 
     @torch.no_grad()
     def logits(self, ids: Tensor | None = None) -> Tensor:
-        """[A, V] the target's logits, or [A, len(ids)] of these tokens alone, which is cheaper."""
+        """[A, V] the target's logits, or [A, len(ids)] of these tokens only, which is cheaper."""
         return head_logits(self.target, self.last, ids).float()
 
 
@@ -135,8 +135,8 @@ def observe(target: PreTrainedModel, texts: Sequence[Text], taps: Sequence[int])
 
 
 def halved(states: Tensor, dtype: torch.dtype) -> Tensor:
-    """In two bytes a number: bfloat16 where they come in it, or are too large for float16, as some
-    of Gemma 3's are (above 65,504)."""
+    """Two-byte states: bfloat16 if they are in it, or exceed the range of float16 as some of Gemma
+    3's do (above 65,504)."""
     half = states.half()
     return half if dtype != torch.bfloat16 and half.isfinite().all() else states.bfloat16()
 
@@ -150,10 +150,10 @@ def observed_batches(
     tokens_per_batch: int = 2048,
     keep: Path | None = None,
 ) -> Callable[[int], Observed]:
-    """step -> batch, of one lesson each; every epoch goes through all in an order of its own.
+    """step -> batch; every epoch visits all batches in a new random order.
 
-    The target's states are kept in ``keep``, by lesson, in 2 (F + D) bytes a token; logits are
-    recomputed from them, over the tokens that a head can draft, at a hundredth of a forward.
+    The target's states are cached in ``keep``, 2 (F + D) bytes a token; logits are recomputed from
+    them, over the tokens that a head can draft, at a hundredth of a forward.
     """
     table = [
         (name, number, group)

@@ -1,4 +1,4 @@
-"""Training a drafter for any target: where it starts, what it learns, and how the run is cut."""
+"""Training a drafter for any target: initialisation, losses and acceptance."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from draftwise.train.options import DrafterOptions
 from draftwise.types import DraftwiseError
 
 MOST_KEPT_BYTES = 2 << 30
-"""Above this the target's states are not kept on disk, and it reads the texts in every epoch."""
+"""Larger states of the target are not cached on disk, and every epoch recomputes them."""
 
 
 def first_layers(
     target: PreTrainedModel, num_layers: int, *, lends: bool = False
 ) -> PreTrainedModel:
-    """A drafter that starts as the target's embeddings, first layers, norm and head.
+    """A drafter initialised with the target's embeddings, first layers, norm and head.
 
-    lends: embeddings and head stay frozen, to be the target's own when it drafts. Raises
-    DraftwiseError where the target has no more layers than that.
+    lends: embeddings and head stay frozen, and are the target's own when it drafts. Errors:
+    DraftwiseError if the target has no more layers than that.
     """
     config = copy.deepcopy(target.config)
     own = config.get_text_config()
@@ -50,8 +50,8 @@ def first_layers(
 
 
 def narrow(drafter: PreTrainedModel, texts: Sequence[Text], size: int) -> Tensor | None:
-    """Let a drafter with a lent ``lm_head`` draft the tokens [size] learned most often, and them
-    alone; returns them, None where it drafts all."""
+    """Restrict a drafter with a lent ``lm_head`` to the [size] most frequent tokens of the training
+    texts; return them, or None if it drafts all."""
     head = drafter.get_output_embeddings()
     vocab_size = drafter.config.get_text_config().vocab_size
     ids = draft_vocabulary(texts, size, vocab_size)
@@ -72,8 +72,8 @@ def distillation_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Cross-entropy against the target's distribution plus the probability of a rejection.
 
     Source: MetaSD, appendix F.1, distils on sampled text; soft targets and the second term, one
-    minus `acceptance`, are from DistillSpec (Zhou et al. 2023). Where only some tokens can be
-    drafted, p is over them.
+    minus `acceptance`, are from DistillSpec (Zhou et al. 2023). If only some tokens can be drafted,
+    p is normalised over them.
     """
     logits = answer_logits(model, batch.tokens, batch.positions, batch.ids).float()
     log_q = logits.log_softmax(-1)
@@ -102,10 +102,11 @@ def drafter_batches(
     folder: Path,
     ids: Tensor | None = None,
 ) -> Callable[[int], Batch]:
-    """step -> batch of these texts, with the target's logits where the loss needs them, of the
-    tokens ``ids`` (None = all). The target reads the texts once if its states, 2 D bytes a token,
-    fit into ``MOST_KEPT_BYTES`` in ``folder``. Raises OSError where the disk has less room than
-    that.
+    """step -> batch of these texts, with the target's logits over the tokens ``ids`` (None = all)
+    if the loss needs them.
+
+    The target reads the texts once if its states, 2 D bytes a token, fit into ``MOST_KEPT_BYTES``
+    in ``folder``. Errors: OSError if the disk has less room than that.
     """
     if options.loss == "sequence":
         group = shuffled(groups(texts, options.batch_tokens), options.seed)
@@ -130,9 +131,8 @@ def drafter_batches(
 
 
 def drafter_settings(texts: Sequence[Text], options: DrafterOptions) -> TrainingSettings:
-    """The schedule: warm up over 3% (MetaSD, appendix F.2), then fall linearly to zero, where the
-    paper has a cosine.
-    """
+    """The schedule: warm-up over 3% (MetaSD, appendix F.2), then a linear decay to zero instead of
+    the paper's cosine."""
     a_epoch = len(groups(texts, options.batch_tokens))
     steps = max(10, round(options.epochs * a_epoch))
     return TrainingSettings(
@@ -147,9 +147,9 @@ def measure_acceptance(
     texts: Sequence[Text],
     sharpness: float = 1.0,
 ) -> dict[str, float]:
-    """Mean alpha of every drafter over the learned positions of `texts`, which all of them follow.
+    """Mean alpha of every drafter over the trained positions of `texts`.
 
-    The target reads the texts once, whatever the number of drafters. sharpness: 1 / temperature.
+    The target reads the texts once for all drafters. sharpness: 1 / temperature.
     """
     totals, count = dict.fromkeys(drafters, 0.0), 0
     for group in groups(texts, 4096):

@@ -1,4 +1,4 @@
-"""Training an EAGLE-3 head: how it starts, its loss over unrolled drafts, its acceptance."""
+"""Training an EAGLE-3 head: initialisation, the loss over unrolled drafts, acceptance by depth."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ new head as loud as its target is wrong with confidence (16 nats a token where 7
 
 
 def kept_bytes(texts: Sequence[Text], head: EagleHead) -> int:
-    """What ``keep`` takes on disk: the tapped states of all tokens, the last of learned ones."""
+    """Bytes of ``keep`` on disk: tapped states of all tokens, last states of trained ones."""
     size = 2 * head.config.target_hidden_size
     learned = sum(len(text.tokens) - text.start for text in texts)
     return size * (sum(len(text.tokens) for text in texts) * len(head.config.taps) + learned)
 
 
 def draft_vocabulary(texts: Sequence[Text], size: int, vocab_size: int) -> Tensor | None:
-    """[size] the tokens learned most often, in rising order; None where all of them are wanted."""
+    """[size] the most frequent trained tokens, in rising order; None = all of them."""
     if size >= vocab_size:
         return None
     counts = Counter(token for text in texts for token in text.tokens[text.start :])
@@ -50,11 +50,11 @@ def draft_vocabulary(texts: Sequence[Text], size: int, vocab_size: int) -> Tenso
 def new_head(
     target: PreTrainedModel, draft_ids: Tensor | None, *, seed: int, lends: bool = False
 ) -> EagleHead:
-    """An untrained EAGLE-3 head that borrows the target's embeddings.
+    """An untrained EAGLE-3 head that shares the target's embeddings.
 
-    ``fc`` begins by passing on the deepest tapped state, ``norm`` and ``lm_head`` as the target's,
-    the layer with small outputs. lends: the target's rows are its ``lm_head``, neither trained nor
-    stored.
+    Initially ``fc`` passes on the deepest tapped state, ``norm`` and ``lm_head`` are the target's,
+    and the layer's outputs are small. lends: the target's rows serve as its ``lm_head``, neither
+    trained nor stored.
     """
     config = target.config.get_text_config()
     size = config.hidden_size
@@ -132,7 +132,7 @@ def unrolled(head: EagleHead, batch: Observed, num_passes: int) -> list[Tensor]:
 
 
 def _aligned(batch: Observed, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The learned positions that pass ``step`` predicts: which, their rows and slots, all [N]."""
+    """The trained positions that pass ``step`` predicts: their indices, rows and slots, all [N]."""
     rows = batch.positions // batch.tokens.shape[1]
     slots = batch.positions % batch.tokens.shape[1] - 1 - step
     which = (slots >= 0).nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""SpecDec++'s acceptance head: module and files, labels, training, calibration."""
+"""SpecDec++'s acceptance head: module, files, labels, training and calibration."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ NUM_BINS, HELD_OUT = 10, 10
 
 
 class AcceptanceHead(nn.Module):
-    """Hidden state of a drafted token -> the log-odds that it is accepted.
+    """Maps the hidden state of a drafted token to the log-odds of its acceptance.
 
     Source: SpecDec++, section 5.1: a ResNet of ``num_layers`` + 1 layers with SiLU. Differs: the
-    residual layers are independent, where the authors' code repeats one (``tied=True``).
+    residual layers are independent, while the authors' code repeats one (``tied=True``).
     """
 
     def __init__(self, hidden_size: int, num_layers: int, *, tied: bool = False) -> None:
@@ -67,8 +67,10 @@ def save(head: AcceptanceHead, folder: str | Path, about: Mapping[str, Any] | No
 
 
 def load(folder: str | Path) -> AcceptanceHead:
-    """Read a head, ours or the authors' (``model.safetensors`` or ``pytorch_model.bin``); raises
-    DraftwiseError where there is none.
+    """Load a head of this project or of the authors (``model.safetensors`` or
+    ``pytorch_model.bin``).
+
+    Errors: DraftwiseError if there is none.
     """
     folder = Path(folder)
     safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
@@ -129,9 +131,9 @@ def reliability(truth: Floats, predicted: Floats) -> Reliability:
 
 
 def unweighted(odds: Floats, w_rej: float) -> Floats:
-    """The probabilities of log-odds that were learned with rejections weighted by ``w_rej``.
+    """Undo the weight ``w_rej`` of rejections in predicted log-odds; return probabilities.
 
-    The weighted loss is least where the odds are the true ones divided by the weight.
+    The weighted loss is minimal at the true odds divided by the weight.
     """
     probs: Floats = 0.5 + 0.5 * np.tanh(0.5 * (odds + math.log(w_rej)))
     return probs
@@ -177,7 +179,7 @@ class Judgements:
 
 
 def distributions_of(logits: Tensor, temperature: float) -> Tensor:
-    """[A, V] probabilities at a temperature; at 0 all mass lies on the likeliest token."""
+    """[A, V] probabilities at a temperature; at 0 the most likely token has all mass."""
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
     return (logits.float() / temperature).softmax(-1)
@@ -200,11 +202,11 @@ def judge(
     target: PreTrainedModel, drafter: PreTrainedModel, texts: Sequence[Text],
     generator: torch.Generator, *, temperature: float, mixing: float,
 ) -> Judgements:  # fmt: skip
-    """Draw the drafter's token at every answered position, and mix those draws with the text.
+    """Sample the drafter's token at every answered position, and mix these samples with the text.
 
-    Source: SpecDec++, section 4.4. At each position a token Y is drawn from q, given the target's
+    Source: SpecDec++, section 4.4. At each position a token Y is sampled from q, given the target's
     text; the drafter then reads a text with Y, or with the original token at a share ``mixing`` of
-    the positions. Only draws are labelled.
+    the positions. Only samples are labelled.
     """
     tokens, positions = pad(texts)
     p, q = (_distributions(model, tokens, positions, temperature) for model in (target, drafter))
@@ -226,7 +228,7 @@ def label_all(
     setting: Setting, texts: Sequence[Text], folder: Path,
     progress: Callable[[int], None] | None = None,
 ) -> Judgements:  # fmt: skip
-    """Judge all texts, in chunks kept in ``folder``; OSError where it cannot be written."""
+    """Label all texts, in chunks cached in ``folder``. Errors: OSError if it cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     size = min(_TOKENS_A_BATCH, max(256, _MOST_LOGITS // int(setting.target.config.vocab_size)))
     chunks = []
@@ -272,7 +274,7 @@ def draft_chains(
     target: PreTrainedModel, drafter: PreTrainedModel, texts: Sequence[Text], *,
     length: int = 8, num_chains: int = 256, temperature: float = 1.0, seed: int = 0,
 ) -> LabelledChains:  # fmt: skip
-    """Let the drafter go on from random places of the texts, and judge each of its tokens."""
+    """Draft from random positions of the texts, and label each drafted token."""
     rng = np.random.default_rng(seed)
     picks = [texts[int(i)] for i in rng.integers(0, len(texts), num_chains)]
     model = CausalModel(drafter, "drafter")
@@ -302,7 +304,7 @@ def draft_chains(
 
 @dataclass(frozen=True)
 class Setting:
-    """Whose drafts are judged, and how: temperature of both models, share of the text's tokens."""
+    """Whose drafts are labelled: temperature of both models, share of the text's tokens."""
 
     target: PreTrainedModel
     drafter: PreTrainedModel
@@ -319,7 +321,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Judged:
-    """Judged tokens to learn from and to measure on, and drafts along texts held out."""
+    """Labelled tokens for training and evaluation, and drafts along held-out texts."""
 
     taught: Judgements
     held_out: Judgements
@@ -330,7 +332,7 @@ def judge_texts(
     setting: Setting, texts: Sequence[Text], folder: Path,
     progress: Callable[[int], None] | None = None,
 ) -> Judged:  # fmt: skip
-    """Judge drafts along all texts, every tenth held out; DraftwiseError for fewer than two."""
+    """Label drafts along all texts, every tenth held out. DraftwiseError for fewer than two."""
     held_out = list(texts[::HELD_OUT])
     taught = [text for number, text in enumerate(texts) if number % HELD_OUT]
     if not taught:
@@ -346,7 +348,7 @@ def judge_texts(
 
 @dataclass(frozen=True)
 class Measured:
-    """A head on held-out drafts: numbers, and its curves before and after undoing the weight."""
+    """A head's metrics on held-out drafts, with curves before and after undoing the weight."""
 
     numbers: dict[str, Any]
     curves: dict[str, Reliability]
@@ -417,7 +419,7 @@ def weighted_bce(w_rej: float) -> Loss:
 
 
 def judged_batches(data: Judgements, options: HeadOptions) -> Callable[[int], Batch]:
-    """step -> batch; every epoch goes through all tokens in an order of its own."""
+    """step -> batch; every epoch visits all tokens in a new random order."""
     size = min(options.tokens_per_batch, len(data))
     a_epoch = len(data) // size
     labels: Tensor = getattr(data, options.label)

@@ -1,4 +1,4 @@
-"""The training loop: a schedule of rates, and checkpoints that resume bit by bit."""
+"""The training loop: learning-rate schedule, and checkpoints that resume bit by bit."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ CHECKPOINT_S = 120.0
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """How long and how fast to learn: warm up, stay, then fall linearly to zero, all within
-    `steps`. `clip` bounds the gradient's norm.
+    """Length and learning rates of a run: warm-up, plateau, then linear decay to zero, all within
+    `steps`.
+
+    `clip` bounds the gradient's norm.
     """
 
     steps: int
@@ -106,7 +108,7 @@ class TrainingRun:
             self.losses = list(state["losses"])
 
     def advance(self, loss: Loss, batch: Any) -> bool:
-        """One step; False, and nothing changed, where loss or gradient is no number."""
+        """Run one step; return False, and change nothing, if loss or gradient is not finite."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.rate(len(self.losses))
         device = next(self._model.parameters()).device.type

@@ -1,4 +1,4 @@
-"""How drafters and heads learn, as the command line declares it too."""
+"""Options of training drafters and heads, shared by Python and the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RATE = "Learning rate."
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """How a drafter or an EAGLE head learns; the rate suits small models."""
+    """How a drafter or an EAGLE head is trained; the rate suits small models."""
 
     epochs: float = option(3.0, "Passes over all texts.")
     lr: float = option(5e-4, RATE)
@@ -27,7 +27,7 @@ class LearningOptions:
 
 @dataclass(frozen=True)
 class DrafterOptions(LearningOptions):
-    """How a drafter learns. loss: ``logits`` are soft targets and the rejection probability."""
+    """How a drafter is trained. loss: ``logits`` are soft targets and the rejection probability."""
 
     loss: LossName = option(
         "logits", "logits: learn the target's distribution; sequence: its tokens.", kind=str

@@ -1,4 +1,4 @@
-"""Prompts from nothing: an instruct model writes its own user turns; bad ones are left out."""
+"""Synthetic prompts: an instruct model writes user turns, and filters drop bad ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Runs = frozenset[tuple[str, ...]]
 
 
 def runs(text: str) -> set[tuple[str, ...]]:
-    """Every ``RUN`` words of a text that follow each other, in lower case; all, if it is shorter.
+    """All runs of ``RUN`` consecutive words of a text, in lower case; all words if it is shorter.
 
     >>> runs("What's up?")
     {('what', 's', 'up')}
@@ -34,7 +34,7 @@ def runs(text: str) -> set[tuple[str, ...]]:
 
 
 def runs_of(files: Iterable[Path]) -> Runs:
-    """The runs of every string in these jsonl files; DraftwiseError for one that cannot be read."""
+    """The runs of every string in these jsonl files. DraftwiseError for one that cannot be read."""
     found: set[tuple[str, ...]] = set()
     for file in files:
         try:
@@ -72,9 +72,9 @@ SAME = 0.7
 
 
 def user_prefix(tokenizer: Any, system: str = "") -> tuple[list[int], list[int]]:
-    """What a chat template writes before a user's words, and the tokens that end their turn.
+    """The chat template's text before a user's words, and the tokens that end a user's turn.
 
-    Source: Magpie (Xu et al. 2024, arXiv 2406.08464), section 2: the "pre-query template". Raises
+    Source: Magpie (Xu et al. 2024, arXiv 2406.08464), section 2: the "pre-query template". Errors:
     DraftwiseError for a tokenizer without a chat template.
     """
     if not getattr(tokenizer, "chat_template", None):
@@ -140,7 +140,9 @@ def sample_prompts(
     model: CausalModel, tokenizer: Any, num: int, *, first: int, longest: int, rows: int, seed: int
 ) -> Iterator[tuple[int, str | None]]:
     """(index, text) of ``num`` user turns from ``first`` on, sampled at temperature 1 after the
-    system prompts of ``TOPICS``, in turn; None where one did not end in time.
+    system prompts of ``TOPICS`` in turn.
+
+    text: None if the turn did not end in time.
     """
     around = [user_prefix(tokenizer, topic) for topic in TOPICS]
     ends = {token for _, end in around for token in end}
@@ -155,7 +157,7 @@ def sample_prompts(
 
 @dataclass
 class Filter:
-    """Keeps a text or counts why not; remembers a minhash of every kept text."""
+    """Keeps a text or counts the reason for dropping it; stores a minhash of every kept text."""
 
     template: str
     avoid: Runs = frozenset()
@@ -212,7 +214,7 @@ def _sketch(text: str) -> Any:
 
 
 def _scripts(text: str) -> Mapping[str, int]:
-    """Letters by their script: the first word of their Unicode names."""
+    """Letter counts by script: the first word of their Unicode names."""
     return Counter(unicodedata.name(c, "?").split()[0] for c in text if c.isalpha())
 
 

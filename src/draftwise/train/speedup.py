@@ -1,4 +1,4 @@
-"""Whether a drafter pays: its seconds and the target's, measured, and the speed they promise."""
+"""Whether a drafter pays: measured seconds of drafter and target, and the expected speed-up."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _head_seconds(target: CausalModel, head: EagleHead) -> float:
 
 
 def _median(cache: RaggedCache, base: int, step: Callable[[], None]) -> float:
-    """Median seconds of a step from ``base`` tokens on; the first, which sets up, is left out."""
+    """Median seconds of a step from ``base`` tokens on, without the first, which sets up."""
     times = []
     for _ in range(_REPEATS + 1):
         start = time.perf_counter()
@@ -69,9 +69,9 @@ def _median(cache: RaggedCache, base: int, step: Callable[[], None]) -> float:
 
 
 def speedups(alpha: float | Sequence[float], target_s: Floats, draft_s: float) -> Floats:
-    """[depths] expected speed over plain decoding of drafts of 1, 2, ... tokens.
+    """[depths] expected speed relative to plain decoding of drafts of 1, 2, ... tokens.
 
-    alpha: of every token, or of each depth. Source: Leviathan et al. (2023), theorem 3.8, with the
+    alpha: of every token, or by depth. Source: Leviathan et al. (2023), theorem 3.8, with the
     measured costs of verification. Assumes that tokens are accepted independently.
 
     >>> speedups(1.0, np.array([1.0, 1.0, 1.0]), 0.5).round(2).tolist()
@@ -87,7 +87,7 @@ def speedups(alpha: float | Sequence[float], target_s: Floats, draft_s: float) -
 
 
 def break_even(target_s: Floats, draft_s: float) -> float:
-    """The acceptance probability from which on drafting pays; 1 where it never does.
+    """The acceptance probability above which drafting pays; 1 if it never does.
 
     >>> break_even(np.array([1.0, 1.0]), 0.25)
     0.25
