@@ -838,6 +838,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="llama8b_bf16_1xh100", help="whose step costs")
     parser.add_argument("--requests", type=int, nargs="+", default=list(NUM_REQUESTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--texts", type=int, help="answers of each run; default: 40 to 420")
     parser.add_argument("--safety", action="store_true", help="also texts where drafting may lose")
     parser.add_argument("--gap", action="store_true", help="also what each missing fact is worth")
     parser.add_argument("--arrivals", type=Path, help="trace of requests: served as they arrive")
@@ -857,7 +858,7 @@ def main() -> None:
     texts, prices = load(args.data), Prices(args.data / "step_costs.npz", args.model)
     cells, safe, gaps = [], [], []
     for size in args.requests:
-        num = min(NUM_REQUESTS.get(size, 3 * size), len(texts))
+        num = min(args.texts or NUM_REQUESTS.get(size, 3 * size), len(texts))
         some = random.Random(100).sample(texts, num)
         for text in texts if args.safety else some:
             if not text.lookup:

@@ -51,7 +51,7 @@ IGNORED = frozenset(
     {"metadata", "store", "reasoning_effort", "verbosity", "service_tier", "safety_identifier"}
     | {"prompt_cache_key", "prompt_cache_retention"}
 )
-"""Accepted and unused: OpenAI's fields about its own service, and hints that any answer satisfies."""
+"""Accepted and unused: fields about OpenAI's own service, and hints that any answer satisfies."""
 
 Text = Annotated[str, Field(max_length=10_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]

@@ -49,7 +49,8 @@ def test_every_part_runs(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     replay = importlib.import_module("gpu_replay")
     out = data / "out.json"
-    options = ["--model", MODEL, "--requests", "2", "--seeds", "0", "--gap", "--safety"]
+    options = ["--model", MODEL, "--requests", "2", "--seeds", "0", "--texts", "12", "--gap"]
+    options += ["--safety"]
     monkeypatch.setattr("sys.argv", ["x", "--data", str(data), *options, "--out", str(out)])
     replay.main()
     found = json.loads(out.read_text("utf-8"))
