@@ -1,4 +1,4 @@
-"""The command line: one file a command, imported when its command runs."""
+"""The command line: one file per command, imported when its command runs."""
 
 from __future__ import annotations
 

@@ -155,10 +155,10 @@ class Keyboard:
         self._was_cleared = False
 
     def ask(self, prompt: str) -> str:
-        """Read one line, or one paste.
+        """Read one line, or one paste; Ctrl-C clears the line, but keeps it in the history.
 
-        Ctrl-C clears the line, but keeps it in the history. Raises EOFError for Ctrl-D and for a
-        second Ctrl-C on an empty line; KeyboardInterrupt for Ctrl-C inside a block.
+        Errors: EOFError for Ctrl-D and for a second Ctrl-C on an empty line; KeyboardInterrupt for
+        Ctrl-C inside a block.
         """
         while True:
             try:
@@ -415,7 +415,7 @@ class Conversation:
         whole = Answer(Ending(speculator.target.max_positions, stop=stops), speculator.tokenizer)
         if before is not None:
             whole.push(before.tokens)
-            painter.grow(before, before.text)  # it stands on the screen already
+            painter.grow(before, before.text)  # it is already on the screen
         first_token_s = 0.0
         for round_ in generation:
             first_token_s = first_token_s or time.perf_counter() - start

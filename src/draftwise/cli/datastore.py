@@ -1,4 +1,4 @@
-"""``draftwise datastore build``: a corpus of text files or json lines to a file to draft from."""
+"""``draftwise datastore build``: builds a retrieval file from text files or json lines."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def corpus_files(path: Path) -> list[Path]:
 
 
 def pieces(file: Path) -> Iterator[tuple[bool, str, int]]:
-    """The documents of a file: the whole of a text file, or each json line.
+    """The documents of a file: all of a text file, or each json line.
 
-    Yields whether a document begins, its text, and how many bytes of the file that is. A text file
-    comes in pieces of whole lines, to save memory. Raises DraftwiseError for a json line without
-    ``text`` or ``prompt`` and ``completion``, UnicodeDecodeError for a file that is not UTF-8.
+    Yields whether a document begins, its text, and the number of bytes read. A text file is read in
+    pieces of whole lines, to save memory. Errors: DraftwiseError for a json line without ``text``
+    or ``prompt`` and ``completion``, UnicodeDecodeError for a file that is not UTF-8.
     """
     with file.open(encoding="utf-8-sig") as lines:
         if file.suffix.lower() in JSON_LINES:

@@ -211,7 +211,7 @@ class Lane:
 
 
 def race(lanes: Sequence[Lane], is_stopped: Callable[[], bool]) -> Iterator[Lane]:
-    """Always step the lane with less time spent, so that other load slows both equally."""
+    """Always step the lane that has used less time, so that other load slows both equally."""
     while not is_stopped() and (running := [lane for lane in lanes if lane.is_running]):
         lane = min(running, key=lambda lane: lane.seconds)
         lane.step()
@@ -329,7 +329,7 @@ def demo(
             choose_prompts(prompts)
             check(wanted)
             if svg is not None:
-                svg.open("a").close()  # what cannot be written is refused before anything runs
+                svg.open("a").close()  # refuse an unwritable output before anything runs
             fast = load(wanted)
             chosen = choose_prompts(prompts, fast.tokenizer)
         with graceful() as is_stopped:
@@ -365,7 +365,10 @@ class Show:
     def run(self, prompts: Sequence[DemoPrompt], is_stopped: Callable[[], bool]) -> None:
         self._print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
         self._print(legend(self._styles))
-        for speculator in (self._plain, self._fast):  # neither pays for allocator and lazy imports
+        for speculator in (
+            self._plain,
+            self._fast,
+        ):  # so that neither is charged for the allocator and lazy imports
             short = replace(self._params, max_new_tokens=_WARM_UP_TOKENS)
             speculator.generate(prompts[0].prompt, short)
         pairs: list[Pair] = []

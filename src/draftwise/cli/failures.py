@@ -89,7 +89,8 @@ class Output(Console):
 
 @contextmanager
 def standing_streams() -> Iterator[None]:
-    """Make the standard streams safe for a whole process: replace what stdout cannot encode."""
+    """Make the standard streams safe for a whole process: replace characters that stdout cannot
+    encode."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
@@ -104,7 +105,7 @@ def standing_streams() -> Iterator[None]:
 
 @contextmanager
 def refused_values() -> Iterator[None]:
-    """Turn ValueError and OSError into DraftwiseError; for set-up, where input causes them."""
+    """Convert ValueError and OSError to DraftwiseError; for set-up, where input causes them."""
     try:
         yield
     except BrokenPipeError:
@@ -120,7 +121,7 @@ def refused_values() -> Iterator[None]:
 
 @contextmanager
 def graceful() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets a flag, which is read between rounds; a second Ctrl-C interrupts at once."""
+    """Ctrl-C sets a flag that is read between rounds; a second Ctrl-C interrupts at once."""
     is_pressed = False
 
     def press(*_: object) -> None:
@@ -138,7 +139,7 @@ def graceful() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Print draftwise's own warnings as lines on stderr, and no others."""
+    """Print draftwise's own warnings as lines on stderr, and suppress all others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", module=r"draftwise\b")
@@ -147,6 +148,6 @@ def quiet() -> Iterator[None]:
 
 
 def _mute_stdout() -> None:
-    """Send what is still buffered to /dev/null, so that it does not fail again at exit."""
+    """Redirect buffered output to /dev/null, so that it does not fail again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

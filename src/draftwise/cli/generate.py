@@ -1,4 +1,4 @@
-"""``draftwise generate``: one prompt or many, text as it comes or as json."""
+"""``draftwise generate``: completes one prompt or many, as streamed text or json."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def generate(
             elif chat_template is not None:
                 raise DraftwiseError("--chat-template is for --chat, or prompts with `messages`")
             if trace is not None:
-                trace.open("a").close()  # what is there stays for now
+                trace.open("a").close()  # keep existing files for now
         with hold(settings.state):
             speculator = load(settings, chat_template)
             o.check_vocabulary(params, speculator.target.vocab_size)
@@ -132,7 +132,7 @@ class Job:
 
     def start(self, prompts: Sequence[Prompt], first: int) -> Generation:
         """Start a chunk of prompts; first: index of its first prompt among all."""
-        seed = self.params.seed  # with the same, every chunk of a batch would draw the same
+        seed = self.params.seed  # with one seed every chunk of a batch would sample the same tokens
         params = replace(self.params, seed=None if seed is None else seed + first)
         return self.speculator.start(list(prompts), params)
 

@@ -30,7 +30,7 @@ def is_installed() -> bool:
 
 def find(name: str) -> Any:
     """The object that an installed package registered as ``name``, or None."""
-    from importlib.metadata import entry_points  # 10 ms, which `draftwise --help` does without
+    from importlib.metadata import entry_points  # 10 ms, which `draftwise --help` saves
 
     for entry in entry_points(group=GROUP, name=name):
         return entry.load()
@@ -38,7 +38,7 @@ def find(name: str) -> Any:
 
 
 def need(name: str, what: str) -> Any:
-    """``find``; DraftwiseError instead of None. what: the command or option, as it is typed."""
+    """``find`` with a DraftwiseError instead of None. what: the command or option as typed."""
     found = find(name)
     if found is None:
         raise DraftwiseError(f"{what} needs the lab: {lab_hint()}")

@@ -35,7 +35,7 @@ PATIENCE_S = 2.0
 
 
 def check(wanted: Settings) -> None:
-    """Refuse what is wrong without loading a model: names, options, files, devices."""
+    """Refuse invalid settings without loading a model: names, options, files, devices."""
     setting = wanted.learning
     plans = setting.plans(["drafter"])
     _check_policy(setting)
@@ -54,7 +54,7 @@ def check(wanted: Settings) -> None:
 
 
 def _check_policy(setting: presets.Preset) -> None:
-    """Refuse a policy that fails for one drafter and for many: their number is not known yet."""
+    """Refuse a policy that fails for one drafter and for many, as their number is still unknown."""
     refusals = []
     for num in (1, 8):
         plans = setting.plans([f"drafter{n}" for n in range(num)])
@@ -67,11 +67,11 @@ def _check_policy(setting: presets.Preset) -> None:
 
 
 def _check_state(state: Path) -> None:
-    """Refuse a file that could not be read now, or written at the end."""
+    """Refuse a state file that cannot be read now, or written at the end."""
     if state.is_dir() or not state.parent.is_dir():
         why = "it is a folder" if state.is_dir() else f"there is no folder {state.parent}"
         raise DraftwiseError(f"--state {state}: {why}")
-    real = Path(os.path.realpath(state))  # a link may point to a file that is yet to be made
+    real = Path(os.path.realpath(state))  # a link may point to a file that does not exist yet
     if os.path.lexists(real) and not real.is_file():
         raise DraftwiseError(f"--state {state}: it is no plain file")
     if not os.access(state.parent, os.W_OK) or (state.exists() and not os.access(state, os.R_OK)):
@@ -79,7 +79,7 @@ def _check_state(state: Path) -> None:
 
 
 def check_models(target: str, drafters: Sequence[str], hardware: Hardware) -> None:
-    """Refuse, without torch, models that do not exist and hardware that is missing."""
+    """Refuse missing models and hardware, without torch."""
     dtype, device = hardware.dtype, hardware.device
     known("dtype", dtype, DTYPES)
     check_device(device)
@@ -110,7 +110,7 @@ def check_target(target: str) -> None:
 
 
 def check_chat(target: str, template: Path | None = None) -> None:
-    """Refuse a bad template, or a target without one, as far as its files are local."""
+    """Refuse an invalid template, or a target without one, if its files are local."""
     if template is not None:
         read_template(template)
     elif not is_pretrained(target):
@@ -279,7 +279,7 @@ def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
 
 @contextmanager
 def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]:
-    """Save what was learnt, however the block ends; exit code 74 if only saving fails."""
+    """Save the learnt state, however the block ends; exit code 74 if only saving fails."""
     ends_well = False
     try:
         yield
@@ -296,7 +296,7 @@ def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]
 
 
 def alone_in(folder: Path) -> AbstractContextManager[None]:
-    """Lock a folder for this process; DraftwiseError if another one holds it."""
+    """Lock a folder for this process; DraftwiseError if another process holds it."""
     taken = f"another draftwise is at work in {folder}: wait for it, or give another folder"
     return holding(folder / ".lock", taken)
 

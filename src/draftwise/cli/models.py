@@ -95,7 +95,7 @@ def _facts(model: CausalModel) -> list[str]:
 
 
 def _other_facts(drafter: Drafter) -> list[str]:
-    """The kind of drafter; for an EAGLE head also the layers it reads, its size and dtype."""
+    """The kind of drafter; for an EAGLE head also its tapped layers, size and dtype."""
     from draftwise.drafters.eagle import EagleDrafter
 
     if not isinstance(drafter, EagleDrafter):

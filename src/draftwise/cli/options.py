@@ -1,4 +1,4 @@
-"""How options of commands are declared and read, and the options that several commands share."""
+"""Declares and reads the options of commands; options that several commands share."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ _alias = partial(option, None, panel="Aliases (names of vLLM and transformers)")
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """Other programs' names for options that exist here."""
+    """Other programs' names for existing options."""
 
     num_speculative_tokens: int | None = _alias("Same as --plan-lengths N.", metavar="N")
     assistant_model: str | None = _alias("Same as --drafter lm:PATH.", metavar="PATH")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A prompt, and its file and line for errors (empty for a single prompt)."""
+    """A prompt with its file and line for error messages (empty for a single prompt)."""
 
     prompt: str | Sequence[Message]
     where: str = ""

@@ -1,4 +1,4 @@
-"""What the terminal shows: text in colours by drafter, progress, summaries."""
+"""Terminal output: text coloured by drafter, progress, summaries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN_STYLE = "dim"
 
 
 def colours(drafters: Sequence[str]) -> dict[str, str]:
-    """The style of each drafter, by its place; the target's own tokens are dim."""
+    """The style of each drafter by index; the target's own tokens are dim."""
     return drafter_colours(drafters) | {"target": PLAIN_STYLE, NONE: PLAIN_STYLE}
 
 
@@ -102,7 +102,7 @@ class Pen:
         self._show(pieces if self._wrap is None else self._wrap.feed(pieces))
 
     def end(self, text: str) -> None:
-        """End the text with a line break; of ``generate``, a file gets the answer alone."""
+        """End the text with a line break; in ``generate``, a file gets the answer only."""
         if self._wrap is not None:
             self._show(self._wrap.finish())
         if (self._is_chat or self._console.is_terminal) and not text.endswith("\n"):
@@ -132,7 +132,7 @@ def bars(
 ) -> progress.Progress:
     """Progress bars on stderr, on a terminal only.
 
-    stays: keep them when all is done, and show what is printed meanwhile above them.
+    stays: keep them after completion, and print other output above them.
     """
     console = Console(stderr=True)
     return progress.Progress(

@@ -1,4 +1,4 @@
-"""Attention over ragged rows: each on storage of its own, groups of heads without copies."""
+"""Attention over ragged rows: each row with its own storage, grouped heads without copies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ RAGGED = "sdpa_ragged"  # the name under which ``transformers`` knows it: ``attn
 
 
 class PackedMask(Tensor):
-    """Takes a mask's place while rows are read end to end: what each row may look at.
+    """Stands in for a mask when rows are concatenated: what each row attends to.
 
     counts: tokens of each row. masks: [1, 1, count, used] by row; None = all of its slots. cache:
-    its ``views`` hold the rows' keys and values. Its shape as a tensor, [1, 1, 1, 1], passes the
-    library's checks.
+    its ``views`` hold the rows' keys and values. Its shape as a tensor, [1, 1, 1, 1], passes
+    transformers' checks.
     """
 
     counts: Sequence[int]
@@ -32,9 +32,9 @@ class PackedMask(Tensor):
 
 
 class InOrder(Tensor):
-    """Takes a mask's place where the queries are the last tokens, in order: a [1, 1, 1, 1] tensor.
+    """Stands in for a mask when the queries are the last tokens in order: a [1, 1, 1, 1] tensor.
 
-    GPU kernels know that order and take grouped heads with it, which they do not with a mask.
+    GPU kernels support this order together with grouped heads, which they do not with a mask.
     """
 
 
@@ -105,7 +105,7 @@ def _attention(
 
 
 def attend_raggedly(module: Any) -> None:
-    """Let a module that was loaded for ``sdpa`` attend over ragged rows, and without copies."""
+    """Switch a module loaded with ``sdpa`` to ``ragged_attention``."""
     module.set_attn_implementation(RAGGED)
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def switch_of(module: Any, can_read_again: bool) -> tuple[int, int]:
-    """Positions of the first rope table, and the longest text that is served; 0 = none.
+    """Tokens covered by the first rope table, and the longest supported text; 0 = none.
 
-    Types whose ``generate`` keeps the first table's keys serve no text beyond it.
+    Model types whose ``generate`` keeps keys of the first table support no text beyond it.
     """
     config = module.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
@@ -98,7 +98,7 @@ class RowKVCache:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put a layer's [1, H, n, D] at positions from ``start`` on; returns all up to there."""
+        """Write a layer's [1, H, n, D] at positions from ``start`` on; return all up to its end."""
         if layer not in self.keys:
             self.keys[layer] = allocate(keys, self.num_slots)
             self.values[layer] = allocate(values, self.num_slots)
@@ -158,31 +158,32 @@ Near = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Which layers look back so far only, and how far: a window, a chunk (0 = none), in tokens."""
+    """Layers with limited attention, and their limit in tokens: a window or a chunk (0 = none)."""
 
     layers: frozenset[int]
     window: int = 0
     chunk: int = 0
 
     def first(self, position: int) -> int:
-        """The first slot that a token there, or after, may look at."""
+        """The first slot that a token at this position or later may attend to."""
         firsts = [position - self.window + 1] if self.window else []
         if self.chunk:
             firsts.append(position // self.chunk * self.chunk)
         return max(0, min(firsts))
 
     def fits(self, storage: RowKVCache, settled: int, end: int) -> bool:
-        """Whether slots up to ``end`` are there, and not twice as many as are looked at."""
+        """Whether storage reaches ``end`` and has at most twice the slots that are attended to."""
         wanted = self._num_slots(end - self._kept_from(settled))
         return end - storage.first <= storage.num_slots <= 2 * wanted
 
     def slide(self, storage: RowKVCache, settled: int, length: int, end: int) -> RowKVCache:
-        """A copy with room up to ``end``, from the first slot that tokens after ``settled`` see."""
+        """A copy with room up to ``end``, from the first slot that tokens after ``settled`` attend
+        to."""
         first = max(storage.first, self._kept_from(settled))
         return storage.grown(length, self._num_slots(end - first), first)
 
     def most_slots(self, num_fed: int) -> int:
-        """Slots that a row of any length has at most, if feeds are no wider than that."""
+        """The most slots of a row of any length, if feeds are no wider than that."""
         return self._num_slots(max(self.window, self.chunk) + self._spare + num_fed)
 
     @property
@@ -293,9 +294,9 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.lengths[row] = self._settled[row] = length
 
     def place(self, spans: Sequence[Span], packed: bool = False, fed: Sequence[Any] = ()) -> None:
-        """Say where the coming forward writes; raises ValueError where it does not fit.
+        """Set where the next forward writes; raises ValueError if it does not fit.
 
-        packed: rows come end to end, [1, sum of counts], not side by side, [R, widest]. fed: [R]
+        packed: rows are concatenated, [1, sum of counts], instead of padded, [R, widest]. fed: [R]
         their tokens, from which unknown states are recomputed.
         """
         longest = max(span.end for span in spans)
@@ -370,7 +371,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return found
 
     def settle(self, rows: Sequence[int], counts: Sequence[int]) -> None:
-        """Cut rows back to ``counts`` tokens for good, and drop what going further back needs."""
+        """Cut rows back to ``counts`` tokens for good, and free what only longer rollbacks need."""
         for row, count in zip(rows, counts, strict=True):
             self.lengths[row] = self._settled[row] = count
             self.states.settle(row, count)
@@ -426,7 +427,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self._shelf.give(old)
 
     def _slide(self, windows: Windows, span: Span) -> None:
-        """Room for a span in the layers that forget; raises ValueError where too much is gone."""
+        """Make room for a span in layers with windows; raises ValueError if too much is gone."""
         if not self._is_whole(span.row, span.start):
             raise ValueError(
                 f"row {span.row} was cut back to {span.start} tokens, and its windows were not kept"

@@ -1,4 +1,4 @@
-"""The self-check at load: does this model, on our cache, say what a plain forward says?"""
+"""The self-check at load: does the model on this cache give the logits of a plain forward?"""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_model(model: CausalModel) -> None:
 
 
 def _try(model: CausalModel, way: tuple[bool, bool], lengths: Sequence[int], who: str = "") -> str:
-    """What is wrong with this way of reading rows; empty = nothing."""
+    """The error of this way of reading rows; empty = none."""
     model.packs, model.is_alone = way
     try:
         error = _largest_error(model, lengths)
@@ -177,7 +177,7 @@ class _Trial:
             self.cache.keep_path(row, start, range(counts[row]))
 
     def read(self, num: int) -> None:
-        """Read a piece of the first text as a prompt is read: few logits, in two forwards."""
+        """Feed a piece of the first text as prefill does: few logits, in two forwards."""
         start = self.cache.lengths[0]
         piece, usual = self._texts[0][start : start + num], self._model.bulk_logits
         keep = min(2, num)
@@ -198,7 +198,7 @@ class _Trial:
         self.feed([1, 1], [[], self.wrong[:1]])
 
     def begin_again(self) -> None:
-        """Go on in the middle of the first row, and in a copy of its beginning."""
+        """Continue in the middle of the first row, and in a copy of its beginning."""
         self.cache.crop(0, len(self._texts[0]) - 5)
         self.feed([self.left[0], 0], [[], []])
         self._texts[1], self._plain[1] = self._texts[0], self._plain[0]
@@ -211,7 +211,7 @@ class _Trial:
 
 @torch.inference_mode()
 def _grows_trees(model: CausalModel) -> bool:
-    """Whether a tree of five tokens, two branches of three, after a text of one, is right."""
+    """Whether the logits of a tree of five tokens, two branches of three, are right."""
     generator = torch.Generator().manual_seed(1)
     text, *fed = torch.randint(0, model.vocab_size, (6,), generator=generator).tolist()
     cache, tree = model.new_cache(num_rows=1, capacity=8), branches([-1, 0, 0, 1, 2], base=1)

@@ -1,4 +1,4 @@
-"""Where a model lies, and what is wrong with its files before anything is loaded: no torch here."""
+"""Locates a model, and checks its files before anything is loaded; imports no torch."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def _has(file: Path, key: str) -> bool:
 
 
 def place(source: str) -> str:
-    """A folder's path with ``~`` expanded, or a hub id as it is.
+    """A folder's path with ``~`` expanded, or a hub id unchanged.
 
-    Raises DraftwiseError for a path that does not exist, which would be looked for on the hub, and
-    for a folder without a sound model.
+    Errors: DraftwiseError for a path that does not exist, which would otherwise be taken for a hub
+    id, and for a folder without a valid model.
     """
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
     path = Path(source).expanduser() if source.startswith("~") else Path(source)
@@ -52,7 +52,7 @@ def place(source: str) -> str:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The model's ``config.json``, or an adapter's own; raises DraftwiseError for what is none."""
+    """The model's ``config.json``, or an adapter's own. Errors: DraftwiseError if it is invalid."""
     file = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
     if file is None:
         raise DraftwiseError(f"{folder} has no config.json: it is not a Hugging Face model folder")
@@ -80,7 +80,7 @@ def _refuse_cut(weights: Path) -> None:
 
 
 def _refuse_escapes(index: Path) -> None:
-    """DraftwiseError where a list of shards names what is no file of its own folder."""
+    """DraftwiseError if a shard index names a file outside its folder."""
     try:
         shards = set(strict_json(read_text(index, STATE_BYTES))["weight_map"].values())
         outside = [name for name in shards if Path(name).name != name or name == ".."]

@@ -1,6 +1,6 @@
-"""Hidden states of some layers, taken by hooks on these alone: no others are kept.
+"""Hidden states of selected layers, captured by hooks.
 
-The library's ``output_hidden_states`` keeps those of all layers until a forward is over: for a
+transformers' ``output_hidden_states`` keeps those of all layers until a forward is over: for a
 prompt of 4,000 tokens and a model of 32 layers that is more than its keys and values.
 """
 
@@ -62,7 +62,7 @@ class HiddenStateHooks:
 
     @torch.inference_mode()
     def _agrees(self) -> bool:
-        """Whether hooks and library agree on three tokens."""
+        """Whether hooks and transformers agree on three tokens."""
         ids = torch.arange(3, device=self._module.device)[None]
         # hooks on layers that a view shares would run twice: the module itself is called
         try:
@@ -113,7 +113,7 @@ class HiddenStates:
             self.length = end
 
     def begin_like(self, other: HiddenStates, length: int) -> None:
-        """Take over the first ``length`` positions of another text with the same beginning."""
+        """Copy the first ``length`` positions of another text with the same beginning."""
         length = min(length, other.length)
         self._stored = {tap: states[:length].clone() for tap, states in other._stored.items()}
         self.length = length

@@ -1,4 +1,4 @@
-"""The model adapter: ragged forwards of any causal LM over a cache of our own."""
+"""The model adapter: ragged forwards of any causal LM over the project's own KV cache."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ _NUM_RWKV = 5  # tensors of an RWKV state, each of all layers
 
 
 class Caller:
-    """Calls a module, or of a recurrent one a view that records kernels (``nn.hybrid.view``).
+    """Calls a module, or for a recurrent one a view that records kernels (``nn.hybrid.view``).
 
     can_keep: whether it takes ``logits_to_keep``. has_states: whether layers have recurrent states.
     """
@@ -249,7 +249,7 @@ def read_again(extend: Extend, feed: ForwardInputs) -> Logits:
 
 
 def read_behind(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence[int]]) -> Logits:
-    """Feed after recomputing the last tokens ``again`` of each row's cache in the same forward."""
+    """Prepend the last tokens ``again`` of each row's cache to the feed, in one forward."""
     if not any(again):
         return extend(feed)
     for row, missed in zip(feed.rows, again, strict=True):
@@ -289,7 +289,7 @@ def _end(start: int, fed: Fed, tree: Branches | None) -> int:
 
 
 def _from_the_first(tree: Branches, start: int) -> Branches:
-    """A tree fed with the text before slot ``start``; its earlier levels become a chain."""
+    """A tree fed again from slot ``start``; its earlier levels become a chain."""
     fed = tree.seen.numpy(force=True) if isinstance(tree.seen, torch.Tensor) else tree.seen
     end = tree.base + len(tree.positions)
     seen = np.tri(start + len(fed), end, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""From logits to the distributions that tokens are drawn from: penalties, warping, drawing."""
+"""From logits to sampling distributions: penalties, warping, sampling."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def _argmax_on_host(scores: Floats32) -> Tensor:
 
 
 def _edited(logits: Tensor, span: SampledSpan) -> Tensor:
-    """A span's rows with its callback, biases and penalties applied, which read its text."""
+    """A span's rows after its callback, biases and penalties, which depend on its text."""
     sampling, scores = span.sampling, logits.float()
     try:
         if sampling.process is not None:
@@ -254,7 +254,7 @@ def _edited(logits: Tensor, span: SampledSpan) -> Tensor:
 def _processed(
     scores: Tensor, process: Callable[[Sequence[int], Any], Any], span: SampledSpan
 ) -> Tensor:
-    """Each row by itself, with the tokens that it is conditioned on: the prompt at least."""
+    """Apply the callback to each row, with the tokens that it is conditioned on."""
     follows = [*span.text[span.start :], *span.drafted]
     paths = [[*span.text[: span.start], *follows[: span.skip]]]
     for node, token in enumerate(follows[span.skip :][: len(scores) - 1]):
@@ -269,7 +269,7 @@ def _processed(
 
 
 def _penalised(scores: Tensor, span: SampledSpan) -> Tensor:
-    """Scores less what tokens pay that occurred so far: CTRL's penalty, and OpenAI's two."""
+    """Scores after penalties on earlier tokens: CTRL's, and OpenAI's two."""
     sampling = span.sampling
     seen = span.seen or Occurrences(span.num_prompt)
     seen.read(span.text, scores)

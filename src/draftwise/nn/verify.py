@@ -1,7 +1,6 @@
 """Batched verification of sampled rows on the device, equal to the reference ``engine.verify``.
 
-There is no loop over rows and no read by the host. Greedy rows, whose p are tokens, use the
-reference.
+It has no loop over rows and no host read. Greedy rows, whose p are tokens, use the reference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forwards of a few fixed widths over a whole cache, made by ``torch.compile`` once each."""
+"""``torch.compile``: forwards of a few fixed widths over a whole cache, each compiled once."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class CompiledSteps:
         self.spent_s = self.spent_cpu_s = 0.0
 
     def take(self, num_tokens: int) -> RowKVCache:
-        """Zeroed storage of a power of two of slots, reused by one request after another.
+        """Zeroed storage of a power of two of slots, reused by successive requests.
 
-        Recorded CUDA graphs hold addresses: new storage would mean a new recording.
+        Recorded CUDA graphs contain addresses, so new storage would need a new recording.
         """
         slots = max(LEAST_SLOTS, 1 << (num_tokens - 1).bit_length())
         free = self._shelf.setdefault(slots, [])
@@ -68,7 +68,7 @@ class CompiledSteps:
             self._shelf.setdefault(storage.num_slots, []).append(storage)
 
     def width(self, cache: RaggedCache, row: int, wanted: int) -> int | None:
-        """The width to pad one row's feed to; None = the plain module reads it."""
+        """The width to which one row's feed is padded; None = use the plain module."""
         used, storage = cache.lengths[row] + wanted, cache.storage(row)
         is_ready = bool(storage.keys) and used <= storage.num_slots
         if not is_ready or used > cache.capacity or not torch.is_inference_mode_enabled():

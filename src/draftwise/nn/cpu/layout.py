@@ -1,4 +1,4 @@
-"""How weights lie in memory: the same numbers, read faster by the few rows of a verification."""
+"""Weight layouts in memory: the same numbers, faster for the few rows of a verification."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def _(states: Tensor, number: int, width: int) -> Tensor:
 
 
 class Prepacked(nn.Linear):
-    """A linear layer that keeps its weight a second time, in the blocks that oneDNN multiplies by.
+    """A linear layer with a second copy of its weight in oneDNN's blocked layout.
 
-    Products of 2 to 64 rows with a plain weight pack it each time; from blocks eight rows cost
+    Products of 2 to 64 rows with a plain weight pack it each time; from blocks, eight rows cost
     little more than one (``docs/real_models.md``). Gradients, and weights that changed or moved
-    since, take the ordinary way; copies of the layer have no blocks.
+    since, use the ordinary product; copies of the layer have no blocks.
     """
 
     _blocks: Tensor | None = None
@@ -45,7 +45,7 @@ class Prepacked(nn.Linear):
     _number = 0  # 0: no blocks
 
     def pack(self, least_rows: int) -> None:
-        """Make the blocks; products of fewer rows go on reading the weight itself."""
+        """Create the blocks; products of fewer rows still read the weight itself."""
         weight = self.weight.detach()
         self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
         self._packed_from = _mark(self.weight)
@@ -80,7 +80,7 @@ class Prepacked(nn.Linear):
 
 
 def _mark(weight: Tensor) -> tuple[int, int]:
-    """Changes when the weight is written or put elsewhere."""
+    """Changes when the weight is written or moved."""
     return weight.data_ptr(), weight._version
 
 
@@ -117,7 +117,7 @@ def lay_out(module: nn.Module) -> int:
 
 @torch.no_grad()
 def put_back(module: nn.Module) -> None:
-    """Undo ``lay_out``: files hold weights row by row, and ``save_pretrained`` insists on it."""
+    """Undo ``lay_out``: files store weights row by row, and ``save_pretrained`` requires it."""
     for layer in module.modules():
         if isinstance(layer, Prepacked):
             layer._blocks, layer._number = None, 0
@@ -143,7 +143,7 @@ def _is_served(weight: Tensor) -> bool:
 
 
 def _memory_bytes() -> int:
-    """Of the machine, or of the container where it is given less."""
+    """Memory of the machine, or the container's limit if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else ""
@@ -151,7 +151,7 @@ def _memory_bytes() -> int:
 
 
 def weights_of(module: nn.Module) -> str:
-    """The precision of a module and the layout of its weights, in words.
+    """A module's precision and weight layout, in words.
 
     >>> weights_of(nn.Linear(8, 8))
     'float32 as the checkpoint has it'

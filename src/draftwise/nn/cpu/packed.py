@@ -1,8 +1,8 @@
-"""Weights in eight or four bits, for CPUs: a target that reads a quarter or an eighth of the bytes.
+"""Weights in eight or four bits on CPUs: forwards read a quarter or an eighth of the bytes.
 
-Another model than the checkpoint's, as every precision is: what is generated follows *its*
-distribution exactly, with drafts or without. A checkpoint that came from 4-bit GGUF (Q4_0, Q4_1)
-lies on the same grid, so there four bits change no weight but for the rounding of its scales.
+A quantised model is another model than the checkpoint: answers follow *its* distribution exactly,
+with drafts or without. A checkpoint converted from 4-bit GGUF (Q4_0, Q4_1) lies on the same grid,
+so four bits change its weights only by the rounding of scales.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ PRECISIONS: dict[str, Callable[[Tensor], nn.Module]] = {"int8": PackedInt8, "int
 
 
 def four_bits(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of [out, in]: numbers 0 to 15 [out, in], scales and middles [out, in / GROUP].
+    """Quantise [out, in] to numbers 0 to 15 [out, in], scales and middles [out, in / GROUP].
 
     A weight is (number - 8) * scale + middle; the least and the largest of a group are exact.
     """
@@ -80,9 +80,9 @@ def four_bits(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def pack(module: nn.Module, precision: str) -> None:
-    """Put packed layers in the place of a CPU model's linear ones; the rest goes to bfloat16.
+    """Replace a CPU model's linear layers by packed ones; the rest is converted to bfloat16.
 
-    Layers with a bias, or whose width is no multiple of ``GROUP``, stay linear. Raises
+    Layers with a bias, or whose width is no multiple of ``GROUP``, stay linear. Errors:
     DraftwiseError for a model on another device.
     """
     if any(weight.device.type != "cpu" for weight in module.parameters()):

@@ -1,4 +1,4 @@
-"""EAGLE heads: their parts, which other heads share, their arithmetic and their files."""
+"""EAGLE heads: modules, which other heads share, forward, and files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
-    """[..., V] logits of those [..., len(ids)] of some tokens: minus infinity for the others."""
+    """[..., V] logits from those of the tokens ``ids`` [..., len(ids)]: -inf for the others."""
     if ids is None:
         return drafted
     full = drafted.new_full((*drafted.shape[:-1], vocab_size), float("-inf"))
@@ -44,15 +44,18 @@ def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
 
 
 def one_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings for one layer: where a model's kinds of layers have their own, those of its
-    windows, since what comes next depends on what is near."""
+    """Rotary settings for one layer.
+
+    If the model's layer types have their own, those of the windowed layers, since the next token
+    depends on nearby ones.
+    """
     kinds = {name: own for name, own in settings.items() if isinstance(own, Mapping)}
     first = next(iter(kinds.values()), settings)
     return dict(kinds.get("sliding_attention", first))
 
 
 class Norm(nn.Module):
-    """Root mean square norm of states in any precision, which need not be the weight's."""
+    """Root mean square norm of states in any precision, which may differ from the weight's."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -64,13 +67,13 @@ class Norm(nn.Module):
 
 
 def turned(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions, halves as pairs (the layout of Llama and Qwen)."""
+    """Apply rotary positions, with halves as pairs (the layout of Llama and Qwen)."""
     first, second = states.chunk(2, dim=-1)
     return states * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def rotary_table(config: EagleConfig, num: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin [num, d], whatever kind of scaling the configuration asks for."""
+    """cos and sin [num, d], with the configuration's scaling."""
     llama = LlamaConfig(
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_attention_heads,
@@ -136,7 +139,8 @@ class EagleConfig:
 
 
 class BorrowingHead(nn.Module):
-    """A head whose embeddings and output layer may be the target's; those are no part of its state.
+    """A head whose embeddings and output layer may be the target's; these are not in its state
+    dict.
 
     draft_ids: [draft_vocab_size] the target's token for each drafted one; None = the same tokens.
     """
@@ -165,7 +169,7 @@ class BorrowingHead(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Weights that a draft step multiplies with: an embedding is only looked up."""
+        """Weights that a draft step multiplies with, so without embeddings, which are looked up."""
         own = sum(p.numel() for name, p in self.named_parameters() if "embed_tokens" not in name)
         borrowed = self.borrowed[1]
         return own + sum(p.numel() for p in borrowed.parameters()) if borrowed else own
@@ -176,7 +180,7 @@ class BorrowingHead(nn.Module):
         return found
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., vocab_size], minus infinity for tokens that it cannot draft."""
+        """[..., vocab_size], -inf for tokens that it cannot draft."""
         return spread(self.draft_logits(states), self.draft_ids, self.config.vocab_size)
 
 
@@ -224,7 +228,7 @@ class EagleHead(BorrowingHead):
         return found
 
     def fuse(self, states: Tensor) -> Tensor:
-        """The target's states [..., taps x D] as what ``forward`` takes: [..., h]."""
+        """Combine the target's states [..., taps x D] into the input of ``forward``, [..., h]."""
         if self.config.generation == 3:
             states = self.fc(states)
         return states
@@ -247,12 +251,12 @@ class EagleHead(BorrowingHead):
         return super().draft_logits(states if self.norm is None else self.norm(states))
 
     def set_vocabulary(self, ids: Tensor) -> None:
-        """Say which tokens [draft_vocab_size] a new head drafts, in rising order."""
+        """Set the tokens [draft_vocab_size] that a new head drafts, in rising order."""
         self.get_buffer("d2t").copy_(ids - torch.arange(len(ids)))
 
     @property
     def lent_rows(self) -> nn.Module | None:
-        """The part of the target's output layer that it uses, where that is not the whole."""
+        """The rows of the target's output layer that it uses, if not all."""
         return self.borrowed[1] if self.draft_ids is not None else None
 
 
@@ -287,7 +291,7 @@ class _Layer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of Llama and Qwen, whose cache and masks are the caller's."""
+    """Attention of Llama and Qwen with the caller's cache and masks."""
 
     def __init__(
         self, config: EagleConfig, num_inputs: int, *, o_bias: bool, qk_norm: bool
@@ -377,7 +381,7 @@ def _look(
 
 @torch.no_grad()
 def lent_rows(layer: nn.Module, ids: Tensor) -> nn.Linear:
-    """An output layer [V, D] for these tokens [n] alone: a copy [n, D] that is not trained."""
+    """An output layer [V, D] of the tokens [n] only: a copy [n, D] that is not trained."""
     if isinstance(layer, LentHead):  # it has no others
         return layer.rows
     weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
@@ -467,7 +471,7 @@ def _lent(
     settings: Mapping[str, Any], weights: Mapping[str, Tensor], config: EagleConfig,
     target: CausalModel,
 ) -> nn.Module | None:  # fmt: skip
-    """What a head without ``lm_head`` takes of the target's; of a part only if it says so."""
+    """What a head without ``lm_head`` takes from the target; restricted rows only if it says so."""
     if "lm_head.weight" in weights:
         return None
     theirs: nn.Module = target.module.get_output_embeddings()
@@ -492,7 +496,7 @@ def read_head_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _renamed(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """The same weights by our names; ``t2d`` follows from ``d2t`` and is left out."""
+    """The same weights under this project's names, without ``t2d``, which follows from ``d2t``."""
     found: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         start = next((start for start in _OURS if name.startswith(start)), "")

@@ -1,4 +1,4 @@
-"""Heads on disk, of any kind: found, read, and matched with their places key by key."""
+"""Files of draft heads of any kind: found, read, and matched with parameters key by key."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def find_folder(source: str, kind: str, files: Sequence[str]) -> Path:
 
 
 def read_settings(folder: Path, kind: str) -> dict[str, Any]:
-    """The folder's ``config.json``; DraftwiseError where it is not there or no JSON."""
+    """The folder's ``config.json``. DraftwiseError if it is missing or not JSON."""
     try:
         found: dict[str, Any] = strict_json(read_text(folder / "config.json", STATE_BYTES))
     except (OSError, ValueError) as error:
@@ -57,7 +57,7 @@ def read_weights(files: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def refuse_missing(what: str, settings: Mapping[str, Any], keys: Sequence[str]) -> None:
-    """DraftwiseError that names a number, or a list of them, that ``config.json`` lacks."""
+    """DraftwiseError for a number, or list of numbers, missing in ``config.json``."""
     for key in keys:
         if not isinstance(settings.get(key), (int, list)) or settings[key] == []:
             raise DraftwiseError(f"{what}: its config.json has no {key!r}")
@@ -93,7 +93,8 @@ def refuse_mismatch(
 
 
 def put_weights(head: Head, weights: Mapping[str, Tensor], target: CausalModel, what: str) -> Head:
-    """The head, made on ``meta``, with all weights; floats in the target's dtype, buffers as is."""
+    """Load all weights into a head created on ``meta``; floats in the target's dtype, buffers
+    unchanged."""
     places, buffers = head.state_dict(), dict(head.named_buffers())
     refuse_mismatch(what, {name: tuple(place.shape) for name, place in places.items()}, weights)
     cast = {

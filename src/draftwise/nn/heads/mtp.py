@@ -1,4 +1,4 @@
-"""MTP heads: the layer for tokens after the next that checkpoints bring, on the target's states."""
+"""MTP heads: a checkpoint's layer for later tokens, which reads the target's hidden states."""
 
 from __future__ import annotations
 
@@ -113,8 +113,10 @@ class MtpHead(nn.Module):
 
 
 def _layer_like(target: CausalModel) -> tuple[Any, Any]:
-    """An empty decoder layer like the target's last one with full attention, and its rotary module.
-    Raises DraftwiseError for a target whose layers are not of the usual form.
+    """An uninitialised decoder layer like the target's last one with full attention, and its rotary
+    module.
+
+    Errors: DraftwiseError for a target with unusual layers.
     """
     inner = target.module.base_model
     layers, rotary = getattr(inner, "layers", None), getattr(inner, "rotary_emb", None)
@@ -134,7 +136,7 @@ def _layer_like(target: CausalModel) -> tuple[Any, Any]:
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> tuple[Tensor, None]:
-    """Attention by the ``attend`` that was handed to the layer, at the layer's own scale."""
+    """Attention by the layer's ``attend``, at the layer's own scale."""
     scale = more.get("scaling")
     if scale is not None:
         query = query * (scale * query.shape[-1] ** 0.5)
@@ -149,7 +151,7 @@ KIND = "MTP head"
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How one family names its weights: a pattern with the layer's number, and names after it."""
+    """The naming scheme of one family: a pattern with the layer's number, and names after it."""
 
     family: str
     pattern: str
@@ -227,7 +229,7 @@ def load_mtp_head(source: str | Path, target: CausalModel) -> MtpHead:
 
 
 def _find(folder: Path, num_layers: int) -> tuple[_Layout, dict[str, Tensor]]:
-    """The layout whose names are in the folder's files, and the tensors that belong to it."""
+    """The layout that matches the folder's files, and its tensors."""
     files = sorted(folder.glob("*.safetensors"))
     names: set[str] = set()
     for file in files:
@@ -251,7 +253,7 @@ def _find(folder: Path, num_layers: int) -> tuple[_Layout, dict[str, Tensor]]:
 
 
 def _renamed(weights: Mapping[str, Tensor], layout: _Layout, what: str) -> dict[str, Tensor]:
-    """By our names; DraftwiseError for a second layer."""
+    """Weights under this project's names; DraftwiseError for a second layer."""
     numbers = {m.group(1) for name in weights if (m := re.match(layout.pattern, name))}
     if len(numbers) > 1:
         raise DraftwiseError(f"{what} has {len(numbers)} layers: only heads of one are served")

@@ -1,1 +1,1 @@
-"""Recurrent and hybrid targets: state checkpoints and their rollback to what was accepted."""
+"""Recurrent and hybrid targets: state checkpoints and rollback to the accepted tokens."""

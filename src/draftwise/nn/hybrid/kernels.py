@@ -46,7 +46,7 @@ class Family:
         return not self.state
 
     def cut(self, arguments: Arguments, row: int, num: int) -> dict[str, Any]:
-        """What the chunk kernel is given for one row's first tokens, batch size 1."""
+        """The chunk kernel's arguments for one row's first tokens, batch size 1."""
         present = [name for name in self.tokenwise if arguments.get(name) is not None]
         return {
             **arguments,
@@ -191,7 +191,7 @@ class Call:
 
 
 def bound_arguments(kernel: Kernel, args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:
-    """The arguments of a call by name, those a kernel takes as they come included."""
+    """The arguments of a call by name, including those passed by keyword."""
     bound = inspect.signature(kernel).bind(*args, **kwargs)
     named = dict(bound.arguments)
     more = named.pop("kwargs", {})
@@ -234,7 +234,7 @@ def _stacked(calls: Sequence[Call], index: Any, nums: Sequence[int]) -> dict[str
 
 
 def _kind(call: Call) -> list[Any]:
-    """What calls that go as one have in common; weights of a layer are themselves only."""
+    """The key by which calls are grouped: their common shapes and weights."""
     sizes = [call.arguments[name].shape for name in TOKENWISE]
     flags = {n: v for n, v in call.arguments.items() if n not in (*TOKENWISE, "initial_state")}
     constants = {n: id(v) if isinstance(v, Tensor) else v for n, v in flags.items()}

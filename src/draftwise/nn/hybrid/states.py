@@ -97,7 +97,7 @@ class StateCheckpoint:
         return states
 
     def heads_state(self) -> Tensor | None:
-        """What the coming call starts from, where its kernel takes no state (Mamba 1)."""
+        """The initial state of the next call, for kernels that take none (Mamba 1)."""
         found = self._states.get(Key(self.layer)) if self.has_previous else None
         head = len(self._calls.get(self.layer, ()))
         return found if found is None or found.dim() == 3 else found[:, head]  # Zamba's heads
@@ -128,7 +128,7 @@ class StateCheckpoint:
         return heads[0] if len(heads) == 1 else torch.stack(heads, dim=1)
 
     def run_again(self, rows: Sequence[int], nums: Sequence[int]) -> None:
-        """Make the states of these rows after ``nums`` of their tokens, all at once."""
+        """Compute the states of these rows after ``nums`` of their tokens, in one batch."""
         cut = [(row, num) for row, num in zip(rows, nums, strict=True) if 0 < num < self.width]
         known = [layer for layer, calls in self._calls.items() if len(calls) == 1]
         if not (cut and known and self.rewinds):
@@ -180,7 +180,7 @@ class States:
         return next(self._known(row, length), -1)
 
     def missing(self, row: int, length: int) -> list[int]:
-        """The tokens from there up to ``length``: they are to be fed again."""
+        """The tokens from there up to ``length``, which must be fed again."""
         first = self.reachable(row, length)
         read = {s.start + at: token for s in self._steps[row] for at, token in enumerate(s.tokens)}
         return [read[at] for at in range(first, length)]
@@ -270,7 +270,7 @@ def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 class LibraryStates:
-    """What recurrent layers ask of the library's ``Cache``."""
+    """The interface of transformers' ``Cache`` for recurrent layers."""
 
     states: States
 
@@ -309,5 +309,5 @@ class LibraryStates:
         return self.states.trace.has_previous
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """No: what went before is kept elsewhere, and layers get copies to work in."""
+        """No: earlier inputs are stored elsewhere, and layers get copies."""
         return False

@@ -27,13 +27,13 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class KernelRecorder:
-    """Where the kernels of a view put what they were given: the trace of the forward that runs."""
+    """Records the arguments of a view's kernels: the trace of the current forward."""
 
     def __init__(self) -> None:
         self.trace: StateCheckpoint | None = None
 
     def kernel(self, family: Family, chunk: Kernel, step: Kernel) -> Kernel:
-        """The chunk kernel, noted; short feeds from a state go through the step kernel."""
+        """The chunk kernel with recording; short feeds from a state use the step kernel."""
 
         def noted(*args: Any, **kwargs: Any) -> Any:
             if self.trace is None:
@@ -50,12 +50,12 @@ class KernelRecorder:
 
 
 def shadow(module: nn.Module, watch: KernelRecorder) -> nn.Module:
-    """The module, or a view of it if any of its layers calls a kernel that is known."""
+    """The module, or a view of it if any of its layers calls a supported kernel."""
     return _view(module, watch, {})
 
 
 def keeps_states(module: nn.Module) -> bool:
-    """Whether any layer asks a cache for a state."""
+    """Whether any layer reads a recurrent state from the cache."""
     # its class as it says it is: a module may be handed over as a weak proxy
     classes = {layer.__class__ for layer in module.modules()}
     forwards = [inspect.unwrap(one.forward) for one in classes]
