@@ -1,8 +1,8 @@
-"""What policies share: probability vectors, checks of feedback, tallies, drawing a plan.
+"""Parts that policies share: probability vectors, checks of feedback, tallies, sampling a plan.
 
-Unless a policy says otherwise: it learns every value that feedback shows, of whichever plan and
-in any order; its state is a ``Tally``; a round costs O(K) for K plans; an option outside the range
-that its docstring gives raises ValueError. Values and what is computed from them have no unit.
+Unless a policy says otherwise: it learns every value in the feedback, of any plan and in any order;
+its state is a ``Tally``; a round costs O(K) for K plans; an option outside the range in its
+docstring raises ValueError. Values and statistics of values have no unit.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Tally(Kept):
         return average
 
     def unseen(self) -> int | None:
-        """A plan of which nothing was seen yet, the one chosen least (so that decisions in flight
-        do not all go to one plan); None when every plan was seen."""
+        """A plan without observations, the one chosen least (so that decisions in flight differ);
+        None if there is none."""
         if self.counts.min() > 0:
             return None
         return int(np.where(self.counts > 0, np.inf, self.chosen).argmin())
@@ -139,7 +139,7 @@ def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Float
 
 
 class Counting(Kept, ABC):
-    """Counts what was seen, and estimates each plan by its mean."""
+    """Counts observations, and estimates each plan's value by its mean."""
 
     KEPT: ClassVar[Fields] = ("tally",)
 

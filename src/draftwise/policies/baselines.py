@@ -67,20 +67,20 @@ class Random(Drawn):
 
 
 class DraftAll(Greedy):
-    """Play all plans at once: the baseline that shows what drafting and verifying all costs.
+    """Play all plans at once: a baseline for the cost of drafting and verifying everything.
 
     Source: MetaSD, section 4.2 (DraftALL, table 5): all drafters draft in each round, the best
-        candidate counts, and the verification grows linearly with their number.
-    Differs: a decision names one plan, so its player must look at ``plays_all`` and draft
-        every plan: the emitted tokens are those of the best draft, the seconds those of all of
-        them. Where drafts are drawn from a q, they are branches of one tree, tried one after
-        another; keeping the longest of several random drafts would change the output's law.
+    candidate counts, and verification grows linearly with their number. Differs: a decision names
+    one plan, so a player must check ``plays_all`` and draft every plan: the emitted tokens are
+    those of the best draft, the seconds those of all of them. Sampled drafts are branches of one
+    tree, verified in turn: keeping the longest of several random drafts would change the output
+    distribution.
     """
 
     plays_all: ClassVar[bool] = True
 
     def _best(self) -> int:
-        return 0  # stands for all of them
+        return 0  # represents all plans
 
 
 _TEXTS, _LABELS = ("text", "prompt"), ("plan", "drafter")
@@ -89,12 +89,12 @@ _TEXTS, _LABELS = ("text", "prompt"), ("plan", "drafter")
 def read_examples(
     path: str, num_plans: int, plans: Sequence[Plan] | None
 ) -> tuple[list[str], list[int]]:
-    """The texts and the plan's number of each, from a file with one JSON object a line.
+    """Training texts with their plans' indices, from a file with one JSON object per line.
 
-    A line has ``text`` (or ``prompt``) and ``plan``, a number, or ``drafter``, a name that stands
-    for the first of ``plans`` with that drafter. Empty lines are skipped.
-    Errors: ValueError if the file cannot be read, is no plain file or holds no example, and, naming
-    the line, for one that is not such an object, or whose plan or drafter is not there.
+    A line has ``text`` (or ``prompt``) and either ``plan``, an index, or ``drafter``, a name that
+    selects the first of ``plans`` with that drafter. Empty lines are skipped. Errors: ValueError if
+    the file cannot be read, is no regular file or has no example, and, with the line's number, for
+    an invalid object, plan or drafter.
     """
     try:
         lines = numbered_lines(Path(path), TRACE_BYTES)
@@ -115,7 +115,7 @@ def read_examples(
 
 
 def read_example(line: str, num_plans: int, plans: Sequence[Plan] | None) -> tuple[str, int]:
-    """One line's text and plan; ValueError says what is wrong with it."""
+    """One line's text and plan; ValueError if it is invalid."""
     fields = strict_json(line)
     if not isinstance(fields, dict) or len(fields) != 2:
         raise ValueError(f"it must be an object of {_names(_TEXTS)} and {_names(_LABELS)} alone")
@@ -200,7 +200,7 @@ class Router(FixedPlan):
         in_range("counts", self._counts, 0)
 
     def fit(self, texts: Sequence[str], plans: Sequence[int]) -> None:
-        """Learn from prompts which plan was best for each; forgets what it knew."""
+        """Learn from prompts which plan is best for each; earlier examples are dropped."""
         counts = np.zeros_like(self._counts)
         for text, plan in zip(texts, plans, strict=True):
             np.add.at(counts[plan], trigram_cells(text, self._num_cells), 1.0)

@@ -66,12 +66,12 @@ class EXP3(PlayedOnly):
 
 
 class EXP3Spec(PlayedOnly):
-    """Draw plans by exponential weights whose rate falls with the rounds.
+    """Sample plans by exponential weights whose learning rate decreases over rounds.
 
-    Source: BanditSpec (Hou et al.), Algorithm 5 and eq. (6) (full version: Algorithm 9).
-    Update: loss[played] += (1 - value) / prob; p = softmax(-sqrt(log K / (t K)) * loss), t the
-        rounds learned from and the present one.
-    Differs: none: with value = accepted / L, ``1 - value`` is eq. (6)'s (L + 1 - Y) / L.
+    Source: BanditSpec (Hou et al.), Algorithm 5 and eq. (6) (full version: Algorithm 9). Update:
+    loss[played] += (1 - value) / prob; p = softmax(-sqrt(log K / (t K)) * loss), with t counting
+    the rounds learned from and the present one. Differs: none: with value = accepted / L, ``1 -
+    value`` is eq. (6)'s (L + 1 - Y) / L.
     """
 
     KEPT: ClassVar[Fields] = {"losses": "_sums", "tally": "_tally", "rng": "_rng"}

@@ -15,12 +15,12 @@ from draftwise.types import Decision, Feedback, Floats
 
 
 class Hedging(Drawn):
-    """Draws by each plan's lead over the draw.
+    """Sample plans by their regret relative to the sampled mixture.
 
-    Feedback: panoramic, in order. A plan that was not seen sleeps: its lead stays, and the mean is
-    over the seen ones. So prefix and free feedback move what they show, and bandit feedback moves
-    nothing, as these algorithms have no use for it.
-    State: the leads float64[K], cumulative; a ``Tally`` of the values.
+    Feedback: panoramic, in order. A plan that was not seen sleeps: its regret stays, and the mean
+    is over the seen ones. So prefix and free feedback update only what they show, and bandit
+    feedback, for which these algorithms have no update, changes nothing. State: cumulative regrets
+    float64[K]; a ``Tally`` of the values.
     """
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
@@ -29,7 +29,7 @@ class Hedging(Drawn):
         self._known: Floats | None = None
 
     def take(self, regrets: Floats) -> None:
-        """Learn each plan's lead [K] in one round: (mean loss of the draw) - loss; 0 if unseen."""
+        """Add each plan's regret [K] in one round: (mean loss of the mixture) - loss; 0 if unseen."""
         self._regrets += regrets
 
     @abstractmethod

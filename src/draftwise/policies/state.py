@@ -33,7 +33,7 @@ class Kept:
         """Raise ValueError for a memory that no run can have."""
 
     def forget_what_follows(self) -> None:
-        """Drop what was computed from another memory; most have nothing of the kind."""
+        """Drop values derived from a former state; most objects have none."""
 
 
 def dump(owner: object, fields: Fields) -> dict[str, Any]:
@@ -41,9 +41,9 @@ def dump(owner: object, fields: Fields) -> dict[str, Any]:
 
 
 def load(owner: object, fields: Fields, state: Mapping[str, Any]) -> None:
-    """Set the fields of ``owner`` from what ``dump`` gave; all of them or none.
+    """Set the fields of ``owner`` from a result of ``dump``; all of them or none.
 
-    Arrays and numbers keep their type, and arrays their shape. Then asks ``owner`` what it thinks
+    Arrays and numbers keep their type, and arrays their shape. Then ``owner`` validates them
     (``check_memory``). Errors: ValueError.
     """
     pairs = _pairs(owner, fields)
@@ -68,7 +68,7 @@ def load(owner: object, fields: Fields, state: Mapping[str, Any]) -> None:
 
 
 def in_range(name: str, values: Any, least: Any, most: Any = _MOST) -> None:
-    """ValueError for numbers, or an array of them, outside what a run can have."""
+    """ValueError for numbers, or an array of them, outside the range that a run can produce."""
     values = np.asarray(values, dtype=np.float64)
     if not (np.all(values >= least) and np.all(values <= most)):
         raise ValueError(f"{name} is out of range: the file is damaged")
@@ -128,7 +128,7 @@ def _like(name: str, present: Any, value: Any) -> Any:
 
 
 def _checked(name: str, present: Any, value: Any) -> Any:
-    """``value``, whose numbers are of the type of ``present``, however deep in lists they are."""
+    """``value``, if its numbers have the type of ``present``, in nested lists too."""
     if isinstance(value, list):
         parts = [_checked(name, present, part) for part in value]
         if len({np.shape(part) for part in parts}) > 1:
@@ -144,7 +144,7 @@ def _checked(name: str, present: Any, value: Any) -> Any:
 
 
 def _finite(name: str, value: Any) -> Any:
-    """What has no type here yet: any plain JSON without broken numbers."""
+    """A value whose type is not known yet: any plain JSON with finite numbers."""
     if isinstance(value, float):
         return number(name, value)
     for part in value.values() if isinstance(value, Mapping) else ():

@@ -72,7 +72,7 @@ _BETA_CELLS = 96
 
 
 def beta_log_scale(successes: float, failures: float) -> float:
-    """The logarithm of what normalises ``x^s (1 - x)^f`` to the density of Beta(1 + s, 1 + f)."""
+    """The log of the normaliser of ``x^s (1 - x)^f`` to the density of Beta(1 + s, 1 + f)."""
     total = math.lgamma(successes + failures + 2.0)
     return total - math.lgamma(successes + 1.0) - math.lgamma(failures + 1.0)
 

@@ -1,4 +1,4 @@
-"""The UCB family: the plan with the highest mean plus a bonus for what was seen seldom."""
+"""The UCB family: plays the plan with the largest mean plus bonus for few observations."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
 
 class UpperBounds(Greedy):
-    """Plays the plan with the highest index (ties go to the first); untried plans come before."""
+    """Plays the plan with the largest index (ties go to the first); untried plans come first."""
 
     @abstractmethod
     def indices(self, tally: Tally) -> Floats:
-        """[K] what each plan may be worth, once something was seen of all of them."""
+        """[K] upper confidence bound of each plan, once all of them have observations."""
 
     def _best(self) -> int:
         untried = self._tally.unseen()

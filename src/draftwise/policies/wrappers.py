@@ -20,7 +20,7 @@ Built = TypeVar("Built")
 
 
 def freeze(decision: Decision, feedback: Feedback) -> Observation:
-    """The pair with arrays of its own, so that the caller may reuse its arrays."""
+    """The pair with copies of its arrays, so that the caller may reuse them."""
     values, seen = np.array(feedback.values, dtype=np.float64), np.array(feedback.seen)
     return decision, Feedback(values, seen, feedback.evidence, feedback.more)
 
@@ -107,7 +107,7 @@ _MOST_WAITING = 10_000
 
 
 class Wrapper(Kept):
-    """Plays what its base chooses. Feedback, state, cost and errors are the base's, too."""
+    """Plays its base's choices. Feedback, state, cost and errors are the base's, too."""
 
     KEPT: ClassVar[Fields] = ("base",)
 
@@ -273,7 +273,7 @@ class Copies:
             self._maker.pop(decision.round, None)
 
     def probabilities(self) -> Floats:
-        """[K] those of the copy that would choose; of a copy yet to be made, a fresh one's."""
+        """[K] of the copy that would choose next; if it does not exist yet, of a new one."""
         index = self._idle()
         if index < len(self._copies):
             return self._copies[index].probabilities()

@@ -235,7 +235,7 @@ class Goodput:
         self._tell_apart()
 
     def _tell_apart(self) -> None:
-        """Set [D] and [K] flags of LM drafters, as far as known, and of their plans."""
+        """Set the flags of LM drafters [D], as far as known, and of their plans [K]."""
         names = self._costs.names
         self._has_model = np.array([name != NONE and name not in self._tables for name in names])
         self._is_lm = self._has_model[self._costs.drafters]

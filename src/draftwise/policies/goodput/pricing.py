@@ -93,7 +93,7 @@ class PlanCosts:
 
 
 def _are_equal(costs: Costs, others: Costs) -> bool:
-    """Whether two costs are equal; False where comparing takes as long as replacing."""
+    """Whether two costs are equal; False if comparing takes as long as replacing."""
     if costs is others:
         return True
     return (
