@@ -29,7 +29,7 @@ class Hedging(Drawn):
         self._known: Floats | None = None
 
     def take(self, regrets: Floats) -> None:
-        """Add each plan's regret [K] in one round: (mean loss of the mixture) - loss; 0 if unseen."""
+        """Add each plan's regret [K] in one round: mixture's mean loss - loss; 0 if unseen."""
         self._regrets += regrets
 
     @abstractmethod
