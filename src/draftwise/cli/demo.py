@@ -365,10 +365,8 @@ class Show:
     def run(self, prompts: Sequence[DemoPrompt], is_stopped: Callable[[], bool]) -> None:
         self._print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
         self._print(legend(self._styles))
-        for speculator in (
-            self._plain,
-            self._fast,
-        ):  # so that neither is charged for the allocator and lazy imports
+        # warm up, so that neither is charged for the allocator and lazy imports
+        for speculator in (self._plain, self._fast):
             short = replace(self._params, max_new_tokens=_WARM_UP_TOKENS)
             speculator.generate(prompts[0].prompt, short)
         pairs: list[Pair] = []

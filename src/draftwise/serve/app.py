@@ -81,14 +81,13 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     )  # fmt: skip
     if not settings.origins:
         return inner
-    return (
-        CORSMiddleware(  # outermost: the page's first request has no key, and the page shows errors
-            inner,
-            allow_origins=settings.origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After"],
-        )
+    # outermost: the page's first request has no key, and the page shows errors
+    return CORSMiddleware(
+        inner,
+        allow_origins=settings.origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["X-Request-Id", "Retry-After"],
     )
 
 
