@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import subprocess
 import sys
@@ -497,6 +498,17 @@ def test_figures_reach_the_api_server_by_a_file(tmp_path: Path) -> None:
     assert 'draftwise:speed{engine="1",model_name="m",window="start"} ' in found
     assert 'draftwise:accepted_tokens_total{drafter="retrieval",' in found
     assert metrics.open_folder({metrics.MULTIPROC: str(tmp_path)}, registry) is None
+
+
+def test_a_server_started_by_another_engines_process_reads_its_own_folder(tmp_path: Path) -> None:
+    environment, registry = {metrics.FOLDER: str(tmp_path)}, CollectorRegistry()
+    folder = metrics.open_folder(environment, registry)
+    assert folder is not None
+    assert folder != tmp_path
+    assert environment[metrics.FOLDER] == str(folder)
+    row = ["emitted_tokens", True, {"engine": "0"}, 3]
+    (folder / "engine0.json").write_text(json.dumps([row]))
+    assert 'draftwise:emitted_tokens_total{engine="0"} 3.0' in generate_latest(registry).decode()
 
 
 class FakePrometheus:

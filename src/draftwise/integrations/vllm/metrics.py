@@ -175,17 +175,22 @@ class Collector:
         yield from families.values()
 
 
+_opened: set[str] = set()  # folders whose collector is registered in this process
+
+
 def open_folder(environment: Any, registry: Any) -> Path | None:
     """Make the folder for engines' files, in the process that starts engines.
 
     None if prometheus_client carries the metrics across processes. Further calls change nothing.
+    A folder inherited from the program that started this process is not ours: that one reads it.
     """
     if environment.get(MULTIPROC):
         return None
-    if environment.get(FOLDER):
+    if environment.get(FOLDER) in _opened:
         return Path(environment[FOLDER])
     folder = Path(tempfile.mkdtemp(prefix="draftwise-"))
     environment[FOLDER] = str(folder)
+    _opened.add(str(folder))
     registry.register(Collector(folder))
     owner = os.getpid()
     atexit.register(
