@@ -35,11 +35,21 @@ ROOT = Path(__file__).parents[3]
 MODULES: dict[str, tuple[str, ...]] = {
     "engine/verify": ("tests/test_dist.py", "tests/engine/test_lossless_exact.py"),
     "nn/verify": ("tests/nn/test_verify.py",),
-    "nn/cache": ("tests/nn/test_storage.py", "tests/nn/test_cache.py", "tests/nn/test_trees.py"),
-    "engine/costs": ("tests/engine/test_costs.py",),
-    "policies/goodput/acceptance": ("tests/policies/test_acceptance.py",),
-    "policies/goodput/pricing": ("tests/policies/test_pricing.py",),
-}
+    "nn/cache": (
+        "tests/nn/test_storage.py", "tests/nn/test_cache.py", "tests/nn/test_trees.py",
+        "tests/nn/test_switch.py", "tests/engine/test_windows.py",
+    ),
+    "engine/costs": (
+        "tests/engine/test_costs.py", "tests/engine/test_pace.py", "tests/engine/test_records.py",
+    ),
+    "policies/goodput/acceptance": (
+        "tests/policies/test_acceptance.py", "tests/policies/test_goodput.py",
+        "tests/policies/test_mixing.py", "tests/policies/test_experience.py",
+    ),
+    "policies/goodput/pricing": (
+        "tests/policies/test_pricing.py", "tests/policies/test_goodput.py",
+    ),
+}  # fmt: skip
 """A module, and the tests that ought to kill its mutants: seconds, all of them."""
 
 PYTEST = ("-x", "-q", "-W", "ignore:Module already imported")
