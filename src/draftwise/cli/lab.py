@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwise.install import lab_hint
-from draftwise.types import DraftwiseError
+from draftwise.errors import DraftwiseError
 
 GROUP = "draftwise.commands"
 """Entry points of this group: ``COMMAND = "module:function or app"``, ``COMMAND.PART = ...``."""
