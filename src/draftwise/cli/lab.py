@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwise.install import lab_hint
 from draftwise.errors import DraftwiseError
+from draftwise.install import lab_hint
 
 GROUP = "draftwise.commands"
 """Entry points of this group: ``COMMAND = "module:function or app"``, ``COMMAND.PART = ...``."""

@@ -1,4 +1,4 @@
-"""WHAT to draft with."""
+"""Drafters: retrieval, language models and trained heads, behind one interface."""
 
 from __future__ import annotations
 

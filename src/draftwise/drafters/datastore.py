@@ -33,7 +33,7 @@ def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[n
     """The starts of all suffixes, ordered by their first ``depth`` symbols, then by position; a
     suffix comes before those that it begins.
 
-    Source: prefix doubling (Manber and Myers 1990), sorting only what is not yet told apart
+    Source: prefix doubling (Manber and Myers 1990), sorting only suffixes that are still tied
     (Larsson and Sadakane 1999). The first pass sorts by as many symbols as fit 64 bits; each later
     one doubles them, up to ``depth``, so repetitive text costs no more passes.
 
@@ -53,13 +53,13 @@ def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[n
     while True:
         is_new = np.ones(len(keys), dtype=bool)
         np.not_equal(keys[1:], keys[:-1], out=is_new[1:])
-        # a rank is the first slot of a suffix's group: it stays right when the group is split
+        # a rank is the first slot of a suffix's group, so it stays valid when the group is split
         ranks[members] = np.maximum.accumulate(np.where(is_new, slots, 0))
         is_alone = is_new & np.append(is_new[1:], True)
         slots, members = slots[~is_alone], members[~is_alone]
         if not len(slots):
             break
-        seconds = members.astype(np.uint64)  # at last, equal suffixes by their position
+        seconds = members.astype(np.uint64)  # break ties by position
         if width < depth:
             following = members + min(width, depth - width)
             seconds = np.where(following < num, ranks[np.minimum(following, num - 1)] + 1, 0)
@@ -72,7 +72,7 @@ def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[n
 
 
 def _first_keys(text: NDArray[Any], num_symbols: int, depth: int) -> tuple[NDArray[np.uint64], int]:
-    """Each suffix's first symbols as one integer, and how many they are; after the end is 0."""
+    """Each suffix's first symbols as one integer, padded with 0, and their number."""
     bits = num_symbols.bit_length()
     width = max(1, min(64 // bits, depth))
     keys = np.zeros(len(text), dtype=np.uint64)
@@ -190,7 +190,7 @@ class Store:
             start = _HEADER_BYTES + width * place
             return text_map[start : start + len(text)]
 
-        # the longest common beginning is that of a neighbour of the place where it would stand
+        # the longest common prefix is with a neighbour of its insertion point
         at = bisect_left(places, text, first, last, key=context)
         neighbours = [places[i] for i in (at - 1, at) if first <= i < last]
         length = max(_common_bytes(context(place), text) for place in neighbours) // width
@@ -221,7 +221,7 @@ def _spread(first: int, last: int, num: int) -> NDArray[np.int64]:
 
 
 def _common_bytes(one: bytes, other: bytes) -> int:
-    """How many bytes two strings have in common at their beginning."""
+    """Number of bytes of the longest common prefix."""
     one = one.ljust(len(other), b"\0")  # only at the end of a file, after the last separator
     differs = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
     return len(one) - (differs.bit_length() + 7) // 8

@@ -45,10 +45,10 @@ class LookupDrafter:
 
 
 class _LookupFinder(Finder):
-    """One text, and where each of its n-grams ended last.
+    """One text, with the last position of each of its n-grams.
 
-    An n-gram that occurred once is kept as ``~end``, and no longer one that ends with it is kept:
-    those are written when it occurs again.
+    An n-gram that occurred once is stored as ``~end``; longer n-grams that end with it are stored
+    when it occurs again.
     """
 
     def __init__(self, smallest: int, largest: int) -> None:
@@ -114,7 +114,7 @@ class _LookupFinder(Finder):
 
 
 def _common_suffix(tokens: Sequence[int], source: int, end: int, known: int) -> int:
-    """How many tokens before ``source`` and ``end`` agree, at most ``LONGEST_MATCH``."""
+    """Number of equal tokens before ``source`` and ``end``, at most ``LONGEST_MATCH``."""
     length = known
     while (
         length < min(source, LONGEST_MATCH)

@@ -119,7 +119,7 @@ def _split(rows: Rows, depth: int) -> dict[int, list[Sequence[int]]]:
     return groups
 
 
-LONGEST_MATCH = 32  # matches are measured up to this many tokens: longer ones say nothing more
+LONGEST_MATCH = 32  # matches are measured up to this length: longer is no better evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class RetrievalSession:
 
     def propose(self, tasks: Sequence[DraftTask]) -> DeviceRead[list[Draft]]:
         """What followed each row's match most often: a chain up to its guide's stop, or a tree."""
-        yield from ()  # nothing on the device is looked at
+        yield from ()  # needs nothing from the device
         return [
             self._chain(task) if task.tree is None else self._tree(task, task.tree)
             for task in tasks

@@ -2,12 +2,12 @@
 
 Hash chains as in Lempel-Ziv compressors: for each order (1, 2, 4, 8 tokens) a table maps the
 hash of a context to the latest place after it, and each place links to the one before. Adding a
-token costs four table writes whatever the history; an occurrence is confirmed by comparing tokens,
-32 at once, so hash collisions cost time and nothing else.
+token costs four table writes, however long the history; an occurrence is confirmed by comparing
+tokens, 32 at once, so hash collisions cost time and nothing else.
 
-Why not a suffix automaton or tree: it needs about 500 bytes a token in Python, its counts are not
-O(1) to keep up to date, and nothing can be taken out of it again. Here a token costs 36 bytes and
-8 for each bucket of four tables, and what is evicted is simply not found any more.
+A suffix automaton or tree would need about 500 bytes per token in Python, could not update its
+counts in O(1), and could not evict text. This index needs 36 bytes per token and 8 bytes for each
+bucket of its four tables.
 """
 
 from __future__ import annotations

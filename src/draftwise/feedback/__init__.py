@@ -1,7 +1,7 @@
 """What a round reveals to a policy: the played plan, its prefixes, all that is free, or everything.
 
-The engine hands every round's decision and evidence to ``reveal`` and passes on to the policy what
-comes back, in that order; at the end of a request it passes on what ``flush`` gives.
+The engine passes every round's decision and evidence to ``reveal``, and what it returns to the
+policy, in order; at the end of a request, what ``flush`` returns.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = exports(__name__)
 DueFeedback = list[tuple[Decision, Feedback]]
-"""Feedback that is due, with the decisions it belongs to, in the order to learn them."""
+"""Feedback that is due, with its decisions, in the order in which to learn it."""
 
 
 class FeedbackBuilder(Protocol):
-    """Turns evidence into feedback, now or later; one for each request.
+    """Turns evidence into feedback, at once or later; one per request.
 
     panoramic: whether the engine must score every drafter on the verified text; every: in how many
     rounds it must do so once, which may change from round to round. compares_rules: whether a
-    drafter's other rules are asked where they would have stopped.
+    drafter's other rules are evaluated for where they would have stopped.
     """
 
     @property
@@ -38,9 +38,9 @@ class FeedbackBuilder(Protocol):
     def compares_rules(self) -> bool: ...
 
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
-        """What the policy may learn now, in order; empty while it has to wait."""
+        """Feedback that the policy may learn from now, in order; may be empty."""
         ...
 
     def flush(self) -> DueFeedback:
-        """What is still waiting when the request ends, as far as it is known."""
+        """Pending feedback at the end of the request, as far as its values are known."""
         ...

@@ -1,4 +1,4 @@
-"""Feedback that a round's own evidence settles at once: bandit, prefix, free."""
+"""Feedback determined by a round's own evidence: bandit, prefix, free."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from draftwise.protocols import Reward, looks_ahead
 from draftwise.types import Decision, Evidence, Plan
 
 MAX_WAIT = 64
-"""Tokens of text after which a value that is still open is given up: backlogs are not longer."""
+"""Tokens of text after which a pending value is dropped; no backlog is longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingFeedback:
-    """A round's first token and its width, and the drafters whose values from there are open."""
+    """A round's first token and width, and the drafters whose values from there are pending."""
 
     decision: Decision
     start: int
@@ -30,7 +30,7 @@ class PendingFeedback:
 class AtOnce:
     """Reveals what a round itself determines.
 
-    switching: at least 0, what a missed token costs (``SwitchingCost``, whose state this keeps).
+    switching: cost of a missed token, at least 0 (``SwitchingCost``).
     """
 
     panoramic: ClassVar[bool] = False
@@ -71,7 +71,7 @@ class Prefix(AtOnce):
 
     On a chain, after ``a`` accepted tokens, length k of the same drafter and rule would have had
     min(a, k) accepted; a fully accepted draft of n tokens says this for k <= n only. The plan
-    ``none`` emits one token, always. Of trees nothing but the played plan's value is known.
+    ``none`` always emits one token. Of trees only the played plan's value is known.
 
     Lengths beyond the played one are shown after a rejection only, so a policy that averages what
     it sees underrates them; ``longer=false`` shows none of them, and every mean is then unbiased.

@@ -1,4 +1,4 @@
-"""Feedback on every drafter, from its alphas on the verified text; late, as it looks ahead."""
+"""Delayed feedback on every drafter, from its alphas along the verified text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from draftwise.types import Decision, Evidence, Feedback, Plan
 
 @dataclass(frozen=True, slots=True)
 class QueuedStep:
-    """One step of the game, waiting for its values: ``width`` tokens of text from ``start`` on.
+    """A step that waits for its values: ``width`` tokens of text from ``start`` on.
 
-    more: how many steps of the same decision come after it.
+    more: number of further steps of the same decision.
     """
 
     decision: Decision
@@ -31,7 +31,7 @@ class QueuedStep:
 
 
 class Panoramic:
-    """Reveal every plan's value, once the verified text has gone far enough past the decision.
+    """Reveal every plan's value once the text is verified far enough past the decision.
 
     Source: HedgeSpec, section 3.3 (Figures 3 and 4) and Algorithm 1 (QFI-D): one queue, first in,
         first out. ``per_token`` is its token-level game, one loss vector for each verified token;
@@ -40,10 +40,10 @@ class Panoramic:
     A step is due when each drafter is scored on the ``delay`` positions from the
         step's first token on (default: the longest length), or, for a reward that does not look
         ahead, on the step's own tokens.
-    Differs: (1) by default one vector for each decision, at its first token; (2) a drafter that
-        was left unscored holds the queue up by ``every`` rounds at most; it then counts as not
-        seen; (3) the plan ``none`` emits one token; (4) where alphas do not tell (``throughput``),
-        the played plan's own outcome does; (5) one vector has one scale: while the hybrid loss is
+    Differs: (1) by default one vector for each decision, at its first token; (2) an unscored
+        drafter delays the queue by at most ``every`` rounds, then counts as unseen; (3) the plan
+        ``none`` emits one token; (4) where alphas do not determine a value (``throughput``), the
+        played plan's outcome does; (5) one vector has one scale: while the hybrid loss is
         acceptance, ``none``, which accepts nothing, is not seen; (6) a tree is scored as its
         drafter's chain, by sum_v min(p, q), not by p of the candidates that it would hold (Theorem
         2): drafters with trees of one shape keep their order, and all are underrated.
@@ -76,7 +76,7 @@ class Panoramic:
         return 1 if self._num_rounds < self._warmup else self._every
 
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
-        """Queue the round; what has become due, oldest first."""
+        """Queue the round; return feedback that is due, oldest first."""
         self._history.note(evidence)
         if decision.round == 0:
             return [(decision, self._evaluator.feedback({}, evidence))]
@@ -90,7 +90,7 @@ class Panoramic:
         return told
 
     def flush(self) -> DueFeedback:
-        """All that waits; plans whose value the text's end leaves open are not seen."""
+        """All pending feedback; values that the text's end leaves undetermined are unseen."""
         told = [self._tell(step) for step in self._waiting]
         self._waiting.clear()
         self._forget()
@@ -106,16 +106,16 @@ class Panoramic:
         ]
 
     def _forget(self) -> None:
-        """Drop the positions before the oldest step that waits."""
+        """Drop the positions before the oldest pending step."""
         waits = self._waiting[0].start if self._waiting else max(self._text_ends, default=0)
         self._history.forget(waits)
 
     def _reward(self) -> Reward | None:
-        """The reward of the next step to be told: acceptance first, if hybrid."""
+        """The reward of the next step: acceptance first, if hybrid."""
         return Acceptance() if self._num_told < self._hybrid else self._evaluator.reward
 
     def _window(self, step: QueuedStep) -> int:
-        """How many positions from the step's first on its values are made of."""
+        """Number of positions, from the step's first, that its values depend on."""
         return self._delay if self._delay > 0 and looks_ahead(self._reward()) else step.width
 
     def _is_ready(self, step: QueuedStep) -> bool:

@@ -35,7 +35,7 @@ class SwitchingCost:
         self._first: int | None = None
 
     def charge(self, evidence: Evidence) -> float:
-        """The cost of this round's switch, in units of value, to be taken off; 0 for none."""
+        """The cost of this round's switch, in units of value; 0 for none."""
         drafter, start = evidence.plan.drafter, evidence.emitted_start
         self._first = start if self._first is None else self._first
         scores = evidence.scores.get(drafter)
@@ -50,7 +50,7 @@ _EMPTY: Floats = np.zeros(0)
 
 
 class RewardEvaluator:
-    """Values of plans under one reward: what the kinds of feedback have in common.
+    """Values of plans under one reward, shared by all kinds of feedback.
 
     Without a reward nothing is ever seen, and the evidence alone is delivered (``goodput`` reads
     no values, so computing them can be spared).
@@ -72,7 +72,7 @@ class RewardEvaluator:
         return max(self.plans[index].length for index in self._of[drafter])
 
     def note(self, evidence: Evidence) -> None:
-        """A new round: what its drafter had to catch up on is charged to all its plans."""
+        """Begin a round: the tokens its drafter missed are charged to all its plans."""
         self._charge = self._switching.charge(evidence) if self._switching is not None else 0.0
 
     def feedback(
@@ -92,7 +92,7 @@ class RewardEvaluator:
     def prefixes(
         self, index: int, evidence: Evidence, longer: bool, rules: bool = False
     ) -> dict[int, float]:
-        """Values of what the played draft determines, by plan.
+        """Values that the played draft determines, by plan.
 
         longer: of longer plans, too. rules: of other rules, too.
         """
@@ -160,7 +160,7 @@ class RewardEvaluator:
 
 
 def drafted_by(plan: Plan, evidence: Evidence) -> int | None:
-    """How many tokens a plan of the played drafter would have drafted; None if that is not known.
+    """Number of tokens that a plan of the played drafter would have drafted; None = unknown.
 
     A rule that would have stopped within the draft is known exactly, by ``evidence.stops``.
 
@@ -182,7 +182,7 @@ def drafted_by(plan: Plan, evidence: Evidence) -> int | None:
     if is_full:
         return None
     if drafted < evidence.plan.length:
-        return drafted  # the draft ended by itself, and would again
+        return drafted  # the drafter ended the draft; a longer plan would not change that
     return plan.length if plan.rule == "fixed" else None
 
 
@@ -218,7 +218,7 @@ class ScoreHistory:
         return sum(map(len, self._pairs.values()))
 
     def note(self, evidence: Evidence) -> None:
-        """Write the new alphas down by position."""
+        """Store the new alphas by position."""
         for name in self._pairs.keys() & evidence.scores.keys():
             scores, known = evidence.scores[name], self._pairs[name]
             pairs = zip(scores.alphas.tolist(), scores.ratios.tolist(), strict=True)
@@ -228,7 +228,7 @@ class ScoreHistory:
             self.ends[name] = max(self.ends[name], scores.start + len(scores.alphas))
 
     def run(self, name: str, start: int, num: int) -> tuple[Floats, Floats]:
-        """alphas and ratios of the positions from ``start`` on that are known without a gap."""
+        """Alphas and ratios from position ``start`` up to the first gap."""
         pairs = self._pairs[name]
         known = takewhile(pairs.__contains__, range(start, start + num))
         found = [pairs[position] for position in known]
@@ -236,7 +236,7 @@ class ScoreHistory:
         return columns[:, 0], columns[:, 1]
 
     def forget(self, low: int) -> None:
-        """Positions before ``low`` are no longer needed."""
+        """Drop the positions before ``low``."""
         for known in self._pairs.values():
             for position in range(self._low, low):
                 known.pop(position, None)

@@ -1,4 +1,4 @@
-"""What an outcome is worth, in [0, 1].
+"""Rewards: the value of an outcome, in [0, 1].
 
 A reward is any callable from ``Outcome`` to a float. ``nan`` means that the value is unknown (too
 few alphas, no clock, a plan that did not play); feedback then counts the plan as not seen. A reward
@@ -19,4 +19,4 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = exports(__name__)
 NAN = float("nan")
-"""What a reward gives for an outcome that does not tell."""
+"""The reward of an outcome that does not determine it."""

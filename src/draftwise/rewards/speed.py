@@ -11,7 +11,7 @@ from draftwise.types import Outcome
 
 
 class OfSeconds(ABC):
-    """A reward that needs the round's seconds: ``nan`` for a plan that did not play."""
+    """Base of rewards that need the round's seconds; ``nan`` for a plan that did not play."""
 
     looks_ahead: ClassVar[bool] = False
 
@@ -33,8 +33,8 @@ class Throughput(OfSeconds):
         than the longest draft in the shortest time; value = min(1, rate / bound). Only where a rate
         exceeds it (the first round was slow) the bound doubles, once a round.
     Differs: the paper does not scale it, but its radius needs values in [0, 1]. A bound that
-        followed the best rate so far would value the plans by the order they were tried in; one
-        glitch of the clock doubles this one at most.
+        followed the best rate would make values depend on the order of plays; one outlier of the
+        clock at most doubles this one.
     State: ``bound`` in tokens per second; 0 before the first round.
     """
 
@@ -51,7 +51,7 @@ class Throughput(OfSeconds):
 
 
 class GoodputReward(OfSeconds):
-    """Emitted tokens minus what the round's seconds would have earned at the present rate.
+    """Emitted tokens minus the tokens that the current rate would emit in the round's seconds.
 
     Source: this project's own: tokens - lambda * seconds is above 0 exactly
         for rounds that raise the rate lambda, so its best plan is the fastest.

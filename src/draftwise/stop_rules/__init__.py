@@ -1,4 +1,4 @@
-"""INSIDE a draft: when to stop drafting; each a leaf after the protocol ``StopRule``."""
+"""Stop rules: whether to draft one more token."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class Head:
         return 1.0 - self._survival <= self._threshold
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Nothing to learn."""
+        """Does nothing."""
 
     @property
     def _weights(self) -> HeadWeights:

@@ -1,4 +1,4 @@
-"""Rules that stop a draft where a number of the drafter's crosses a threshold."""
+"""Rules that compare a figure of the drafter with a threshold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwise.types import DraftStep
 class ThresholdRule(ABC):
     """Compares one number of the last token; at depth 0 there is none, and the draft continues.
 
-    The token itself stays in the draft, so the output's law is untouched. Cost: O(V) a token. A
+    The token itself stays in the draft, so the output distribution is unchanged. Cost: O(V). A
     threshold outside the range that a rule's docstring gives raises ValueError.
     """
 
@@ -25,7 +25,7 @@ class ThresholdRule(ABC):
         """Whether one more token is drafted."""
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:  # noqa: B027
-        """Nothing to learn."""
+        """Does nothing."""
 
 
 class Fixed(ThresholdRule):
