@@ -144,6 +144,17 @@ class Mixer(Protocol):
         what was known before that token was drawn, its distribution included, but not on the token.
         """
 
+    def branch(
+        self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
+    ) -> tuple[str, int]:
+        """Whose copied tokens are verified next to the draft's token at this depth, and how many.
+
+        Called when the draft is complete, at each depth where retrieval proposes other tokens.
+        confidence: max q of the draft's token, NaN if it was copied. matches: by drafter that
+        proposes another token, the length of its match before it. width: tokens of the draft so
+        far. room: most tokens of the branch.
+        """
+
 
 class StopRule(Protocol):
     """Decides inside a draft whether to draft another token, before that token is drawn.

@@ -154,6 +154,7 @@ class Evidence:
         are mixed.
     siblings: for each alternative of an accepted or first rejected token of the chain: the token's
         confidence, the alternative's rank from 1 on, and whether the alternative was accepted.
+    departed: depth at which the text left the chain of a mixed draft; -1 = nowhere.
     stops: by other stop rule of the drafter, the length at which it would have stopped; only rules
         that would have stopped within this draft, and only if the feedback compares rules.
     tokens: the emitted tokens; empty where nothing learns from texts.
@@ -172,6 +173,7 @@ class Evidence:
     stops: Mapping[str, int] = field(default_factory=dict)
     confidences: Sequence[float] = ()
     siblings: Sequence[tuple[float, int, bool]] = ()
+    departed: int = -1
     tokens: Sequence[int] = ()
     num_left: int | None = None
 
@@ -245,8 +247,9 @@ class Draft:
         device tensor, or None for a point mass (a deterministic proposal); None altogether if all
         are point masses. sources: the drafter of each token.
     parents: [N], the index of each node's parent, -1 = the end of the text; None for a chain.
-    confidences: as in ``Evidence``. A draft that has them begins with a chain; the siblings of the
-        chain's tokens follow, each with the confidence of its chain's token.
+    confidences: as in ``Evidence``. A draft that has them begins with a chain; siblings of the
+        chain's tokens follow, each with the confidence of its chain's token, and branches of copied
+        tokens.
     offpath_probs: for scoring only, q after nodes of a chain (-1 = the text) at which the drafter
         itself drew no token.
     """
@@ -272,10 +275,13 @@ class Draft:
 
     @property
     def num_chain(self) -> int:
-        """Number of tokens of the chain that siblings belong to; 0 for other trees."""
+        """Number of tokens of the chain that siblings and branches leave; 0 for other trees."""
         if self.parents is None:
             return len(self)
-        return self.depth if self.confidences else 0
+        if not self.confidences:
+            return 0
+        parents = enumerate(self.parents.tolist())
+        return next((node for node, parent in parents if parent != node - 1), len(self))
 
     @property
     def depth(self) -> int:

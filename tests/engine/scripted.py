@@ -155,6 +155,12 @@ class CoinMixer:
     def num_siblings(self, step: DraftStep, room: int) -> int:
         return int(self._rng.integers(5)) if step.max_prob < 0.6 else 1
 
+    def branch(
+        self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
+    ) -> tuple[str, int]:
+        # the drafted token is known by then, and may decide, too
+        return str(self._rng.choice(sorted(matches))), int(self._rng.integers(room + 1))
+
 
 class Mixing(Playlist):
     """A policy whose drafts are always mixed."""

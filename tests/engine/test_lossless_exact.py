@@ -135,6 +135,40 @@ def test_chain_of_mixed_sources(seed: int) -> None:
     assert round_law(p, 4, play) == own_law(p, 4)
 
 
+def branching(q: Model, p: Model, depth: int, first: bool = False) -> Procedure:
+    """A drawn chain of two, and a branch of two copied tokens at ``depth`` that differs from it.
+
+    Which tokens are copied depends on both drawn ones. first: the branch is verified before them.
+    """
+
+    def play(world: World) -> tuple[int, ...]:
+        tokens, probs = drawn_chain(world, q, 2)
+        copied = (tokens[depth] + 1 + (tokens[1] > 0)) % VOCAB
+        if copied == tokens[depth]:
+            copied = (copied + 1) % VOCAB
+        branch, parent = [copied, (sum(tokens) + 1) % VOCAB], depth - 1
+        if first:  # only for a branch of the text's end
+            every, qs = [*branch, *tokens], [None, None, *probs]
+            return judged(world, p, Draft(np.array(every), qs, ["x"] * 4, np.array([-1, 0, -1, 2])))
+        every, qs, parents = [*tokens, *branch], [*probs, None, None], np.array([-1, 0, parent, 2])
+        return judged(world, p, Draft(np.array(every), qs, ["x"] * 4, parents))
+
+    return play
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_branch_of_copied_tokens_chosen_by_the_drawn_ones(depth: int, seed: int) -> None:
+    """After a rejection the residual is the same whichever token was drawn."""
+    p, q = model(f"p{seed}"), model(f"q{seed}", parts=3)
+    assert round_law(p, 3, branching(q, p, depth)) == own_law(p, 3)
+
+
+def test_teeth_branch_before_the_drawn_token_on_which_it_depends() -> None:
+    p, q = model("p1"), model("q1", parts=3)
+    assert round_law(p, 3, branching(q, p, 0, first=True)) != own_law(p, 3)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("least", [Fraction(1, 2), Fraction(2, 3)])
 def test_stopping_after_a_kept_token_by_its_probability(least: Fraction, seed: int) -> None:

@@ -50,6 +50,24 @@ def test_heads_mix_and_carry_siblings(num_rows: int) -> None:
     assert_greedy(mixing(made, "eagle", 12), num_rows, "llama")
 
 
+@pytest.mark.parametrize("host", ["bad", "eagle"])
+def test_branches_of_copied_tokens_are_accepted(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings above verify branches, and sampled texts go on along some of them."""
+    made = mixing(speculator([host, "lookup"], vocab_size=VOCAB, lengths=(6,)), host, 6)
+    num, sound = Counter[str](), loop.departure
+
+    def departure(draft: Any, path: Any) -> int:
+        copied = {n for n in range(draft.num_chain, len(draft)) if draft.sources[n] == "lookup"}
+        num.update(drafted=len(copied), kept=len(copied & {*path.tolist()}))
+        return sound(draft, path)
+
+    monkeypatch.setattr(loop, "departure", departure)
+    for seed in range(20):
+        made.generate([1, 2, 3, 1, 2, 3, 1, 2], max_new_tokens=40, seed=seed, temperature=1.0)
+    assert num["drafted"] > 30, num
+    assert num["kept"] > 3, num
+
+
 @pytest.mark.parametrize("sampling", ["all", "plain"])
 def test_sampled_heads_with_siblings_have_the_law_of_the_target(sampling: str) -> None:
     made = speculator(["eagle", "lookup"], vocab_size=VOCAB, lengths=(4,))

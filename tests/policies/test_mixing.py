@@ -141,3 +141,25 @@ def test_siblings_leave_room_for_the_chain() -> None:
     made = mixer(alpha=0.95, bins=bins)
     made.pick(step(0), {})
     assert made.num_siblings(step(1, 0.97), 8) == 0
+
+
+def test_branches_are_bought_where_the_draft_may_be_rejected() -> None:
+    """A match of 20 proposes another token than a draft that is 0.275 or 0.995 likely to stand:
+    its tokens add (1 - a) * 0.4 * (1, 0.95, 0.95^2, ..), and a token of width costs 0.1."""
+    prices = [1.0 + 0.1 * width for width in range(17)]
+    made = mixer(target_s=prices)
+    made.pick(step(0), {})
+    assert made.branch(0, 0.275, {"copy": 20}, 1, 6) == ("copy", 6)
+    assert made.branch(0, 0.275, {"copy": 1}, 1, 6) == ("copy", 0)
+    assert made.branch(0, 0.995, {"copy": 20}, 1, 6) == ("copy", 0)
+    assert made.branch(0, 0.275, {"other": 20}, 1, 6) == ("", 0)
+    assert made.branch(3, 0.275, {"copy": 20}, 1, 6) == ("", 0), "nothing was drafted there"
+
+
+def test_a_branch_needs_its_place_to_be_reached() -> None:
+    prices = [1.0 + 0.04 * width for width in range(17)]
+    made = mixer(target_s=prices, draft_s=0.0)
+    made.pick(step(0), {})
+    assert made.pick(step(1, 0.1), {}) == "lm"
+    assert made.branch(0, 0.275, {"copy": 20}, 2, 6) == ("copy", 6)
+    assert made.branch(1, 0.275, {"copy": 20}, 2, 6) == ("copy", 0)

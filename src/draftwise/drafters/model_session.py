@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
+from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, Mix
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.sampling import Dists, SampledSpan, draw, warped
 from draftwise.nn.transfer import DeviceRead, together
@@ -244,13 +244,18 @@ def drawn_span(
 
 
 @dataclass(frozen=True, slots=True)
-class Sibling:
-    """A sibling of a chain's token. before: its parent, -1 = the text. q: None = a point mass."""
+class Alternative:
+    """A token next to a chain: a sibling of one of its tokens, or one of a copied branch.
+
+    before: its parent, -1 = the text. q: None = a point mass. confidence: NaN if it was copied.
+    source: the drafter that copied it; "" = the chain's own.
+    """
 
     before: int
     token: int
     q: Tensor | None
     confidence: float
+    source: str = ""
 
 
 class Chain:
@@ -276,7 +281,8 @@ class Chain:
         self.probs: list[Tensor | None] = []
         self.offpath_probs: list[tuple[int, Tensor]] = []
         self.confidences: list[float] = []
-        self.siblings: list[Sibling] = []
+        self.alternatives: list[Alternative] = []
+        self._found: dict[int, Mapping[str, tuple[int, int]]] = {}  # by depth: what was retrieved
         self._hidden: NDArray[np.float32] | None = None
         self._step = DraftStep(0, task.length)
 
@@ -295,7 +301,7 @@ class Chain:
         if self._mix is None:
             return
         while not self.is_over:
-            found = self._mix.peek(self.tokens)
+            found = self._found[len(self.tokens)] = self._mix.peek(self.tokens)
             matches = {name: self._match(*match) for name, match in found.items()}
             may_draft = self._resumes or not any(self.sources)
             picked = self._mix.mixer.pick(self._step, matches, may_draft)
@@ -351,16 +357,47 @@ class Chain:
         """How many siblings of the last token to verify with it."""
         if self._mix is None or not self.tokens or self.context.sampling.process is not None:
             return 0
-        room = self._mix.most - len(self.tokens) - len(self.siblings)
+        room = self._mix.most - self.num_tokens
         return min(self._mix.mixer.num_siblings(self._step, room), room) if room > 0 else 0
 
     def widen(self, tokens: Sequence[int], qs: Sequence[Tensor | None]) -> None:
         """Add siblings of the last token; qs: as for ``keep``."""
         before, confidence = len(self.tokens) - 2, self.confidences[-1]
-        self.siblings += [
-            Sibling(before, token, q, confidence) for token, q in zip(tokens, qs, strict=True)
+        self.alternatives += [
+            Alternative(before, token, q, confidence) for token, q in zip(tokens, qs, strict=True)
         ]
         self.is_over = self.is_over or self._is_full
+
+    def branch(self) -> None:
+        """Let the mixer add branches of copied tokens where they differ from the chain's.
+
+        They are tried after the chain's token and its siblings. A copied token depends only on the
+        text before it, so any rule may choose among them (docs/verification.md).
+        """
+        mix = self._mix
+        if mix is None or not mix.most or self.context.sampling.process is not None:
+            return
+        for depth, token in enumerate(self.tokens):
+            room = min(mix.most - self.num_tokens, self.length - depth)
+            own = {a.token for a in self.alternatives if a.before == depth - 1} | {token}
+            found = self._found.get(depth, {}).items()
+            others = {name: match for name, (match, first) in found if match and first not in own}
+            if room > 0 and others:
+                width, confidence = self.num_tokens, self.confidences[depth]
+                name, num = mix.mixer.branch(depth, confidence, others, width, room)
+                self._copy_branch(mix, depth, name, num)
+
+    def _copy_branch(self, mix: Mix, depth: int, name: str, num: int) -> None:
+        path, before, found = self.tokens[:depth], depth - 1, self._found[depth]
+        for _ in range(num):
+            match, token = found.get(name, (0, -1))
+            if not match:
+                break
+            self.alternatives.append(Alternative(before, token, None, float("nan"), name))
+            if token in self.context.eos:
+                break
+            before, path = self.num_tokens - 1, [*path, token]
+            found = mix.peek(path)
 
     def add_offpath(self, node: int, q: Dists, row: int) -> None:
         """Keep the drafter's q after a node for its scores."""
@@ -381,19 +418,24 @@ class Chain:
         self.is_over = is_last or self._is_full
 
     @property
+    def num_tokens(self) -> int:
+        """Drafted tokens, alternatives included."""
+        return len(self.tokens) + len(self.alternatives)
+
+    @property
     def _is_full(self) -> bool:
-        num = len(self.tokens) + len(self.siblings)
-        return self._mix is not None and 0 < self._mix.most <= num
+        return self._mix is not None and 0 < self._mix.most <= self.num_tokens
 
     def draft(self, source: str) -> Draft:
-        num, siblings = len(self.tokens), self.siblings
-        parents = [*range(-1, num - 1), *(sibling.before for sibling in siblings)]
-        confidences = [*self.confidences, *(sibling.confidence for sibling in siblings)]
+        self.branch()
+        more = self.alternatives
+        parents = [*range(-1, len(self.tokens) - 1), *(other.before for other in more)]
+        confidences = [*self.confidences, *(other.confidence for other in more)]
         return Draft(
-            np.asarray([*self.tokens, *(sibling.token for sibling in siblings)], dtype=np.int64),
-            [*self.probs, *(sibling.q for sibling in siblings)],
-            [own or source for own in self.sources] + [source] * len(siblings),
-            np.asarray(parents, dtype=np.int64) if siblings else None,
+            np.asarray([*self.tokens, *(other.token for other in more)], dtype=np.int64),
+            [*self.probs, *(other.q for other in more)],
+            [own or source for own in (*self.sources, *(other.source for other in more))],
+            np.asarray(parents, dtype=np.int64) if more else None,
             confidences if self.is_mixed else (),
             self.offpath_probs,
         )

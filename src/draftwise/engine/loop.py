@@ -221,6 +221,7 @@ class Loop:
                 stops=state.request.stops,
                 confidences=state.draft.confidences[: state.draft.num_chain],
                 siblings=siblings_of(state.draft, state.verdict.path),
+                departed=departure(state.draft, state.verdict.path),
                 tokens=state.context.tokens[start - state.request.num_unseen :],
                 num_left=state.request.answer.num_left,
             )
@@ -300,7 +301,8 @@ def score_drafts(state: RoundState) -> None:
         offpath_probs = {node: first_offpath + i for i, (node, _) in enumerate(draft.offpath_probs)}
         found: list[tuple[float, float]] = []
         num = draft.num_chain
-        for depth in range(min(num + 1, state.num_emitted) if num == draft.depth else 0):
+        has_chain = draft.parents is None or num > 0
+        for depth in range(min(num + 1, state.num_emitted) if has_chain else 0):
             node = first + depth
             if depth and node - 1 not in on_path:
                 break
@@ -327,11 +329,23 @@ def drafted_alphas(draft: Draft, alphas: Floats, path: Ints) -> Floats:
     >>> drafted_alphas(siblings, np.array([0.5, 0.25]), np.array([], int)).tolist()
     [0.75]
     """
-    if draft.num_chain == draft.depth:
-        return alphas[: draft.depth]
+    if draft.parents is None or draft.num_chain:
+        return alphas[: draft.num_chain]
     families = [draft.children(node) for node in (-1, *path.tolist())]
     covered = [sum(alphas[child] for child in children) for children in families if children]
     return np.minimum(np.array(covered, dtype=np.float64), 1.0)
+
+
+def departure(draft: Draft, path: Ints) -> int:
+    """``Evidence.departed`` of a draft whose nodes in ``path`` were accepted.
+
+    >>> tree = Draft(np.arange(3), parents=np.array([-1, 0, -1]), confidences=[0.9, 0.8, 0.9])
+    >>> [departure(tree, np.array(path)) for path in ([2], [0], [0, 1])]
+    [0, 1, -1]
+    """
+    num = draft.num_chain if draft.confidences else 0
+    num_kept = int((path < num).sum())
+    return num_kept if num_kept < num else -1
 
 
 def siblings_of(draft: Draft, path: Ints) -> list[tuple[float, int, bool]]:
@@ -340,6 +354,8 @@ def siblings_of(draft: Draft, path: Ints) -> list[tuple[float, int, bool]]:
     ranks: Counter[int] = Counter()
     for node in range(draft.num_chain, len(draft) if draft.confidences else 0):
         before = draft.parent(node)
+        if math.isnan(draft.confidences[node]):  # a branch
+            continue
         ranks[before] += 1
         if before in reached:
             found.append((draft.confidences[node], ranks[before], node in reached))

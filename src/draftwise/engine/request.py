@@ -304,6 +304,18 @@ class GuardedMixer:
         num: int = self._ask(lambda: max(0, int(self._mixer.num_siblings(step, room))), 0)
         return num
 
+    def branch(
+        self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
+    ) -> tuple[str, int]:
+        def branch() -> tuple[str, int]:
+            name, num = self._mixer.branch(depth, confidence, matches, width, room)
+            if num and name not in matches:
+                raise ValueError(f"the mixer picked a branch of {name!r}, which has none")
+            return name, min(int(num), room)
+
+        found: tuple[str, int] = self._ask(branch, ("", 0))
+        return found
+
 
 class GuardedStopRule:
     """A stop rule that ends every draft after its first exception, with one warning.

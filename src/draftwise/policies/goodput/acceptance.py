@@ -137,6 +137,9 @@ _SHARES = tuple(
     for share in (0.18, 0.1, 0.06, 0.05, 0.04, 0.03, 0.03)
 )
 """Prior probability that the first, second, .. sibling is accepted, by bin and rank."""
+BRANCH_PRIORS = (0.03, 0.06, 0.12, 0.2, 0.3, 0.4)
+"""Prior acceptance of a retrieved token where a drafter's other token was rejected, by length of
+the match as in ``MATCH_PRIORS``."""
 _NEXT = tuple(0.14 + 0.75 * (0.4 + 0.4 * centre) for centre in _CENTRES)
 """Prior acceptance of the token after one of each bin."""
 
@@ -183,7 +186,8 @@ class Bins:
     """One drafter's acceptance by bin of confidence.
 
     own: of the token itself. after: of the token after it. ranks: of its siblings, by bin and rank.
-    wide: mean worth of a token's siblings less their price, in tokens.
+    branches: of another token that retrieval proposes, by length of its match, given that the
+    drafter's was rejected. wide: mean worth of a token's siblings less their price, in tokens.
 
     >>> bins = Bins()
     >>> bins.add([0.97, 0.4], [1.0, 0.0])
@@ -194,6 +198,7 @@ class Bins:
     own: Ratios = field(default_factory=lambda: Ratios(_CENTRES))
     after: Ratios = field(default_factory=lambda: Ratios(_NEXT))
     ranks: Ratios = field(default_factory=lambda: Ratios(_SHARES))
+    branches: Ratios = field(default_factory=lambda: Ratios(BRANCH_PRIORS))
     wide: float = 0.0
 
     def add(self, confidences: Sequence[float], alphas: Sequence[float]) -> None:
@@ -227,22 +232,25 @@ class Bins:
         self.wide += (1.0 - BIN_DISCOUNT) * (worth - self.wide) * 10.0
 
     def state(self) -> dict[str, Any]:
-        own, after, ranks = self.own, self.after, self.ranks
+        own, after = self.own, self.after
         sums = own.num, own.den, after.num, after.den
+        more = {"siblings": self.ranks, "branches": self.branches}
         return {
             "tokens": dict(zip(_OWN, map(list, sums), strict=True)),
-            "siblings": {"kept": list(ranks.num), "seen": list(ranks.den)},
+            **{name: {"kept": list(r.num), "seen": list(r.den)} for name, r in more.items()},
         }
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Bins:
         """Restore the result of ``state``; ValueError if it does not fit."""
         num, den, next_num, next_den = tallies(state["tokens"], _OWN, len(_CENTRES))
-        kept, seen = tallies(state["siblings"], ("kept", "seen"), len(_SHARES))
+        more = [
+            Ratios(priors, BIN_WEIGHT, *tallies(state[name], ("kept", "seen"), len(priors)))
+            for name, priors in (("siblings", _SHARES), ("branches", BRANCH_PRIORS))
+        ]
         return cls(
-            Ratios(_CENTRES, num=num, den=den), Ratios(_NEXT, num=next_num, den=next_den),
-            Ratios(_SHARES, num=kept, den=seen),
-        )  # fmt: skip
+            Ratios(_CENTRES, num=num, den=den), Ratios(_NEXT, num=next_num, den=next_den), *more
+        )
 
 
 MATCH_PRIORS = (0.2, 0.4, 0.6, 0.65, 0.8, 0.9)

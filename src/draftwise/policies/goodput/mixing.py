@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from draftwise.policies.goodput.acceptance import Bins, bin_of
+from draftwise.policies.goodput.acceptance import Bins, bin_of, bucket
 from draftwise.types import DraftStep
 
 RATE_SHARE = 0.9
@@ -85,7 +87,10 @@ class GoodputMixer:
         inputs are known before the token is drawn, and drawn tokens stay: lossless
         (``docs/verification.md``).
     ladders: by retrieval drafter, the acceptance of a token after a match of 1, 2, .. tokens.
-    State: that probability, and the acceptance of the drafter's next token.
+    Branches: where retrieval proposes another token than the draft has, its tokens are bought as a
+        branch while they are worth their price; the draft must be rejected there for them to count.
+    State: that probability, and the acceptance of the drafter's next token; by depth, the
+        probability of reaching it and that a copied token there is accepted (0 = a drawn one).
     Cost: O(length) for each token and offer, some microseconds.
     """
 
@@ -97,11 +102,14 @@ class GoodputMixer:
         bins: Bins,
         prices: Prices,
         ladders: Mapping[str, Sequence[float]],
+        branches: bool = True,
     ) -> None:
-        self.drafter, self.length = drafter, length
+        self.drafter, self.length, self._branches = drafter, length, branches
         self._alpha, self._bins, self._prices, self._ladders = alpha, bins, prices, ladders
         self._reached, self._next, self._copied = 1.0, alpha, 0.0
         self._num_siblings = 0
+        self._places: dict[int, tuple[float, float]] = {}
+        self.departures: dict[int, tuple[str, int]] = {}
 
     def pick(
         self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
@@ -132,6 +140,7 @@ class GoodputMixer:
         if best is None or gains[best] < 0:
             return None
         self._copied = 0.0 if best == self.drafter else offers[best][0]
+        self._places[step.depth] = self._reached, self._copied
         return best
 
     def num_siblings(self, step: DraftStep, room: int) -> int:
@@ -149,6 +158,28 @@ class GoodputMixer:
         self._num_siblings += num
         self._bins.add_worth(worth / max(self._reached, 1e-3))
         return num
+
+    def branch(
+        self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
+    ) -> tuple[str, int]:
+        """The longest match's tokens, as many as are worth their price.
+
+        Notes where retrieval departs from the draft, for ``Goodput`` to learn from.
+        """
+        matches = {name: match for name, match in matches.items() if name in self._ladders}
+        if not matches or depth not in self._places:
+            return "", 0
+        name = max(matches, key=matches.__getitem__)
+        row, ladder = bucket(matches[name]), self._ladders[name]
+        self.departures[depth] = name, row
+        reached, copied = self._places[depth]
+        own = copied or self._bins.own.rate(bin_of(confidence))
+        first = min(matches[name], len(ladder) - room)
+        shares = accumulate(
+            ladder[first : first + room - 1], operator.mul, initial=self._bins.branches.rate(row)
+        )
+        num, _ = self._prices.best_siblings(width, reached * (1.0 - own), [*shares])
+        return name, num if self._branches else 0
 
     def _see(self, step: DraftStep) -> None:
         """Update the probability of reaching this place after the latest token."""

@@ -64,9 +64,10 @@ class Goodput:
 
     def __init__(
         self, num_plans: int, plans: Sequence[Plan] | None = None, prior: float = 0.55,
-        discount: float = 0.97, mix: bool = True, looks: bool = True,
+        discount: float = 0.97, mix: bool = True, looks: bool = True, branches: bool = True,
     ) -> None:  # fmt: skip
         share("prior", prior), share("discount", discount), flag("mix", mix), flag("looks", looks)
+        self._branches = flag("branches", branches)
         self._num_plans, self._num_chosen = num_plans, 0
         self._has_plans, self._is_blind = plans is not None, None if plans is not None else True
         self._costs = PlanCosts(plans if plans is not None else [Plan(NONE, 0)] * num_plans)
@@ -178,16 +179,27 @@ class Goodput:
             self._score(name, row, evidence.scores[name])
         self._looks.reached(evidence.emitted_start + num_emitted, num_new)
         if evidence.confidences and self.mixer is not None:
-            alphas = evidence.drafted_alphas[: evidence.num_accepted + 1].tolist()  # judged
-            own = self._bins.setdefault(self.mixer.drafter, Bins())
-            own.add(evidence.confidences[: len(alphas)], alphas)
-            own.add_siblings(evidence.siblings)
+            self._judge(evidence, self.mixer)
         self._matches = dict(evidence.matches)
         for name in evidence.matches.keys() - self._tables.keys():
             self._add_table(name)
         if evidence.costs is not None:
             self._costs.take(evidence.costs)
         self._go_on(evidence)
+
+    def _judge(self, evidence: Evidence, mixer: GoodputMixer) -> None:
+        """Update the acceptance of the mixed draft's tokens, of siblings and of branches."""
+        departed = evidence.departed
+        num_judged = 1 + (evidence.num_accepted if departed < 0 else departed)
+        alphas = evidence.drafted_alphas[:num_judged].tolist()
+        own = self._bins.setdefault(mixer.drafter, Bins())
+        own.add(evidence.confidences[: len(alphas)], alphas)
+        own.add_siblings(evidence.siblings)
+        name, row = mixer.departures.get(departed, ("", 0))
+        if (scores := evidence.scores.get(name)) is not None:
+            place = evidence.emitted_start + departed - scores.start
+            if 0 <= place < len(scores.ratios):  # whether retrieval had what was emitted instead
+                own.branches.count(row, float(scores.ratios[place]))
 
     def _go_on(self, evidence: Evidence) -> None:
         """Update predictions and remaining tokens after the text has grown."""
@@ -228,6 +240,7 @@ class Goodput:
             self._bins.setdefault(name, Bins()),
             Prices(RATE_SHARE * float(prices[best]), costs.target_s, draft_s),
             self._ladders,
+            self._branches,
         )
 
     def _add_table(self, name: str) -> None:
