@@ -129,12 +129,17 @@ class Mixer(Protocol):
     length: int
 
     def pick(
-        self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
+        self,
+        step: DraftStep,
+        matches: Mapping[str, int],
+        may_draft: bool = True,
+        may_branch: bool = False,
     ) -> str | None:
         """The next token's drafter: ``drafter``, or one of the ``matches``; None ends the draft.
 
         matches: by retrieval drafter, the tokens of its match at the end of text and draft.
-        may_draft: whether ``drafter`` can go on here: a head cannot after copied tokens.
+        may_draft: whether ``drafter`` can continue here: a head cannot after copied tokens.
+        may_branch: whether ``branch`` will be called, as the target verifies trees.
         """
 
     def num_siblings(self, step: DraftStep, room: int) -> int:

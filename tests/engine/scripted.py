@@ -142,7 +142,11 @@ class CoinMixer:
         self.drafter, self.length, self._rng = drafter, length, np.random.default_rng(seed)
 
     def pick(
-        self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
+        self,
+        step: DraftStep,
+        matches: Mapping[str, int],
+        may_draft: bool = True,
+        may_branch: bool = False,
     ) -> str | None:
         found = [name for name, match in matches.items() if match]
         # what it sees of the token kept last may sway it: that is known before the next is drawn

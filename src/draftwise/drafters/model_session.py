@@ -304,7 +304,7 @@ class Chain:
             found = self._found[len(self.tokens)] = self._mix.peek(self.tokens)
             matches = {name: self._match(*match) for name, match in found.items()}
             may_draft = self._resumes or not any(self.sources)
-            picked = self._mix.mixer.pick(self._step, matches, may_draft)
+            picked = self._mix.mixer.pick(self._step, matches, may_draft, self._may_branch)
             if picked == self._mix.mixer.drafter:
                 return
             if picked is None:
@@ -355,7 +355,7 @@ class Chain:
 
     def num_siblings(self) -> int:
         """How many siblings of the last token to verify with it."""
-        if self._mix is None or not self.tokens or self.context.sampling.process is not None:
+        if self._mix is None or not self.tokens or not self._may_branch:
             return 0
         room = self._mix.most - self.num_tokens
         return min(self._mix.mixer.num_siblings(self._step, room), room) if room > 0 else 0
@@ -368,6 +368,11 @@ class Chain:
         ]
         self.is_over = self.is_over or self._is_full
 
+    @property
+    def _may_branch(self) -> bool:
+        mix = self._mix
+        return mix is not None and mix.most > 0 and self.context.sampling.process is None
+
     def branch(self) -> None:
         """Let the mixer add branches of copied tokens where they differ from the chain's.
 
@@ -375,7 +380,7 @@ class Chain:
         text before it, so any rule may choose among them (docs/verification.md).
         """
         mix = self._mix
-        if mix is None or not mix.most or self.context.sampling.process is not None:
+        if mix is None or not self._may_branch:
             return
         for depth, token in enumerate(self.tokens):
             room = min(mix.most - self.num_tokens, self.length - depth)

@@ -286,12 +286,16 @@ class GuardedMixer:
         self.drafter, self.length = str(mixer.drafter), int(mixer.length)
 
     def pick(
-        self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
+        self,
+        step: DraftStep,
+        matches: Mapping[str, int],
+        may_draft: bool = True,
+        may_branch: bool = False,
     ) -> str | None:
         """The mixer's choice; naming a drafter that cannot write counts as an exception."""
 
         def pick() -> str | None:
-            picked = self._mixer.pick(step, matches, may_draft)
+            picked = self._mixer.pick(step, matches, may_draft, may_branch)
             can = may_draft if picked == self.drafter else picked is None or matches.get(picked)
             if not can:
                 raise ValueError(f"the mixer picked {picked!r}, which has nothing to write")

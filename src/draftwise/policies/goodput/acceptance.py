@@ -140,6 +140,8 @@ _SHARES = tuple(
 BRANCH_PRIORS = (0.03, 0.06, 0.12, 0.2, 0.3, 0.4)
 """Prior acceptance of a retrieved token where a drafter's other token was rejected, by length of
 the match as in ``MATCH_PRIORS``."""
+ADDED_PRIORS = (0.25, 0.18, 0.12, 0.08, 0.04, 0.02)
+"""Prior probability that a drafter's token differs from a retrieved one and is accepted."""
 _NEXT = tuple(0.14 + 0.75 * (0.4 + 0.4 * centre) for centre in _CENTRES)
 """Prior acceptance of the token after one of each bin."""
 
@@ -187,7 +189,9 @@ class Bins:
 
     own: of the token itself. after: of the token after it. ranks: of its siblings, by bin and rank.
     branches: of another token that retrieval proposes, by length of its match, given that the
-    drafter's was rejected. wide: mean worth of a token's siblings less their price, in tokens.
+    drafter's was rejected. added: that the drafter's token differs from the one that retrieval
+    proposes and is accepted, by length of the match. wide: mean worth of a token's siblings less
+    their price, in tokens.
 
     >>> bins = Bins()
     >>> bins.add([0.97, 0.4], [1.0, 0.0])
@@ -199,6 +203,7 @@ class Bins:
     after: Ratios = field(default_factory=lambda: Ratios(_NEXT))
     ranks: Ratios = field(default_factory=lambda: Ratios(_SHARES))
     branches: Ratios = field(default_factory=lambda: Ratios(BRANCH_PRIORS))
+    added: Ratios = field(default_factory=lambda: Ratios(ADDED_PRIORS))
     wide: float = 0.0
 
     def add(self, confidences: Sequence[float], alphas: Sequence[float]) -> None:
@@ -234,7 +239,7 @@ class Bins:
     def state(self) -> dict[str, Any]:
         own, after = self.own, self.after
         sums = own.num, own.den, after.num, after.den
-        more = {"siblings": self.ranks, "branches": self.branches}
+        more = {"siblings": self.ranks, "branches": self.branches, "added": self.added}
         return {
             "tokens": dict(zip(_OWN, map(list, sums), strict=True)),
             **{name: {"kept": list(r.num), "seen": list(r.den)} for name, r in more.items()},
@@ -246,8 +251,10 @@ class Bins:
         num, den, next_num, next_den = tallies(state["tokens"], _OWN, len(_CENTRES))
         more = [
             Ratios(priors, BIN_WEIGHT, *tallies(state[name], ("kept", "seen"), len(priors)))
-            for name, priors in (("siblings", _SHARES), ("branches", BRANCH_PRIORS))
-        ]
+            for name, priors in (
+                ("siblings", _SHARES), ("branches", BRANCH_PRIORS), ("added", ADDED_PRIORS)
+            )
+        ]  # fmt: skip
         return cls(
             Ratios(_CENTRES, num=num, den=den), Ratios(_NEXT, num=next_num, den=next_den), *more
         )

@@ -110,14 +110,20 @@ class GoodputMixer:
         self._num_siblings = 0
         self._places: dict[int, tuple[float, float]] = {}
         self.departures: dict[int, tuple[str, int]] = {}
+        self.matched: dict[int, int] = {}
 
     def pick(
-        self, step: DraftStep, matches: Mapping[str, int], may_draft: bool = True
+        self,
+        step: DraftStep,
+        matches: Mapping[str, int],
+        may_draft: bool = True,
+        may_branch: bool = False,
     ) -> str | None:
         """The writer of the next token; None = the draft ends here.
 
         matches: length of each retrieval drafter's match at the end of text and draft. may_draft:
-        whether ``drafter`` can continue here.
+        whether ``drafter`` can continue here. may_branch: whether copied tokens that differ from
+        its own may join the draft as a branch.
         """
         self._see(step)
         left = self.length - step.depth
@@ -139,9 +145,25 @@ class GoodputMixer:
         best = max(gains, key=gains.__getitem__, default=None)
         if best is None or gains[best] < 0:
             return None
+        if best != self.drafter and may_draft and may_branch and self._adds(matches[best], width):
+            best = self.drafter
+        if best == self.drafter and (longest := max(matches.values(), default=0)):
+            self.matched[step.depth] = bucket(longest)
         self._copied = 0.0 if best == self.drafter else offers[best][0]
         self._places[step.depth] = self._reached, self._copied
         return best
+
+    def _adds(self, match: int, width: int) -> bool:
+        """Whether a drawn token is worth its price where a copied one is the better first token.
+
+        Where both differ, the copied tokens join as a branch.
+        """
+        prices = self._prices
+        target_s, last = prices.target_s, len(prices.target_s) - 1
+        seconds = target_s[min(width + 1, last)] - target_s[min(width, last)]
+        seconds += prices.draft_s.get(self.drafter, 0.0)
+        added = self._reached * self._bins.added.rate(bucket(match))
+        return self._branches and added > prices.rate * seconds
 
     def num_siblings(self, step: DraftStep, room: int) -> int:
         """The number of siblings of the token that ``drafter`` wrote last.

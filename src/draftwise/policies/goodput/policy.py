@@ -195,6 +195,9 @@ class Goodput:
         own = self._bins.setdefault(mixer.drafter, Bins())
         own.add(evidence.confidences[: len(alphas)], alphas)
         own.add_siblings(evidence.siblings)
+        for depth, row in mixer.matched.items():
+            if depth < num_judged:
+                own.added.count(row, depth in mixer.departures and depth != departed)
         name, row = mixer.departures.get(departed, ("", 0))
         if (scores := evidence.scores.get(name)) is not None:
             place = evidence.emitted_start + departed - scores.start
