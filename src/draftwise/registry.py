@@ -58,20 +58,20 @@ POLICIES: Table = {
     "batched": ("policies.wrappers:Batched", {"base": "thompson-gaussian", "skip": 2}),
 }
 REWARDS: Table = {
-    "length": ("rewards.tokens:Length", {}),
-    "simple": ("rewards.tokens:Length", {}),
-    "blend": ("rewards.tokens:Blend", {"alpha": 0.5}),
-    "divergence": ("rewards.tokens:Divergence", {}),
-    "acceptance": ("rewards.tokens:Acceptance", {}),
-    "expected-length": ("rewards.tokens:ExpectedLength", {}),
-    "throughput": ("rewards.speed:Throughput", {}),
-    "goodput": ("rewards.speed:GoodputReward", {}),
+    "length": ("rewards:Length", {}),
+    "simple": ("rewards:Length", {}),
+    "blend": ("rewards:Blend", {"alpha": 0.5}),
+    "divergence": ("rewards:Divergence", {}),
+    "acceptance": ("rewards:Acceptance", {}),
+    "expected-length": ("rewards:ExpectedLength", {}),
+    "throughput": ("rewards:Throughput", {}),
+    "goodput": ("rewards:GoodputReward", {}),
 }
 FEEDBACKS: Table = {
-    "bandit": ("feedback.local:Bandit", {}),
-    "prefix": ("feedback.local:Prefix", {}),
-    "free": ("feedback.local:Free", {}),
-    "panoramic": ("feedback.panoramic:Panoramic", {}),
+    "bandit": ("feedback.builders:Bandit", {}),
+    "prefix": ("feedback.builders:Prefix", {}),
+    "free": ("feedback.builders:Free", {}),
+    "panoramic": ("feedback.builders:Panoramic", {}),
 }
 GUIDES: Table = {
     "fixed": ("stop_rules.thresholds:Fixed", {}),
