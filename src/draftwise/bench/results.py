@@ -238,15 +238,9 @@ def _hindsight(sheet: Sheet, parts: Mapping[str, Sheet], fixed: Sequence[str]) -
     """The default against a method that cannot be run: each domain's own best fixed plan."""
     best = {domain: max(fixed, key=part.timing.tok_per_s) for domain, part in parts.items()}
     rows_of = [sheet.timing.names.index(best[domain]) for domain in sheet.domains]
-    places = np.arange(len(sheet.domains))
-    mine = sheet.timing.names.index(DEFAULT)
-    both = Timing(
-        [DEFAULT, "hindsight"],
-        np.stack([sheet.timing.seconds[mine], sheet.timing.seconds[rows_of, places]]),
-        np.stack([sheet.timing.num_tokens[mine], sheet.timing.num_tokens[rows_of, places]]),
-        {},
-    )
-    return {"methods": best, **both.compare(DEFAULT, "hindsight").as_json()}
+    picked = rows_of, np.arange(len(rows_of))
+    theirs = sheet.timing.num_tokens[picked], sheet.timing.seconds[picked]
+    return {"methods": best, **ratio(*sheet.timing.of(DEFAULT), *theirs).as_json()}
 
 
 def interval(ratio: Mapping[str, Any]) -> str:
