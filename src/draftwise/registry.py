@@ -178,21 +178,10 @@ def make_policy(
         raise ValueError(f"num_plans is {num_plans}: a policy needs at least one plan")
     if plans is not None and len(plans) != num_plans:
         raise ValueError(f"{len(plans)} plans were given for num_plans={num_plans}")
-    given = {
-        "num_plans": num_plans,
-        "rng": np.random.default_rng(seed),
-        "plans": plans,
-        "request_tokens": request_tokens,
-        # no closure: policies are pickled
-        "make_base": partial(
-            _make_base, num_plans=num_plans, plans=plans, request_tokens=request_tokens
-        ),
-    }
-    return cast(Policy, build("policy", POLICIES, spec, given))
-
-
-def _make_base(spec: str, rng: np.random.Generator, **of_request: Any) -> Policy:
-    return make_policy(spec, seed=rng, **of_request)
+    of_request = {"num_plans": num_plans, "plans": plans, "request_tokens": request_tokens}
+    # no closure: policies are pickled
+    made = {"rng": np.random.default_rng(seed), "make_base": partial(make_policy, **of_request)}
+    return cast(Policy, build("policy", POLICIES, spec, of_request | made))
 
 
 def make_reward(spec: str) -> Reward:

@@ -15,7 +15,7 @@ from draftwise.checks import LARGE, MANY, flag, number, optional, whole
 from draftwise.feedback import DueFeedback
 from draftwise.protocols import Reward, looks_ahead
 from draftwise.rewards import Acceptance
-from draftwise.types import NONE, Decision, Evidence, Feedback, Floats, Outcome, Plan, Scores
+from draftwise.types import NONE, Decision, Evidence, Feedback, Floats, Outcome, Plan
 
 MAX_WAIT = 64
 """Tokens of text after which a pending value is dropped; no backlog is longer."""
@@ -148,7 +148,10 @@ class RewardEvaluator:
     ) -> float:
         """The value of a plan whose accepted count is known from the played draft."""
         scores = evidence.scores.get(evidence.plan.drafter)
-        alphas, ratios = tail(scores, evidence.emitted_start)
+        alphas = ratios = _EMPTY
+        if scores is not None and evidence.emitted_start >= scores.start:
+            first = evidence.emitted_start - scores.start
+            alphas, ratios = scores.alphas[first:], scores.ratios[first:]
         outcome = Outcome(
             self.plans[index], self.max_length, alphas, ratios, evidence.drafted_alphas,
             num_drafted, min(evidence.num_accepted, num_drafted), seconds,
@@ -186,13 +189,6 @@ def drafted_by(plan: Plan, evidence: Evidence) -> int | None:
     if drafted < evidence.plan.length:
         return drafted  # the drafter ended the draft; a longer plan would not change that
     return plan.length if plan.rule == "fixed" else None
-
-
-def tail(scores: Scores | None, position: int) -> tuple[Floats, Floats]:
-    """alphas and ratios from a position of the text on; empty if the scores start after it."""
-    if scores is None or position < scores.start:
-        return _EMPTY, _EMPTY
-    return scores.alphas[position - scores.start :], scores.ratios[position - scores.start :]
 
 
 class ScoreHistory:
@@ -257,10 +253,11 @@ class PendingFeedback:
     names: set[str] = field(default_factory=set)
 
 
-class AtOnce:
-    """Reveals what a round itself determines.
+class Bandit:
+    """Reveal the value of the played plan, and nothing else.
 
-    switching: cost of a missed token, at least 0 (``SwitchingCost``).
+    Source: MetaSD, Algorithm 1; BanditSpec, Algorithm 3. Differs: none. switching: cost of a missed
+    token, at least 0 (``SwitchingCost``).
     """
 
     panoramic: ClassVar[bool] = False
@@ -275,7 +272,8 @@ class AtOnce:
         self._waiting: deque[PendingFeedback] = deque()
 
     def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
-        raise NotImplementedError
+        """The values that the round itself determines, by plan."""
+        return {decision.plan: self._evaluator.played(decision.plan, evidence)}
 
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
         known: dict[int, float] = {}
@@ -285,20 +283,12 @@ class AtOnce:
         return [(decision, self._evaluator.feedback(known, evidence))]
 
     def flush(self) -> DueFeedback:
+        """Nothing: what waits is open, and stays so."""
+        self._waiting.clear()
         return []
 
 
-class Bandit(AtOnce):
-    """Reveal the value of the played plan, and nothing else.
-
-    Source: MetaSD, Algorithm 1; BanditSpec, Algorithm 3. Differs: none.
-    """
-
-    def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
-        return {decision.plan: self._evaluator.played(decision.plan, evidence)}
-
-
-class Prefix(AtOnce):
+class Prefix(Bandit):
     """Reveal every plan whose accepted count the played draft determines.
 
     On a chain, after ``a`` accepted tokens, length k of the same drafter and rule would have had
@@ -369,11 +359,6 @@ class Free(Prefix):
         )
         self._history.forget(self._waiting[0].start if self._waiting else start)
         return [*told, (decision, self._evaluator.feedback(known, evidence))]
-
-    def flush(self) -> DueFeedback:
-        """Nothing: what waits is open, and stays so."""
-        self._waiting.clear()
-        return []
 
     def _due(self, step: PendingFeedback) -> dict[int, float]:
         """The values of the drafters that are scored far enough; they wait no longer."""

@@ -26,14 +26,15 @@ class PlayedOnly(Drawn):
         self._sums: Floats = np.zeros(num_plans)
 
     @abstractmethod
-    def credit(self, plan: int, value: float, prob: float) -> None:
-        """Learn the value of a plan that was played with this probability."""
+    def credit(self, value: float) -> float:
+        """What a plan with this value gains or loses."""
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         values, seen = check_feedback(decision, feedback, self._num_plans)
-        if seen[decision.plan]:
-            self.credit(decision.plan, float(values[decision.plan]), decision.prob)
-            self._tally.add(values, np.arange(self._num_plans) == decision.plan)
+        plan = decision.plan
+        if seen[plan]:
+            self._sums[plan] += self.credit(float(values[plan])) / decision.prob
+            self._tally.add(values, np.arange(self._num_plans) == plan)
 
     def _mean_sums(self) -> Floats:
         average: Floats = self._sums / max(self._tally.num_rounds, 1)
@@ -54,8 +55,8 @@ class EXP3(PlayedOnly):
         super().__init__(num_plans, rng)
         self._gamma = share("gamma", gamma)
 
-    def credit(self, plan: int, value: float, prob: float) -> None:
-        self._sums[plan] += value / prob
+    def credit(self, value: float) -> float:
+        return value
 
     def probabilities(self) -> Floats:
         gamma, num = self._gamma, self._num_plans
@@ -76,8 +77,8 @@ class EXP3Spec(PlayedOnly):
 
     KEPT: ClassVar[Fields] = {"losses": "_sums", "tally": "_tally", "rng": "_rng"}
 
-    def credit(self, plan: int, value: float, prob: float) -> None:
-        self._sums[plan] += (1.0 - value) / prob
+    def credit(self, value: float) -> float:
+        return 1.0 - value
 
     def probabilities(self) -> Floats:
         num, round_ = self._num_plans, self._tally.num_rounds + 1

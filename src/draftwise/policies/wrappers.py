@@ -28,9 +28,9 @@ _ARRAYS = {
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
     """All fields as plain JSON; a confidence that is NaN becomes None."""
-    fields: dict[str, Any] = as_json(asdict(evidence))
-    known = [None if math.isnan(own) else own for own in fields["confidences"]]
-    return fields | {"confidences": known}
+    known = [None if math.isnan(own) else own for own in evidence.confidences]
+    fields: dict[str, Any] = as_json(asdict(replace(evidence, confidences=known)))
+    return fields
 
 
 def evidence_from_json(plain: Mapping[str, Any]) -> Evidence:
@@ -98,7 +98,8 @@ class Waiting(list[Observation]):
         return decision, feedback
 
 
-MakeBase = Callable[[str, np.random.Generator], Policy]
+MakeBase = Callable[..., Policy]
+"""``registry.make_policy`` for the same plans and request: takes a spec and a ``seed``."""
 
 
 _MOST_WAITING = 10_000
@@ -139,7 +140,7 @@ class OnePlan(Wrapper):
     def __init__(
         self, rng: np.random.Generator, make_base: MakeBase, base: str = "ucbspec"
     ) -> None:
-        super().__init__(make_base(base, rng))
+        super().__init__(make_base(base, seed=rng))
         self._made: Decision | None = None
 
     def choose(self) -> Decision:
@@ -171,7 +172,7 @@ class Delayed(Wrapper):
         base: str = "normalhedge", rounds: int = 0,
     ) -> None:  # fmt: skip
         self._rounds = whole("rounds", rounds, 0, _MOST_WAITING)
-        super().__init__(make_base(base, rng))
+        super().__init__(make_base(base, seed=rng))
         self._queue = Waiting(num_plans)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
@@ -204,7 +205,7 @@ class Batched(Wrapper):
     ) -> None:  # fmt: skip
         self._warmup, self._skip = whole("warmup", warmup, 0, MANY), whole("skip", skip, 1, MANY)
         self._batch = whole("batch", batch, 1, _MOST_WAITING)
-        super().__init__(make_base(base, rng))
+        super().__init__(make_base(base, seed=rng))
         self._num_plans = num_plans
         self._num_chosen, self._num_told, self._last_batch = 0, 0, self._warmup
         self._kept = Waiting(num_plans)
@@ -272,8 +273,7 @@ class Copies:
         index = self._idle()
         if index < len(self._copies):
             return self._copies[index].probabilities()
-        fresh = self._make_base(self._spec, np.random.default_rng(0))
-        return fresh.probabilities()
+        return self._make_base(self._spec).probabilities()
 
     def estimates(self) -> Floats:
         """[K] mean of the copies' estimates."""
@@ -294,7 +294,7 @@ class Copies:
         saved, making = state["copies"], state["maker"]
         if not isinstance(saved, list) or not saved:
             raise ValueError("its copies are no list: the file is damaged")
-        copies = [self._make_base(self._spec, np.random.default_rng(0)) for _ in saved]
+        copies = [self._make_base(self._spec) for _ in saved]
         for each, own in zip(copies, saved, strict=True):
             each.load_state(own)
         try:
@@ -311,4 +311,4 @@ class Copies:
         return next(index for index in range(len(busy) + 1) if index not in busy)
 
     def _new(self) -> Policy:
-        return self._make_base(self._spec, np.random.default_rng(self._rng.integers(2**63)))
+        return self._make_base(self._spec, seed=int(self._rng.integers(2**63)))
