@@ -18,7 +18,7 @@ import numpy as np
 
 from draftwise.bench.methods import DEFAULT, LOOKUP, PLAIN, TRANSFORMERS
 from draftwise.bench.runs import Run
-from draftwise.presets import PRESETS
+from draftwise.registry import PRESETS
 from draftwise.types import Bools, Floats
 
 NUM_RESAMPLES = 2000
