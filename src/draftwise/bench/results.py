@@ -132,13 +132,8 @@ def make_sheet(
         found.append((run.by_clock(clock), run.num_tokens))
     medians = [[np.median(facts[name, item], axis=0) for item in domains] for name in methods]
     seconds, tokens = np.moveaxis(np.array(medians), -1, 0)
-    return Sheet(
-        Timing(list(methods), seconds, tokens),
-        list(domains.values()),
-        by_method,
-        can_compare,
-        clock,
-    )
+    timing = Timing(list(methods), seconds, tokens)
+    return Sheet(timing, list(domains.values()), by_method, can_compare, clock)
 
 
 def same_tokens(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
@@ -241,10 +236,10 @@ def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
 def _hindsight(sheet: Sheet, parts: Mapping[str, Sheet], fixed: Sequence[str]) -> Row:
     """The default against a method that cannot be run: each domain's own best fixed plan."""
     best = {domain: max(fixed, key=part.timing.tok_per_s) for domain, part in parts.items()}
-    rows_of = [sheet.timing.names.index(best[domain]) for domain in sheet.domains]
-    picked = rows_of, np.arange(len(rows_of))
-    theirs = sheet.timing.num_tokens[picked], sheet.timing.seconds[picked]
-    return {"methods": best, **ratio(*sheet.timing.of(DEFAULT), *theirs).as_json()}
+    timing, names = sheet.timing, sheet.timing.names
+    picked = [names.index(best[domain]) for domain in sheet.domains], range(len(sheet.domains))
+    theirs = timing.num_tokens[picked], timing.seconds[picked]
+    return {"methods": best, **ratio(*timing.of(DEFAULT), *theirs).as_json()}
 
 
 def interval(ratio: Mapping[str, Any]) -> str:
