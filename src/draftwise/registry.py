@@ -180,7 +180,9 @@ def make_policy(
         raise ValueError(f"num_plans is {num_plans}: a policy needs at least one plan")
     if plans is not None and len(plans) != num_plans:
         raise ValueError(f"{len(plans)} plans were given for num_plans={num_plans}")
-    of_request = {"num_plans": num_plans, "plans": plans, "request_tokens": request_tokens}
+    of_request: dict[str, Any] = {
+        "num_plans": num_plans, "plans": plans, "request_tokens": request_tokens
+    }  # fmt: skip
     # no closure: policies are pickled
     made = {"rng": np.random.default_rng(seed), "make_base": partial(make_policy, **of_request)}
     return cast(Policy, build("policy", POLICIES, spec, of_request | made))

@@ -29,8 +29,8 @@ _ARRAYS = {
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
     """All fields as plain JSON; a confidence that is NaN becomes None."""
     known = [None if math.isnan(own) else own for own in evidence.confidences]
-    fields: dict[str, Any] = as_json(asdict(replace(evidence, confidences=known)))
-    return fields
+    fields: dict[str, Any] = as_json(asdict(evidence))
+    return fields | {"confidences": known}
 
 
 def evidence_from_json(plain: Mapping[str, Any]) -> Evidence:
