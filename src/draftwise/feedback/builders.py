@@ -305,7 +305,7 @@ class Prefix(Bandit):
     Source: this project's own. Cost: one reward for each plan of the drafter.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("a", 2), Plan("a", 4), Plan("b", 1)]
-    >>> from draftwise.rewards.tokens import Length
+    >>> from draftwise.rewards import Length
     >>> evidence = Evidence(plans[2], num_drafted=2, num_accepted=2)
     >>> [(_, feedback)] = Prefix(plans, Length()).reveal(Decision(2, 1.0, 1), evidence)
     >>> feedback.values.tolist(), feedback.seen.tolist()
