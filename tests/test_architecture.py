@@ -32,7 +32,7 @@ WORDS = {
     "install",
     "lazy",
 }
-FACADE = {"pool", "presets", "specs", "speculator"}
+FACADE = {"pool", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
 ARROWS: dict[str, set[str]] = {
@@ -50,7 +50,6 @@ ARROWS: dict[str, set[str]] = {
     "policies": WORDS,
     "controller": WORDS,
     "stop_rules": WORDS,
-    "presets": {"types", "checks"},
     "registry": WORDS | {"feedback"},
     "nn": WORDS,
     "drafters": WORDS | {"nn", "stop_rules.thresholds"},
@@ -61,7 +60,7 @@ ARROWS: dict[str, set[str]] = {
     "specs": {"errors", "checks", "registry", "nn.folder", "zoo", "real.bundled"},
     "pool": WORDS | {"registry", "specs", "nn", "drafters", "zoo", "real"},
     "speculator": WORDS
-    | {"chat", "nn", "drafters.protocol", "engine", "feedback", "pool", "presets", "registry"},
+    | {"chat", "nn", "drafters.protocol", "engine", "feedback", "pool", "registry"},
 }
 ANYTHING = {"cli", "bench", "serve", "integrations", "__init__", "__main__"}
 WITHOUT_TORCH = {
@@ -80,7 +79,6 @@ WITHOUT_TORCH = {
     "stop_rules",
     "controller",
 } | {
-    "presets",
     "registry",
     "specs",
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftwise import registry
-from draftwise.presets import PRESETS
+from draftwise.registry import PRESETS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "draftwise"
@@ -30,7 +30,7 @@ def test_every_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_table_of_presets_is_the_code(subtests: pytest.Subtests) -> None:
-    """The README's table says what ``presets.py`` does."""
+    """The README's table says what ``registry.PRESETS`` does."""
     rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", README, re.MULTILINE))
     for name, preset in PRESETS.items():
         with subtests.test(name):

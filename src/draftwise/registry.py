@@ -1,4 +1,4 @@
-"""The tables: every policy, reward, feedback, guide and drafter by name, and specs to objects.
+"""Every policy, reward, feedback, guide and drafter by name; specs to objects; presets.
 
 Adding one is its file and ONE line here; the line gives it its name on the command line, its run
 of the contract tests, its rows of the losslessness matrix and its curve in the simulator. An entry
@@ -6,7 +6,8 @@ is ``name: (module:class, options for the contract test)``; modules are imported
 A program may add a class of its own: ``POLICIES["mine"] = (Mine, {})``.
 
 A spec is text: ``"ucb1"``, ``"ucb1:beta=0.01"``, ``"lm:path/to/model"`` (a bare value belongs to
-the first option), several options separated by commas.
+the first option), several options separated by commas. A preset is a paper's system as settings of
+the same four words: plans, feedback, reward, policy.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from draftwise.checks import known
+from draftwise.checks import known, string, strings, wholes
 from draftwise.errors import BadValue, shown
 from draftwise.feedback import FeedbackBuilder
 from draftwise.protocols import Policy, Reward, StopRule
-from draftwise.types import DraftwiseError, Plan
+from draftwise.types import LONGEST_PLAN, NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 Table = dict[str, tuple[Any, Mapping[str, Any]]]
 
@@ -40,15 +42,15 @@ POLICIES: Table = {
     "ucb-tuned": ("policies.ucb:UCBTuned", {}),
     "discounted-ucb": ("policies.ucb:DiscountedUCB", {"beta": 0.05, "discount": 0.99}),
     "sliding-ucb": ("policies.ucb:SlidingUCB", {"beta": 0.05, "window": 100}),
-    "exp3": ("policies.exp3:EXP3", {"gamma": 0.4}),
-    "exp3spec": ("policies.exp3:EXP3Spec", {}),
+    "exp3": ("policies.weights:EXP3", {"gamma": 0.4}),
+    "exp3spec": ("policies.weights:EXP3Spec", {}),
     "thompson-gaussian": ("policies.thompson:ThompsonGaussian", {}),
     "thompson-bernoulli": ("policies.thompson:ThompsonBernoulli", {}),
     "sequential-halving": ("policies.explore:SequentialHalving", {"budget": 200}),
     "petc": ("policies.explore:PETC", {"c": 32.0}),
-    "hedge": ("policies.hedge:Hedge", {}),
-    "normalhedge": ("policies.hedge:NormalHedge", {}),
-    "adanormalhedge": ("policies.hedge:AdaNormalHedge", {}),
+    "hedge": ("policies.weights:Hedge", {}),
+    "normalhedge": ("policies.weights:NormalHedge", {}),
+    "adanormalhedge": ("policies.weights:AdaNormalHedge", {}),
     "goodput": ("policies.goodput.policy:Goodput", {}),
     "draft-all": ("policies.baselines:DraftAll", {}),
     "router": ("policies.baselines:Router", {"plan": 1}),
@@ -58,20 +60,20 @@ POLICIES: Table = {
     "batched": ("policies.wrappers:Batched", {"base": "thompson-gaussian", "skip": 2}),
 }
 REWARDS: Table = {
-    "length": ("rewards.tokens:Length", {}),
-    "simple": ("rewards.tokens:Length", {}),
-    "blend": ("rewards.tokens:Blend", {"alpha": 0.5}),
-    "divergence": ("rewards.tokens:Divergence", {}),
-    "acceptance": ("rewards.tokens:Acceptance", {}),
-    "expected-length": ("rewards.tokens:ExpectedLength", {}),
-    "throughput": ("rewards.speed:Throughput", {}),
-    "goodput": ("rewards.speed:GoodputReward", {}),
+    "length": ("rewards:Length", {}),
+    "simple": ("rewards:Length", {}),
+    "blend": ("rewards:Blend", {"alpha": 0.5}),
+    "divergence": ("rewards:Divergence", {}),
+    "acceptance": ("rewards:Acceptance", {}),
+    "expected-length": ("rewards:ExpectedLength", {}),
+    "throughput": ("rewards:Throughput", {}),
+    "goodput": ("rewards:GoodputReward", {}),
 }
 FEEDBACKS: Table = {
-    "bandit": ("feedback.local:Bandit", {}),
-    "prefix": ("feedback.local:Prefix", {}),
-    "free": ("feedback.local:Free", {}),
-    "panoramic": ("feedback.panoramic:Panoramic", {}),
+    "bandit": ("feedback.builders:Bandit", {}),
+    "prefix": ("feedback.builders:Prefix", {}),
+    "free": ("feedback.builders:Free", {}),
+    "panoramic": ("feedback.builders:Panoramic", {}),
 }
 GUIDES: Table = {
     "fixed": ("stop_rules.thresholds:Fixed", {}),
@@ -178,21 +180,12 @@ def make_policy(
         raise ValueError(f"num_plans is {num_plans}: a policy needs at least one plan")
     if plans is not None and len(plans) != num_plans:
         raise ValueError(f"{len(plans)} plans were given for num_plans={num_plans}")
-    given = {
-        "num_plans": num_plans,
-        "rng": np.random.default_rng(seed),
-        "plans": plans,
-        "request_tokens": request_tokens,
-        # no closure: policies are pickled
-        "make_base": partial(
-            _make_base, num_plans=num_plans, plans=plans, request_tokens=request_tokens
-        ),
-    }
-    return cast(Policy, build("policy", POLICIES, spec, given))
-
-
-def _make_base(spec: str, rng: np.random.Generator, **of_request: Any) -> Policy:
-    return make_policy(spec, seed=rng, **of_request)
+    of_request: dict[str, Any] = {
+        "num_plans": num_plans, "plans": plans, "request_tokens": request_tokens
+    }  # fmt: skip
+    # no closure: policies are pickled
+    made = {"rng": np.random.default_rng(seed), "make_base": partial(make_policy, **of_request)}
+    return cast(Policy, build("policy", POLICIES, spec, of_request | made))
 
 
 def make_reward(spec: str) -> Reward:
@@ -311,3 +304,117 @@ def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
 
 def _kinds(hint: Any) -> set[Any]:
     return set(typing.get_args(hint)) or {hint}
+
+
+MAX_LENGTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One system: the lengths of its plans (with ``none`` or not), and three specs.
+
+    rules: guide specs; plans are drafters x lengths x rules, and x trees (None = a chain) for
+    drafters that can branch. source: where it comes from.
+    """
+
+    policy: str
+    reward: str
+    feedback: str
+    lengths: tuple[int, ...]
+    with_none: bool = False
+    rules: tuple[str, ...] = ("fixed",)
+    source: str = ""
+    trees: tuple[TreeShape | None, ...] = (None,)
+
+    def plans(self, drafters: Sequence[str], branching: Collection[str] = ()) -> list[Plan]:
+        """All plans over these drafters, ``none`` first where it belongs.
+
+        branching: those that can draft trees; the others draft chains. Rules end chains only.
+
+        Raises DraftwiseError for a length below 1 or where no plan is left.
+        """
+        short = [length for length in self.lengths if length < 1]
+        if short:
+            raise DraftwiseError(
+                f"plan length {short[0]}: lengths are 1 or more tokens (plain decoding is the plan "
+                f"{NONE!r}, which the presets plain and draftwise contain)"
+            )
+        plans = [
+            Plan(drafter, length, rule, tree)
+            for drafter in drafters
+            for length in self.lengths
+            for tree in (self.trees if drafter in branching else (None,))
+            for rule in (self.rules if tree is None else ("fixed",))
+        ]
+        if self.with_none or not plans:
+            plans.insert(0, PLAIN)
+        return plans
+
+
+def adjusted(setting: Preset, **given: Any) -> Preset:
+    """A setting with whatever is given in place of its own; None = as it is. Raises BadValue."""
+    found = {name: _FIELDS[name](name, value) for name, value in given.items() if value is not None}
+    return replace(setting, **found)
+
+
+PRESETS: dict[str, Preset] = {
+    "plain": Preset("fixed:0", "length", "bandit", (), True, source="plain decoding, same loop"),
+    "metasd": Preset(
+        "ucb1:beta=0.01", "divergence", "bandit", (5,), source="MetaSD, algorithm 2 and section 4.1"
+    ),
+    "banditspec": Preset("ucbspec", "length", "bandit", (4,), source="BanditSpec, algorithm 4"),
+    "banditspec-load": Preset(
+        "one-plan:base=ucbspec", "throughput", "bandit", (1, 2, 3, 4), True,
+        source="BanditSpec, section 6.2; rows share the length if they share the policy (scope)",
+    ),
+    "hedgespec": Preset(
+        "normalhedge", "expected-length", "panoramic:per_token=true,every=12,warmup=6,hybrid=6",
+        (8,), source="HedgeSpec, algorithm 1, section 3.3, theorem 3, both tricks of appendix B.5",
+    ),
+    "tapout": Preset(
+        "ucb1:beta=1", "blend", "bandit", (128,),
+        rules=("max-confidence", "svip", "adaedl", "svip-difference", "logit-margin"),
+        source="TapOut, table 1, sections 3.2, 3.3 and 4; meant for one drafter",
+    ),
+    "specdecpp": Preset(
+        "fixed:0", "length", "bandit", (20,), rules=("head",),
+        source="SpecDec++, algorithm 1 and section 5.1; one drafter, with its trained head",
+    ),
+    "draftwise": Preset(
+        "goodput", "length", "free", tuple(range(1, MAX_LENGTH + 1)), True,
+        source="every drafter x every length and none, priced by measured seconds",
+    ),
+}  # fmt: skip
+
+
+def parse_tree(text: str) -> TreeShape | None:
+    """``4x16`` (children after a token x tokens in all) to a shape, ``chain`` to None.
+
+    >>> parse_tree("4x16")
+    TreeShape(top_k=4, total_tokens=16)
+    """
+    if text == "chain":
+        return None
+    try:
+        top_k, total_tokens = (int(part) for part in text.split("x"))
+        return TreeShape(top_k, total_tokens)
+    except ValueError as error:
+        raise DraftwiseError(
+            f"tree {text!r}: write TOP_KxTOTAL_TOKENS, both 1 or more, such as 4x16; or chain"
+        ) from error
+
+
+def preset(name: str) -> Preset:
+    """The preset of this name; DraftwiseError lists the valid ones."""
+    known("preset", name, PRESETS)
+    return PRESETS[name]
+
+
+_FIELDS: dict[str, Callable[[str, Any], Any]] = {
+    "policy": string,
+    "reward": string,
+    "feedback": string,
+    "lengths": partial(wholes, most=LONGEST_PLAN, num=LONGEST_PLAN),
+    "rules": strings,
+    "trees": lambda name, value: tuple(map(parse_tree, strings(name, value))),
+}

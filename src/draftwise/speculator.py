@@ -12,7 +12,7 @@ from typing import Any, Unpack, overload
 import torch
 from numpy.random import SeedSequence, default_rng
 
-from draftwise import checks, presets, registry
+from draftwise import checks, registry
 from draftwise.chat import Prompt
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
 from draftwise.engine.drafting import pool_of
@@ -47,7 +47,6 @@ from draftwise.nn.cpu.compiled import STEP_WIDTHS
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, models_of, resolve_target
-from draftwise.presets import Preset
 from draftwise.protocols import (
     PlayingAll,
     Policy,
@@ -56,6 +55,7 @@ from draftwise.protocols import (
     Routing,
     StopRule,
 )
+from draftwise.registry import Preset
 from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 _MAX_SETTINGS = 16
@@ -152,8 +152,8 @@ class Speculator:
             scope ``request``).
         Raises DraftwiseError for models that cannot be loaded or paired, and for invalid settings.
         """
-        setting = presets.adjusted(
-            presets.preset(preset), policy=policy, reward=reward, feedback=feedback,
+        setting = registry.adjusted(
+            registry.preset(preset), policy=policy, reward=reward, feedback=feedback,
             lengths=lengths, rules=rules, trees=trees,
         )  # fmt: skip
         path, defaults = resolve_target(target)
@@ -259,11 +259,11 @@ class Speculator:
             params.stop,
             params.stop_when,
         )
-        base = self.setting if params.preset is None else presets.preset(params.preset)
-        setting = presets.adjusted(base, policy=params.policy, lengths=params.lengths)
+        base = self.setting if params.preset is None else registry.preset(params.preset)
+        setting = registry.adjusted(base, policy=params.policy, lengths=params.lengths)
         limits = self._limits(params)
         if limits.max_draft == 0:
-            setting, limits = presets.PRESETS["plain"], _ALL
+            setting, limits = registry.PRESETS["plain"], _ALL
         return self._learning_of(setting, limits).request(text.tokens, params, ending, stream)
 
     def _limits(self, params: RequestParams) -> LearningLimits:

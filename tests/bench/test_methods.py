@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftwise.bench import Known, Ours, Peer, check_methods, expand, parse_method
-from draftwise.presets import PRESETS
+from draftwise.registry import PRESETS
 from draftwise.types import DraftwiseError
 
 DRAFTERS = {"small": True, "lookup": False}

@@ -7,7 +7,7 @@ from pathlib import Path
 from cli.conftest import run_command
 from cli.models_on_disk import make_target, save_model
 from draftwise import registry
-from draftwise.presets import PRESETS
+from draftwise.registry import PRESETS
 
 
 def test_the_listing_has_every_name_of_every_table() -> None:

@@ -10,7 +10,7 @@ import pytest
 from cli.conftest import Run, run_command
 from cli.models_on_disk import POSITIONS, make_target, save_model
 from draftwise import registry, zoo
-from draftwise.presets import PRESETS
+from draftwise.registry import PRESETS
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,7 @@ from draftwise.drafters import (
 )
 from draftwise.drafters import write_datastore as write
 from draftwise.nn import BlockShape, CausalModel, LentHead
-from draftwise.presets import Preset
-from draftwise.registry import Table
+from draftwise.registry import Preset, Table
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
 from eagles import dflash_head, eagle_head, mtp_head, taught_head, taught_medusa

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftwise.drafters import LMDrafter
 from draftwise.nn import UNLIMITED, Logits, RaggedCache
-from draftwise.presets import Preset
+from draftwise.registry import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import Decision, DraftStep, Feedback, Floats
 

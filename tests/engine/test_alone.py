@@ -18,7 +18,7 @@ import torch
 from draftwise import Speculator
 from draftwise.engine import Engine, Request
 from draftwise.nn import warped
-from draftwise.presets import Preset
+from draftwise.registry import Preset
 from draftwise.types import Decision, DraftwiseError, SamplingParams, Scores, TreeShape
 from engine.faults import NONSENSE, Faulty, Odd, each, raising
 from engine.pairs import POOLS, PROMPTS, drafters, plain_greedy, speculator, target

@@ -18,7 +18,7 @@ import torch
 from draftwise.drafters import NeuralSession, RetrievalSession
 from draftwise.engine import LEAST_PIECE, Engine, Request
 from draftwise.nn import RAGGED, CausalModel
-from draftwise.presets import Preset
+from draftwise.registry import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams
 from engine.pairs import POOLS, PROMPTS, drafters, plain_greedy, reader, speculator

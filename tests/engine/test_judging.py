@@ -10,7 +10,7 @@ import torch
 
 from draftwise.drafters import LMDrafter
 from draftwise.nn import CausalModel
-from draftwise.presets import Preset
+from draftwise.registry import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import SamplingParams, TreeShape
 from models import tiny_model

@@ -14,7 +14,7 @@ import torch
 from draftwise import make_guide
 from draftwise.drafters import Context, DraftTask, LMDrafter
 from draftwise.nn import CausalModel
-from draftwise.presets import preset
+from draftwise.registry import preset
 from draftwise.speculator import Speculator
 from draftwise.stop_rules import read_head
 from draftwise.train import AcceptanceHead

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from draftwise.engine import Ending, Generation, RequestParams
-from draftwise.presets import preset
-from draftwise.registry import GUIDES
+from draftwise.registry import GUIDES, preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, Plan, SamplingParams
 from engine.pairs import POOLS, PROMPTS, plain_greedy, spec, speculator

@@ -15,8 +15,7 @@ import torch
 from draftwise.drafters import LMDrafter
 from draftwise.nn import CausalModel, CompiledSteps, branches
 from draftwise.pool import models_of
-from draftwise.presets import Preset
-from draftwise.registry import DRAFTERS, build
+from draftwise.registry import DRAFTERS, Preset, build
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
 from engine.pairs import BUDGETS, PROMPTS, plain_greedy, reader

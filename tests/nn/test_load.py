@@ -13,7 +13,7 @@ from cli.models_on_disk import make_target, save_model
 from draftwise import DraftwiseError, Speculator
 from draftwise.nn import load_model, load_tokenizer
 from draftwise.pool import load_drafters
-from draftwise.presets import preset
+from draftwise.registry import preset
 
 
 @pytest.fixture(scope="module")

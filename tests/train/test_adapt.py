@@ -9,7 +9,7 @@ import torch
 
 from draftwise.drafters import EagleDrafter
 from draftwise.nn import CausalModel, EagleHead
-from draftwise.presets import Preset
+from draftwise.registry import Preset
 from draftwise.speculator import Speculator
 from draftwise.train import DrafterAdapter, Text, acceptance_by_depth, new_head
 from engine.pairs import PROMPTS, plain_greedy, reader

@@ -45,7 +45,7 @@ from draftwise.engine import Engine, Request
 from draftwise.nn.check import check_model
 from draftwise.nn.model import CausalModel
 from draftwise.nn.tiny import tiny_config, tiny_module
-from draftwise.presets import Preset
+from draftwise.registry import Preset
 from draftwise.types import Decision, SamplingParams
 from models import CONFIGS, near_copy
 

@@ -13,7 +13,7 @@ from math import inf
 
 from draftwise import registry
 from draftwise.checks import comma_separated, probability
-from draftwise.presets import PRESETS, Preset, preset
+from draftwise.registry import PRESETS, Preset, preset
 from draftwise.types import DraftwiseError
 
 PLAIN, DEFAULT, TRANSFORMERS = "plain", "draftwise", "transformers"

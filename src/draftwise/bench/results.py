@@ -11,14 +11,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from draftwise.bench.methods import DEFAULT, LOOKUP, PLAIN, TRANSFORMERS
 from draftwise.bench.runs import Run
-from draftwise.presets import PRESETS
+from draftwise.registry import PRESETS
 from draftwise.types import Bools, Floats
 
 NUM_RESAMPLES = 2000
@@ -69,12 +69,12 @@ def ratio(
 @dataclass(frozen=True)
 class Timing:
     """seconds [methods, prompts] and num_tokens [methods, prompts] (or [prompts]): medians of the
-    repeats; identical: whether every answer was the base's, token for token."""
+    repeats; identical: whether every answer was the base's, token for token; empty = unknown."""
 
     names: list[str]
     seconds: Floats
     num_tokens: Floats
-    identical: dict[str, bool]
+    identical: dict[str, bool] = field(default_factory=dict)
 
     def of(self, name: str) -> tuple[Floats, Floats]:
         """Tokens and seconds of one method, [P] each."""
@@ -119,12 +119,6 @@ class Sheet:
     can_compare: bool
     clock: str
 
-    def only(self, domain: str) -> Sheet:
-        chosen = np.array([found == domain for found in self.domains])
-        runs = {name: [r for r in found if r.domain == domain] for name, found in self.runs.items()}
-        kept = [found for found in self.domains if found == domain]
-        return Sheet(self.timing.only(chosen), kept, runs, self.can_compare, self.clock)
-
 
 def make_sheet(
     runs: Sequence[Run], methods: Sequence[str], *, can_compare: bool, clock: str = "wall"
@@ -138,8 +132,7 @@ def make_sheet(
         found.append((run.by_clock(clock), run.num_tokens))
     medians = [[np.median(facts[name, item], axis=0) for item in domains] for name in methods]
     seconds, tokens = np.moveaxis(np.array(medians), -1, 0)
-    identical = {name: share == 1.0 for name, share in same_tokens(by_method).items()}
-    timing = Timing(list(methods), seconds, tokens, identical)
+    timing = Timing(list(methods), seconds, tokens)
     return Sheet(timing, list(domains.values()), by_method, can_compare, clock)
 
 
@@ -155,7 +148,13 @@ def same_tokens(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
 def results(sheet: Sheet) -> dict[str, Any]:
     """``methods`` and ``comparisons``, and both for every domain."""
     domains = list(dict.fromkeys(sheet.domains))
-    parts = {domain: sheet.only(domain) for domain in domains}
+    parts = {
+        domain: make_sheet(
+            [run for found in sheet.runs.values() for run in found if run.domain == domain],
+            sheet.timing.names, can_compare=sheet.can_compare, clock=sheet.clock,
+        )
+        for domain in domains
+    }  # fmt: skip
     return {
         "methods": rows(sheet),
         "domains": {domain: rows(part) for domain, part in parts.items()},
@@ -237,16 +236,10 @@ def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
 def _hindsight(sheet: Sheet, parts: Mapping[str, Sheet], fixed: Sequence[str]) -> Row:
     """The default against a method that cannot be run: each domain's own best fixed plan."""
     best = {domain: max(fixed, key=part.timing.tok_per_s) for domain, part in parts.items()}
-    rows_of = [sheet.timing.names.index(best[domain]) for domain in sheet.domains]
-    places = np.arange(len(sheet.domains))
-    mine = sheet.timing.names.index(DEFAULT)
-    both = Timing(
-        [DEFAULT, "hindsight"],
-        np.stack([sheet.timing.seconds[mine], sheet.timing.seconds[rows_of, places]]),
-        np.stack([sheet.timing.num_tokens[mine], sheet.timing.num_tokens[rows_of, places]]),
-        {},
-    )
-    return {"methods": best, **both.compare(DEFAULT, "hindsight").as_json()}
+    timing, names = sheet.timing, sheet.timing.names
+    picked = [names.index(best[domain]) for domain in sheet.domains], range(len(sheet.domains))
+    theirs = timing.num_tokens[picked], timing.seconds[picked]
+    return {"methods": best, **ratio(*timing.of(DEFAULT), *theirs).as_json()}
 
 
 def interval(ratio: Mapping[str, Any]) -> str:

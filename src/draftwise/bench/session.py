@@ -11,7 +11,7 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,17 +92,17 @@ class OurContestant:
 
     def _make(self) -> Speculator:
         base, spec = self._base, self._spec
-        wanted = [d for d in base.drafters if spec.drafter in {None, d.name}]
-        if not spec.setting.lengths:
-            wanted = []
         # models and datastores are shared; a memory of past answers is each contestant's own
-        own = [d.forgetful() if isinstance(d, SuffixDrafter) else d for d in wanted]
+        own = [
+            d.forgetful() if isinstance(d, SuffixDrafter) else d
+            for d in base.drafters
+            if spec.setting.lengths and spec.drafter in {None, d.name}
+        ]
         return Speculator(base.target, base.tokenizer, own, spec.setting)
 
 
-def counts(replies: Sequence[TimedReply]) -> dict[str, Any]:
+def counts(rounds: Sequence[Round]) -> dict[str, Any]:
     """The fields of a run that only draftwise knows."""
-    rounds = [r for reply in replies for r in reply.rounds]
     if not rounds:
         return {}
     phases: Counter[str] = Counter()
@@ -117,35 +117,34 @@ def counts(replies: Sequence[TimedReply]) -> dict[str, Any]:
     }
 
 
-def course(replies: Sequence[TimedReply], plans: Sequence[Plan]) -> dict[str, Any]:
+def course(rounds: Sequence[Round], plans: Sequence[Plan]) -> dict[str, Any]:
     """What a policy chose and estimated in each round, and the source of each token.
 
     Plans are grouped into arms: by stop rule, drafter or length, whatever they differ in first.
     values [R][arms]: the best estimate of each arm's plans; played [R]: the arm of each round.
     """
-    arm_of = _arms(plans)
-    names = list(dict.fromkeys(arm_of.values()))
-    rounds = [round_ for reply in replies for round_ in reply.rounds]
-    members = {name: [i for i, plan in enumerate(plans) if arm_of[plan] == name] for name in names}
+    arms = _arms(plans)
+    names = list(dict.fromkeys(arms))
+    members = [[i for i, arm in enumerate(arms) if arm == name] for name in names]
     return {
         "arms": names,
-        "played": [names.index(arm_of[plans[round_.plan_index]]) for round_ in rounds],
+        "played": [names.index(arms[round_.plan_index]) for round_ in rounds],
         "values": [
-            [float(max(round_.estimates[i] for i in members[name])) for name in names]
-            for round_ in rounds
+            [float(round_.estimates[plans_of].max()) for plans_of in members] for round_ in rounds
         ],
         "plans": [str(round_.plan) for round_ in rounds],
         "sources": [source for round_ in rounds for source in round_.sources],
     }
 
 
-def _arms(plans: Sequence[Plan]) -> Mapping[Plan, str]:
+def _arms(plans: Sequence[Plan]) -> list[str]:
+    """The arm of each plan."""
     real = [plan for plan in plans if plan.drafter != NONE]
     if len({plan.rule for plan in real}) > 1:
-        return {plan: plan.rule if plan in real else NONE for plan in plans}
+        return [NONE if plan.drafter == NONE else plan.rule for plan in plans]
     if len({plan.drafter for plan in real}) > 1:
-        return {plan: plan.drafter for plan in plans}
-    return {plan: str(plan) for plan in plans}
+        return [plan.drafter for plan in plans]
+    return [str(plan) for plan in plans]
 
 
 class PeerContestant:
@@ -271,11 +270,10 @@ def make_contestants(
     for method in methods:
         try:
             spec = parse_method(method, drafters)
-            made.append(
-                OurContestant(spec, base, asked)
-                if isinstance(spec, Ours)
-                else PeerContestant(spec, base, asked)
-            )
+            if isinstance(spec, Ours):
+                made.append(OurContestant(spec, base, asked))
+            else:
+                made.append(PeerContestant(spec, base, asked))
         except DraftwiseError as error:
             if method in wanted:
                 raise
@@ -332,9 +330,10 @@ class Contest:
         for _ in item.turns:
             prompt = self._encoder.prompt(item, [reply.tokens for reply in replies])
             replies.append(contestant.answer(prompt, self._seed + repeat))
-        more = counts(replies)
+        rounds = [round_ for reply in replies for round_ in reply.rounds]
+        more = counts(rounds)
         if repeat == 0 and index in self._with_course and isinstance(contestant, OurContestant):
-            more["course"] = course(replies, contestant.plans)
+            more["course"] = course(rounds, contestant.plans)
         return Run(
             method=contestant.name,
             repeat=repeat,
@@ -391,11 +390,11 @@ def measure(
     contestants, _ = make_contestants(methods, base, asked, methods)
     done, total = store.load(len(methods)), wanted.repeats * len(items) * len(methods)
     contest = Contest(contestants, items, encoder, store, wanted.seed)
-    tick = _counter(report, "measuring", total, len(done))
+    measured = None
     try:
+        tick = _counter(report, "measuring", total, len(done))
         contest.run(wanted.repeats, done, goes_on, tick)
     finally:
-        measured = None
         if runs := store.load(len(methods)):
             summary = _sum_up(wanted, suite, runs, base, settings, now, encoder.num_cut)
             path = store.folder / RESULTS

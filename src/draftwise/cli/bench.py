@@ -19,7 +19,7 @@ from draftwise.cli.failures import INTERRUPTED, Output, graceful, note, quiet, r
 from draftwise.cli.load import alone_in, check, load
 from draftwise.cli.show import Bars, broken, make_table, yes_or_no
 from draftwise.install import lab_hint
-from draftwise.presets import PRESETS
+from draftwise.registry import PRESETS
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from draftwise.cli.load import check as check_wanted
 from draftwise.cli.load import check_chat, load
 from draftwise.cli.prompts import Given, as_chat, read_batch
 from draftwise.cli.show import bars, make_table
-from draftwise.presets import Preset
+from draftwise.registry import Preset
 
 if TYPE_CHECKING:
     from draftwise.engine import LosslessnessReport

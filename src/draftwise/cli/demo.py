@@ -344,7 +344,7 @@ def demo(
 
 def plain_like(fast: Speculator) -> Speculator:
     """Plain decoding in the same engine, with the same target in memory."""
-    from draftwise.presets import preset
+    from draftwise.registry import preset
     from draftwise.speculator import Speculator
 
     return Speculator(fast.target, fast.tokenizer, [], preset("plain"))

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwise import presets, registry, zoo
+from draftwise import registry, zoo
 from draftwise.checks import known
 from draftwise.cli.failures import NOT_WRITTEN, note, say, waiting
 from draftwise.cli.options import DTYPES, Hardware, Settings
@@ -53,7 +53,7 @@ def check(wanted: Settings) -> None:
         _check_state(wanted.state)
 
 
-def _check_policy(setting: presets.Preset) -> None:
+def _check_policy(setting: registry.Preset) -> None:
     """Refuse a policy that fails for one drafter and for many, as their number is still unknown."""
     refusals = []
     for num in (1, 8):

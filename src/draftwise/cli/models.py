@@ -21,7 +21,7 @@ from draftwise.cli.failures import Output, quiet, refused_values
 from draftwise.cli.load import check as check_wanted
 from draftwise.cli.load import load
 from draftwise.cli.show import make_table
-from draftwise.presets import PRESETS
+from draftwise.registry import PRESETS
 from draftwise.specs import signature
 from draftwise.types import DraftwiseError
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from draftwise import presets, registry
+from draftwise import registry
 from draftwise.checks import Option, comma_separated, option
 from draftwise.cli.failures import VOICE, refusals, refused_values
 from draftwise.engine.options import RequestParams
@@ -188,7 +188,7 @@ class Settings(Hardware):
         False, "Compile the models with torch.compile: minutes to start, faster steps.", "--compile"
     )
     preset: str = _learning(
-        "draftwise", f"{', '.join(presets.PRESETS)}.", metavar="NAME", known=presets.PRESETS
+        "draftwise", f"{', '.join(registry.PRESETS)}.", metavar="NAME", known=registry.PRESETS
     )
     policy: str | None = _learning(
         None,
@@ -234,11 +234,11 @@ class Settings(Hardware):
     )  # fmt: skip
 
     @property
-    def learning(self) -> presets.Preset:
+    def learning(self) -> registry.Preset:
         """The preset with the given fields replaced; raises DraftwiseError."""
         names = "policy", "reward", "feedback", "lengths", "rules", "trees"
         given = {name: getattr(self, name) for name in names}
-        return presets.adjusted(presets.preset(self.preset), **given)
+        return registry.adjusted(registry.preset(self.preset), **given)
 
     def for_python(self) -> dict[str, Any]:
         """The arguments of ``Speculator.from_pretrained``."""

@@ -12,8 +12,8 @@ from draftwise.lazy import exports
 from draftwise.types import Decision, Evidence, Feedback
 
 if TYPE_CHECKING:
-    from draftwise.feedback.panoramic import Panoramic as Panoramic
-    from draftwise.feedback.values import drafted_by as drafted_by
+    from draftwise.feedback.builders import Panoramic as Panoramic
+    from draftwise.feedback.builders import drafted_by as drafted_by
 
 __getattr__, __dir__ = exports(__name__)
 DueFeedback = list[tuple[Decision, Feedback]]

@@ -186,8 +186,7 @@ def _of_row(processors: Any, row: int, num_rows: int) -> list[Any]:
 def _sampling(config: Any, processors: Sequence[Any], padding: Sequence[int]) -> SamplingParams:
     """One row's sampling: in the engine's own terms where it has them, else by the processors."""
     temperature = 1.0 if config.do_sample else 0.0
-    native = _native(processors, temperature, len(padding))
-    if native is not None:
+    if (native := _native(processors, temperature, len(padding))) is not None:
         return native
 
     def process(prefix: Sequence[int], logits: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """WHICH plan: numpy only, no torch, no clock, no I/O.
 
-The papers' algorithms, a family a file: ``ucb``, ``exp3``, ``hedge``, ``thompson``, ``explore``.
+The papers' algorithms, a family a file: ``ucb``, ``weights``, ``thompson``, ``explore``.
 ``goodput`` is the default policy, ``wrappers`` change when or by how many requests a policy is
 taught, ``baselines`` learn nothing while they run, ``base`` and ``state`` are what policies share.
 ``Router`` alone reads a file, once, when it is made.
@@ -17,13 +17,8 @@ if TYPE_CHECKING:
     # isort: off
     from draftwise.policies.base import Tally, draw, instant_regrets
     from draftwise.policies.baselines import DraftAll, FixedPlan, Random, Router, naive_bayes_scores
-    from draftwise.policies.exp3 import EXP3, EXP3Spec
     from draftwise.policies.explore import (
         PETC, SequentialHalving, better_half, exploration_budget, pulls_per_plan,
-    )
-    from draftwise.policies.hedge import (
-        AdaNormalHedge, Hedge, NormalHedge, adanormalhedge_probabilities, normalhedge_precision,
-        normalhedge_probabilities,
     )
     from draftwise.policies.state import dump, load
     from draftwise.policies.thompson import (
@@ -33,6 +28,10 @@ if TYPE_CHECKING:
     from draftwise.policies.ucb import (
         UCB1, DiscountedUCB, SlidingUCB, UCBSpec, UCBTuned, ucb1_indices, ucb_tuned_indices,
         ucbspec_radii,
+    )
+    from draftwise.policies.weights import (
+        EXP3, AdaNormalHedge, EXP3Spec, Hedge, NormalHedge, adanormalhedge_probabilities,
+        normalhedge_precision, normalhedge_probabilities,
     )
     from draftwise.policies.wrappers import OnePlan, evidence_from_json, evidence_to_json
 

@@ -83,9 +83,6 @@ class DraftAll(Greedy):
         return 0  # represents all plans
 
 
-_TEXTS, _LABELS = ("text", "prompt"), ("plan", "drafter")
-
-
 def read_examples(
     path: str, num_plans: int, plans: Sequence[Plan] | None
 ) -> tuple[list[str], list[int]]:
@@ -118,38 +115,31 @@ def read_example(line: str, num_plans: int, plans: Sequence[Plan] | None) -> tup
     """One line's text and plan; ValueError if it is invalid."""
     fields = strict_json(line)
     if not isinstance(fields, dict) or len(fields) != 2:
-        raise ValueError(f"it must be an object of {_names(_TEXTS)} and {_names(_LABELS)} alone")
-    text = fields[_only(fields, _TEXTS)]
+        raise ValueError('it must be an object of "text" or "prompt" and "plan" or "drafter" alone')
+    text = fields[_one_of(fields, "text", "prompt")]
     if not isinstance(text, str):
         raise ValueError(f"its text is {text!r}, which is not a string")
-    key = _only(fields, _LABELS)
-    if key == "drafter":
-        return text, _first_plan(fields[key], plans)
-    plan = fields[key]
-    if type(plan) is not int or not 0 <= plan < num_plans:
-        raise ValueError(f"plan {plan!r} is not one of the {num_plans} plans 0..{num_plans - 1}")
-    return text, plan
-
-
-def _first_plan(drafter: Any, plans: Sequence[Plan] | None) -> int:
+    if _one_of(fields, "plan", "drafter") == "plan":
+        plan = fields["plan"]
+        if type(plan) is not int or not 0 <= plan < num_plans:
+            raise ValueError(
+                f"plan {plan!r} is not one of the {num_plans} plans 0..{num_plans - 1}"
+            )
+        return text, plan
     if plans is None:
         raise ValueError('drafters have no names here: write "plan", a number')
-    names = [plan.drafter for plan in plans]
+    drafter, names = fields["drafter"], [plan.drafter for plan in plans]
     if drafter not in names:
         known = ", ".join(dict.fromkeys(names))
         raise ValueError(f"unknown drafter {drafter!r}; the drafters are: {known}")
-    return names.index(drafter)
+    return text, names.index(drafter)
 
 
-def _only(fields: Mapping[str, Any], names: Sequence[str]) -> str:
-    found = [name for name in names if name in fields]
-    if len(found) != 1:
-        raise ValueError(f"it must have {_names(names)}; it has {', '.join(fields)}")
-    return found[0]
-
-
-def _names(names: Sequence[str]) -> str:
-    return " or ".join(f'"{name}"' for name in names)
+def _one_of(fields: Mapping[str, Any], first: str, second: str) -> str:
+    """The one of two keys that is there; ValueError for none or both."""
+    if (first in fields) == (second in fields):
+        raise ValueError(f'it must have "{first}" or "{second}"; it has {", ".join(fields)}')
+    return first if first in fields else second
 
 
 _MOST_CELLS = 16_384

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from draftwise.checks import MANY, optional, scale, whole
-from draftwise.policies.base import Greedy, Tally, check_feedback
+from draftwise.policies.base import Greedy, Tally
 from draftwise.policies.state import in_range
 from draftwise.types import Bools, Decision, Feedback, Floats
 
@@ -61,9 +61,8 @@ class SequentialHalving(Greedy):
         return decision
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        values, seen = check_feedback(decision, feedback, self._num_plans)
-        self._tally.add(values, seen)
-        self._phase.add(values, seen)
+        super().learn(decision, feedback)
+        self._phase.add(feedback.values, feedback.seen)
         num_alive = int(self._alive.sum())
         share = self._period  # how often each survivor is to be seen in this phase
         if self._budget is not None:

@@ -8,7 +8,7 @@ from abc import abstractmethod
 import numpy as np
 
 from draftwise.checks import scale, share, whole
-from draftwise.policies.base import Greedy, Tally, check_feedback, one_hot
+from draftwise.policies.base import Greedy, check_feedback, one_hot
 from draftwise.policies.state import Kept, in_range
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
@@ -17,15 +17,15 @@ class UpperBounds(Greedy):
     """Plays the plan with the largest index (ties go to the first); untried plans come first."""
 
     @abstractmethod
-    def indices(self, tally: Tally) -> Floats:
+    def indices(self) -> Floats:
         """[K] upper confidence bound of each plan, once all of them have observations."""
 
     def _best(self) -> int:
         untried = self._tally.unseen()
-        return int(self.indices(self._tally).argmax()) if untried is None else untried
+        return int(self.indices().argmax()) if untried is None else untried
 
 
-def ucb1_indices(means: Floats, counts: Floats, num_rounds: float, beta: float) -> Floats:
+def ucb1_indices(means: Floats, counts: Floats | Ints, num_rounds: float, beta: float) -> Floats:
     """[K] ``mean + beta * sqrt(2 ln t / n)``; counts [K] are above 0."""
     bonus: Floats = beta * np.sqrt(2.0 * math.log(num_rounds) / counts)
     return means + bonus
@@ -47,7 +47,8 @@ class UCB1(UpperBounds):
         super().__init__(num_plans)
         self._beta = scale("beta", beta)
 
-    def indices(self, tally: Tally) -> Floats:
+    def indices(self) -> Floats:
+        tally = self._tally
         return ucb1_indices(tally.means(), tally.counts, tally.num_rounds, self._beta)
 
 
@@ -66,8 +67,8 @@ class UCBTuned(UpperBounds):
     Differs: as ``UCB1``.
     """
 
-    def indices(self, tally: Tally) -> Floats:
-        means = tally.means()
+    def indices(self) -> Floats:
+        tally, means = self._tally, self._tally.means()
         variances = np.maximum(tally.squares / tally.counts - means * means, 0.0)
         return ucb_tuned_indices(means, variances, tally.counts, tally.num_rounds)
 
@@ -98,14 +99,15 @@ class UCBSpec(UpperBounds):
         super().__init__(num_plans)
         self._delta = share("delta", delta)
 
-    def indices(self, tally: Tally) -> Floats:
+    def indices(self) -> Floats:
+        tally = self._tally
         return tally.means() + ucbspec_radii(tally.counts, tally.num_rounds, self._delta)
 
 
 _LEAST = 1e-9  # values seen; a plan unseen for ages must not divide by an underflown 0
 
 
-class DiscountedUCB(Greedy):
+class DiscountedUCB(UpperBounds):
     """Play the plan with the highest upper bound on its discounted mean.
 
     Source: MetaSD, Algorithm 6 (Kocsis and Szepesvari 2006).
@@ -148,13 +150,10 @@ class DiscountedUCB(Greedy):
         average: Floats = self._sums / np.maximum(self._counts, _LEAST)
         return average
 
-    def _best(self) -> int:
-        untried = self._tally.unseen()
-        if untried is not None:
-            return untried
+    def indices(self) -> Floats:
         counts = np.maximum(self._counts, _LEAST)
         total = max(float(counts.sum()), 1.0)  # ln of less would be below 0
-        return int(ucb1_indices(self.estimates(), counts, total, self._beta).argmax())
+        return ucb1_indices(self.estimates(), counts, total, self._beta)
 
 
 _LONGEST = 10_000
@@ -212,8 +211,5 @@ class SlidingUCB(Kept):
     def _best(self) -> int:
         counts = self._seen.sum(axis=0)
         if counts.min() == 0:
-            last = np.iinfo(np.int64).max
-            return int(np.where(counts > 0, last, self._chosen).argmin())
-        means = self._values.sum(axis=0) / counts
-        indices = ucb1_indices(means, counts.astype(np.float64), self._num_rounds, self._beta)
-        return int(indices.argmax())
+            return int(np.where(counts > 0, np.inf, self._chosen).argmin())
+        return int(ucb1_indices(self.estimates(), counts, self._num_rounds, self._beta).argmax())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -19,12 +19,6 @@ Observation = tuple[Decision, Feedback]
 Built = TypeVar("Built")
 
 
-def freeze(decision: Decision, feedback: Feedback) -> Observation:
-    """The pair with copies of its arrays, so that the caller may reuse them."""
-    values, seen = np.array(feedback.values, dtype=np.float64), np.array(feedback.seen)
-    return decision, Feedback(values, seen, feedback.evidence, feedback.more)
-
-
 _ARRAYS = {
     **dict.fromkeys(("alphas", "ratios", "drafted_alphas", "target_s", "batch_s"), np.float64),
     "matches": np.int64,
@@ -34,8 +28,8 @@ _ARRAYS = {
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
     """All fields as plain JSON; a confidence that is NaN becomes None."""
-    fields: dict[str, Any] = as_json(dataclasses.asdict(evidence))
-    known = [None if math.isnan(own) else own for own in fields["confidences"]]
+    known = [None if math.isnan(own) else own for own in evidence.confidences]
+    fields: dict[str, Any] = as_json(asdict(evidence))
     return fields | {"confidences": known}
 
 
@@ -70,6 +64,11 @@ class Waiting(list[Observation]):
         super().__init__()
         self._num_plans = num_plans
 
+    def add(self, decision: Decision, feedback: Feedback) -> None:
+        """Check feedback and keep it, with copies of its arrays: the caller may reuse them."""
+        values, seen = check_feedback(decision, feedback, self._num_plans)
+        self.append((decision, replace(feedback, values=values.copy(), seen=seen.copy())))
+
     def state(self) -> list[Any]:
         """Plain JSON; values that were not seen are written as 0."""
         return [
@@ -99,7 +98,8 @@ class Waiting(list[Observation]):
         return decision, feedback
 
 
-MakeBase = Callable[[str, np.random.Generator], Policy]
+MakeBase = Callable[..., Policy]
+"""``registry.make_policy`` for the same plans and request: takes a spec and a ``seed``."""
 
 
 _MOST_WAITING = 10_000
@@ -111,14 +111,13 @@ class Wrapper(Kept):
 
     KEPT: ClassVar[Fields] = ("base",)
 
-    def __init__(self, num_plans: int, base: Policy) -> None:
-        self._num_plans, self._base = num_plans, base
+    def __init__(self, base: Policy) -> None:
+        self._base = base
 
     def choose(self) -> Decision:
         return self._base.choose()
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        check_feedback(decision, feedback, self._num_plans)
         self._base.learn(decision, feedback)
 
     def probabilities(self) -> Floats:
@@ -139,9 +138,9 @@ class OnePlan(Wrapper):
     """
 
     def __init__(
-        self, num_plans: int, rng: np.random.Generator, make_base: MakeBase, base: str = "ucbspec"
+        self, rng: np.random.Generator, make_base: MakeBase, base: str = "ucbspec"
     ) -> None:
-        super().__init__(num_plans, make_base(base, rng))
+        super().__init__(make_base(base, seed=rng))
         self._made: Decision | None = None
 
     def choose(self) -> Decision:
@@ -173,12 +172,11 @@ class Delayed(Wrapper):
         base: str = "normalhedge", rounds: int = 0,
     ) -> None:  # fmt: skip
         self._rounds = whole("rounds", rounds, 0, _MOST_WAITING)
-        super().__init__(num_plans, make_base(base, rng))
+        super().__init__(make_base(base, seed=rng))
         self._queue = Waiting(num_plans)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        check_feedback(decision, feedback, self._num_plans)
-        self._queue.append(freeze(decision, feedback))
+        self._queue.add(decision, feedback)
         while len(self._queue) > self._rounds:
             self._base.learn(*self._queue.pop(0))
 
@@ -207,7 +205,8 @@ class Batched(Wrapper):
     ) -> None:  # fmt: skip
         self._warmup, self._skip = whole("warmup", warmup, 0, MANY), whole("skip", skip, 1, MANY)
         self._batch = whole("batch", batch, 1, _MOST_WAITING)
-        super().__init__(num_plans, make_base(base, rng))
+        super().__init__(make_base(base, seed=rng))
+        self._num_plans = num_plans
         self._num_chosen, self._num_told, self._last_batch = 0, 0, self._warmup
         self._kept = Waiting(num_plans)
 
@@ -222,7 +221,7 @@ class Batched(Wrapper):
             self._base.learn(decision, feedback)
             return
         if (self._num_told - self._warmup - 1) % self._skip == 0:
-            self._kept.append(freeze(decision, feedback))
+            self._kept.add(decision, feedback)
         if self._num_chosen - self._last_batch >= self._batch:
             for told in self._kept:
                 self._base.learn(*told)
@@ -244,11 +243,9 @@ class Copies:
     """
 
     def __init__(
-        self, num_plans: int, rng: np.random.Generator, make_base: MakeBase,
-        base: str = "normalhedge",
-    ) -> None:  # fmt: skip
-        self._num_plans, self._rng = num_plans, rng
-        self._make_base, self._spec = make_base, base
+        self, rng: np.random.Generator, make_base: MakeBase, base: str = "normalhedge"
+    ) -> None:
+        self._rng, self._make_base, self._spec = rng, make_base, base
         self._num_chosen = 0
         self._maker: dict[int, int] = {}
         self._copies = [self._new()]
@@ -267,7 +264,6 @@ class Copies:
         return Decision(made.plan, made.prob, self._num_chosen)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        check_feedback(decision, feedback, self._num_plans)
         self._copies[self._maker.get(decision.round, 0)].learn(decision, feedback)
         if not feedback.more:
             self._maker.pop(decision.round, None)
@@ -277,8 +273,7 @@ class Copies:
         index = self._idle()
         if index < len(self._copies):
             return self._copies[index].probabilities()
-        fresh = self._make_base(self._spec, np.random.default_rng(0))
-        return fresh.probabilities()
+        return self._make_base(self._spec).probabilities()
 
     def estimates(self) -> Floats:
         """[K] mean of the copies' estimates."""
@@ -299,7 +294,7 @@ class Copies:
         saved, making = state["copies"], state["maker"]
         if not isinstance(saved, list) or not saved:
             raise ValueError("its copies are no list: the file is damaged")
-        copies = [self._make_base(self._spec, np.random.default_rng(0)) for _ in saved]
+        copies = [self._make_base(self._spec) for _ in saved]
         for each, own in zip(copies, saved, strict=True):
             each.load_state(own)
         try:
@@ -316,4 +311,4 @@ class Copies:
         return next(index for index in range(len(busy) + 1) if index not in busy)
 
     def _new(self) -> Policy:
-        return self._make_base(self._spec, np.random.default_rng(self._rng.integers(2**63)))
+        return self._make_base(self._spec, seed=int(self._rng.integers(2**63)))

@@ -20,7 +20,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from draftwise import registry
 from draftwise.chat import Prompt, check_size, encode, render
-from draftwise.presets import preset
+from draftwise.registry import preset
 from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
 from draftwise.serve.schemas import (
     BaseRequest,

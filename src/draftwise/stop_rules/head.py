@@ -60,19 +60,15 @@ def _sigmoid(x: Any) -> Any:
 def read_head(folder: Path) -> HeadWeights:
     """The head in ``folder``, cached while its file is unchanged; DraftwiseError without one."""
     weights = folder / "model.safetensors"
-    if not weights.exists():
-        raise DraftwiseError(_missing(folder))
-    found = weights.stat()
-    return _load(folder, found.st_mtime_ns, found.st_size)
-
-
-def _missing(folder: Path) -> str:
+    if weights.exists():
+        found = weights.stat()
+        return _load(folder, found.st_mtime_ns, found.st_size)
     if (folder / "pytorch_model.bin").exists():
-        return (
+        raise DraftwiseError(
             f"{folder} holds its head as pytorch_model.bin: rewrite it once with `python -c 'from "
             f'draftwise.train.head import load, save; save(load("{folder}"), "{folder}")\'`'
         )
-    return (
+    raise DraftwiseError(
         f"there is no acceptance head in {folder}: make one with `draftwise train head --out "
         f"{folder} ...`, or name another folder as head:PATH"
     )
@@ -157,18 +153,12 @@ class Head:
         """The size of the hidden states that it reads."""
         return self._weights.hidden_size
 
-    @property
-    def survival(self) -> float:
-        """The predicted probability that every token so far is accepted."""
-        return self._survival
-
     def should_continue(self, step: DraftStep) -> bool:
         if step.depth == 0:
             self._survival = 1.0
             return True
         hidden = step.hidden_before if self._lag else step.hidden
-        is_first_of_lag = self._lag and step.depth == 1
-        if hidden is not None and not is_first_of_lag:
+        if hidden is not None and not (self._lag and step.depth == 1):
             self._survival *= self._weights.acceptance(hidden)
         return 1.0 - self._survival <= self._threshold
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from draftwise.bench import Asked, Known, Question
 from draftwise.drafters import LMDrafter
-from draftwise.presets import MAX_LENGTH, Preset
+from draftwise.registry import MAX_LENGTH, Preset
 from draftwise.speculator import Speculator
 from draftwise.types import Floats, Plan
 from draftwise_lab.sim.play import fixed_path, make_plans, totals

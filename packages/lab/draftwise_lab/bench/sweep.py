@@ -14,7 +14,7 @@ from rich.table import Table
 from draftwise.drafters.lm import LMDrafter
 from draftwise.engine.records import Round
 from draftwise.nn.model import CausalModel
-from draftwise.presets import Preset
+from draftwise.registry import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, Floats
 from draftwise_lab.plotting import panels

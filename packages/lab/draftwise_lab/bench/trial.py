@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from draftwise.drafters import EagleDrafter, LMDrafter
-from draftwise.presets import Preset
+from draftwise.registry import Preset
 from draftwise.speculator import Speculator
 from draftwise_lab.bench.advice import Source
 from draftwise_lab.bench.scout import LENGTHS

@@ -53,7 +53,7 @@ class SglangSettings:
 
     @property
     def candidates(self) -> list[int]:
-        return sorted({steps for tier in self.tiers.values() for steps in tier})
+        return sorted(set().union(*self.tiers.values()))
 
     def for_batch(self, batch_size: int) -> list[int]:
         """The candidates for a batch size; as in SGLang, the first tier covers smaller ones."""
@@ -133,7 +133,7 @@ class StepsPolicy:
         self.settings = settings
         self.costs, self.guard = StepCosts(), Guard(CREDIT, SHARE)
         self._table = new_tables(max(1, *settings.candidates)).model[0, 0]
-        self._known = new_slots(0, 1)
+        self._known = new_slots(16, 1)
         self.counts: Counter[int] = Counter()
         self.drafted = self.accepted = 0
         self._clock, self._agree, self._file = clock, agree, state
@@ -142,7 +142,7 @@ class StepsPolicy:
         self._graphs: list[int] | None = None
         self._longest: dict[int, int] = {}
         self._slots: dict[Any, int] = {}
-        self._free: list[int] = []
+        self._free = list(range(16))
         self._seated: Sequence[Any] = ()
         self._rows: Ints = np.zeros(0, np.int64)
         self._flights: deque[_Flight] = deque()
@@ -233,19 +233,15 @@ class StepsPolicy:
         if names == self._seated:
             return self._rows
         slots = self._slots
-        if len(slots) != len(names) or any(name not in slots for name in names):
-            present = set(names)
-            for name in [name for name in slots if name not in present]:
-                self._free.append(slots.pop(name))
-            missing = [name for name in names if name not in slots]
-            if len(missing) > len(self._free):
+        for name in slots.keys() - names:
+            self._free.append(slots.pop(name))
+        for name in [name for name in names if name not in slots]:
+            if not self._free:
                 old = len(self._known.factors)
-                num = max(16, 2 * old, old + len(missing))
-                self._known = new_slots(num, 1, self._known)
-                self._free += range(num - 1, old - 1, -1)
-            for name in missing:
-                slots[name] = self._free.pop()
-                self._known.factors[slots[name]] = 0.0
+                self._free += range(old, 2 * old)
+                self._known = new_slots(2 * old, 1, self._known)
+            slots[name] = self._free.pop()
+            self._known.factors[slots[name]] = 0.0
         self._seated = names
         self._rows = np.fromiter((slots[name] for name in names), np.int64, len(names))
         return self._rows
@@ -324,8 +320,7 @@ class StepsPolicy:
                 raise ValueError("the acceptance has no observations")
             longest = {int(doubling): int(steps) for doubling, steps in found["longest"]}
             self.costs.load_state(found["costs"])
-            self._longest = longest
-            self._table = model
+            self._longest, self._table = longest, model
         except (ValueError, KeyError, TypeError) as error:
             logger.warning("the stored state cannot be used (%s): starting without it", error)
         else:

@@ -1,17 +1,20 @@
-"""Rewards of tokens: accepted ones, and those expected by acceptance probabilities.
+"""Rewards: the value of an outcome, in [0, 1].
 
-The estimators take any exact number type as well as floats, so that tests can enumerate with
-fractions.
+A reward is any callable from ``Outcome`` to a float. ``nan`` means that the value is unknown (too
+few alphas, no clock, a plan that did not play); feedback then counts the plan as not seen. A reward
+needs the alphas of as many positions as the plan is long, for which panoramic feedback waits,
+unless its attribute ``looks_ahead`` is false: then those of the round. The estimators of expected
+tokens take any exact number type as well as floats, so that tests can enumerate with fractions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import nan
 from typing import ClassVar
 
-from draftwise.checks import probability, string
-from draftwise.rewards import NAN
+from draftwise.checks import probability, share, string
 from draftwise.types import Outcome
 
 
@@ -34,7 +37,7 @@ def tokens_by_products(alphas: Sequence[float], length: int) -> float:
     for alpha in alphas[:length]:
         survival = survival * alpha
         tokens = tokens + survival
-    return tokens if len(alphas) >= length or survival == 0 else NAN
+    return tokens if len(alphas) >= length or survival == 0 else nan
 
 
 def tokens_by_ratios(alphas: Sequence[float], ratios: Sequence[float], length: int) -> float:
@@ -54,7 +57,7 @@ def tokens_by_ratios(alphas: Sequence[float], ratios: Sequence[float], length: i
     for alpha, ratio in zip(alphas[:length], ratios, strict=False):
         tokens = tokens + survival * alpha
         survival = survival * ratio
-    return tokens if len(alphas) >= length or survival == 0 else NAN
+    return tokens if len(alphas) >= length or survival == 0 else nan
 
 
 def tokens_by_verdict(alphas: Sequence[float], num_drafted: int, num_accepted: int) -> float:
@@ -104,7 +107,7 @@ class Blend:
     def __call__(self, outcome: Outcome) -> float:
         num_drafted: float | None = outcome.num_drafted
         if num_drafted is None:
-            num_drafted = outcome.plan.length if outcome.plan.rule == "fixed" else NAN
+            num_drafted = outcome.plan.length if outcome.plan.rule == "fixed" else nan
         accepted = _accepted(outcome)
         rate = accepted / num_drafted if num_drafted != 0 else 0.0
         return self._alpha * accepted / max(outcome.max_length, 1) + (1.0 - self._alpha) * rate
@@ -127,7 +130,7 @@ class Divergence:
     def __call__(self, outcome: Outcome) -> float:
         num = outcome.plan.length if outcome.num_drafted is None else outcome.num_drafted
         alphas = outcome.drafted_alphas.tolist()[:num]
-        return math.fsum(alphas) / max(outcome.max_length, 1) if len(alphas) == num else NAN
+        return math.fsum(alphas) / max(outcome.max_length, 1) if len(alphas) == num else nan
 
 
 class Acceptance:
@@ -142,7 +145,7 @@ class Acceptance:
 
     def __call__(self, outcome: Outcome) -> float:
         alphas = outcome.alphas.tolist()[: outcome.plan.length]
-        return math.fsum(alphas) / len(alphas) if alphas else NAN
+        return math.fsum(alphas) / len(alphas) if alphas else nan
 
 
 class ExpectedLength:
@@ -169,3 +172,56 @@ class ExpectedLength:
         else:
             tokens = tokens_by_products(alphas, length)
         return tokens / (outcome.max_length + 1)
+
+
+class Throughput:
+    """Emitted tokens per second, as a share of a nearly constant bound.
+
+    Source: BanditSpec, section 6.2: the reward is the tokens generated per second.
+    Update: bound = (L + 1) / seconds of the first round, L the longest length: nothing is faster
+        than the longest draft in the shortest time; value = min(1, rate / bound). Only where a rate
+        exceeds it (the first round was slow) the bound doubles, once a round.
+    Differs: the paper does not scale it, but its radius needs values in [0, 1]. A bound that
+        followed the best rate would make values depend on the order of plays; one outlier of the
+        clock at most doubles this one.
+    State: ``bound`` in tokens per second; 0 before the first round.
+    """
+
+    looks_ahead: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.bound = 0.0
+
+    def __call__(self, outcome: Outcome) -> float:
+        if outcome.num_accepted is None or outcome.seconds <= 0.0:
+            return nan
+        rate = (outcome.num_accepted + 1) / outcome.seconds
+        if self.bound == 0.0:
+            self.bound = (outcome.max_length + 1) / outcome.seconds
+        elif rate > self.bound:
+            self.bound *= 2.0
+        return min(1.0, rate / self.bound)
+
+
+class GoodputReward:
+    """Emitted tokens minus the tokens that the current rate would emit in the round's seconds.
+
+    Source: this project's own: tokens - lambda * seconds is above 0 exactly
+        for rounds that raise the rate lambda, so its best plan is the fastest.
+    Update: value = 1/2 + (tokens - lambda * seconds) / (2 (L + 1)), cut to [0, 1]; then tokens and
+        seconds are added to sums, discounted by ``discount`` in (0, 1], whose ratio is lambda.
+    """
+
+    looks_ahead: ClassVar[bool] = False
+
+    def __init__(self, discount: float = 0.97) -> None:
+        self._discount, self.tokens, self.seconds = share("discount", discount), 0.0, 0.0
+
+    def __call__(self, outcome: Outcome) -> float:
+        if outcome.num_accepted is None or outcome.seconds <= 0.0:
+            return nan
+        tokens, seconds = outcome.num_accepted + 1, outcome.seconds
+        gain = tokens - self.tokens / self.seconds * seconds if self.seconds > 0.0 else 0.0
+        self.tokens = self._discount * self.tokens + tokens
+        self.seconds = self._discount * self.seconds + seconds
+        return min(1.0, max(0.0, 0.5 + gain / (2.0 * (outcome.max_length + 1))))

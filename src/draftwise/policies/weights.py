@@ -1,4 +1,4 @@
-"""The Hedge family: weights on losses that are known for every plan."""
+"""Exponential weights: EXP3 on the value of the plan that played, Hedge on those of all plans."""
 
 from __future__ import annotations
 
@@ -8,10 +8,84 @@ from typing import ClassVar
 
 import numpy as np
 
-from draftwise.checks import optional, scale
+from draftwise.checks import optional, scale, share
 from draftwise.policies.base import Drawn, check_feedback, instant_regrets, softmax
 from draftwise.policies.state import Fields, in_range
 from draftwise.types import Decision, Feedback, Floats
+
+
+class PlayedOnly(Drawn):
+    """Learns from the played plan's value alone, whatever else feedback shows.
+
+    A value counts over the probability that travels with its decision, so late feedback stays
+    unbiased. State: running sums float64[K] (unitless) and a ``Tally``.
+    """
+
+    def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
+        super().__init__(num_plans, rng)
+        self._sums: Floats = np.zeros(num_plans)
+
+    @abstractmethod
+    def credit(self, value: float) -> float:
+        """What a plan with this value gains or loses."""
+
+    def learn(self, decision: Decision, feedback: Feedback) -> None:
+        values, seen = check_feedback(decision, feedback, self._num_plans)
+        plan = decision.plan
+        if seen[plan]:
+            self._sums[plan] += self.credit(float(values[plan])) / decision.prob
+            self._tally.add(values, np.arange(self._num_plans) == plan)
+
+    def _mean_sums(self) -> Floats:
+        average: Floats = self._sums / max(self._tally.num_rounds, 1)
+        return average
+
+
+class EXP3(PlayedOnly):
+    """Draw plans by exponential weights, and uniformly with probability ``gamma`` in (0, 1].
+
+    Source: MetaSD, Algorithm 7 (Auer et al. 2002); gamma 0.4 is its appendix F.4.
+    Update: w[played] *= exp(gamma * value / (K prob)); p = (1 - gamma) w / sum w + gamma / K.
+    Differs: log w = gamma / K * gains is stored, since w overflows within a long request.
+    """
+
+    KEPT: ClassVar[Fields] = {"gains": "_sums", "tally": "_tally", "rng": "_rng"}
+
+    def __init__(self, num_plans: int, rng: np.random.Generator, gamma: float = 0.4) -> None:
+        super().__init__(num_plans, rng)
+        self._gamma = share("gamma", gamma)
+
+    def credit(self, value: float) -> float:
+        return value
+
+    def probabilities(self) -> Floats:
+        gamma, num = self._gamma, self._num_plans
+        return (1.0 - gamma) * softmax(gamma / num * self._sums) + gamma / num
+
+    def estimates(self) -> Floats:
+        return np.clip(self._mean_sums(), 0.0, 1.0)
+
+
+class EXP3Spec(PlayedOnly):
+    """Sample plans by exponential weights whose learning rate decreases over rounds.
+
+    Source: BanditSpec (Hou et al.), Algorithm 5 and eq. (6) (full version: Algorithm 9). Update:
+    loss[played] += (1 - value) / prob; p = softmax(-sqrt(log K / (t K)) * loss), with t counting
+    the rounds learned from and the present one. Differs: none: with value = accepted / L, ``1 -
+    value`` is eq. (6)'s (L + 1 - Y) / L.
+    """
+
+    KEPT: ClassVar[Fields] = {"losses": "_sums", "tally": "_tally", "rng": "_rng"}
+
+    def credit(self, value: float) -> float:
+        return 1.0 - value
+
+    def probabilities(self) -> Floats:
+        num, round_ = self._num_plans, self._tally.num_rounds + 1
+        return softmax(-math.sqrt(math.log(num) / (round_ * num)) * self._sums)
+
+    def estimates(self) -> Floats:
+        return np.clip(1.0 - self._mean_sums(), 0.0, 1.0)
 
 
 class Hedging(Drawn):
@@ -26,30 +100,16 @@ class Hedging(Drawn):
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans, rng)
         self._regrets: Floats = np.zeros(num_plans)
-        self._known: Floats | None = None
 
     def take(self, regrets: Floats) -> None:
         """Add each plan's regret [K] in one round: mixture's mean loss - loss; 0 if unseen."""
         self._regrets += regrets
-
-    @abstractmethod
-    def weights(self) -> Floats:
-        """[K] the probabilities that follow from all leads."""
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         values, seen = check_feedback(decision, feedback, self._num_plans)
         if seen.any():
             self.take(instant_regrets(values, seen, self.probabilities()))
             self._tally.add(values, seen)
-            self._known = None
-
-    def probabilities(self) -> Floats:
-        if self._known is None:
-            self._known = self.weights()
-        return self._known.copy()
-
-    def forget_what_follows(self) -> None:
-        self._known = None
 
 
 class Hedge(Hedging):
@@ -70,7 +130,7 @@ class Hedge(Hedging):
         super().__init__(num_plans, rng)
         self._eta = optional(scale, "eta", eta)
 
-    def weights(self) -> Floats:
+    def probabilities(self) -> Floats:
         eta = self._eta
         if eta is None:
             eta = math.sqrt(math.log(self._num_plans) / (self._tally.num_rounds + 1))
@@ -125,7 +185,7 @@ class NormalHedge(Hedging):
 
     KEPT = ("regrets", "tally", "rng")
 
-    def weights(self) -> Floats:
+    def probabilities(self) -> Floats:
         return normalhedge_probabilities(self._regrets)
 
 
@@ -168,5 +228,5 @@ class AdaNormalHedge(Hedging):
         super().take(regrets)
         self._sizes += np.abs(regrets)
 
-    def weights(self) -> Floats:
+    def probabilities(self) -> Floats:
         return adanormalhedge_probabilities(self._regrets, self._sizes)
