@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
+from draftwise.checks import known
 from draftwise.nn.cache import RaggedCache, Span
 from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.heads.files import (
@@ -54,22 +55,18 @@ def one_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
     return dict(kinds.get("sliding_attention", first))
 
 
-class Norm(nn.Module):
-    """Root mean square norm of states in any precision, which may differ from the weight's."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self._eps = nn.Parameter(torch.ones(size)), eps
+class Norm(nn.RMSNorm):
+    """Of states in any precision, which may differ from the weight's."""
 
     def forward(self, states: Tensor) -> Tensor:
         weight = self.weight.to(states.dtype)
-        return nn.functional.rms_norm(states, (len(weight),), weight, self._eps)
+        return nn.functional.rms_norm(states, weight.shape, weight, self.eps)
 
 
 def turned(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply rotary positions, with halves as pairs (the layout of Llama and Qwen)."""
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat((-second, first), dim=-1) * sin
+    found: Tensor = states * cos + rotate_half(states) * sin
+    return found
 
 
 def rotary_table(config: EagleConfig, num: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,20 +142,21 @@ class BorrowingHead(nn.Module):
     draft_ids: [draft_vocab_size] the target's token for each drafted one; None = the same tokens.
     """
 
-    config: EagleConfig
-
-    def _borrow(
-        self, config: EagleConfig, embed: nn.Module | None, lm_head: nn.Module | None
+    def borrow(
+        self, size: int, vocab_size: int, draft_vocab_size: int, embed: Any, lm_head: Any
     ) -> None:
-        is_own = lm_head is None
-        self.lm_head = (
-            nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) if is_own else None
-        )
-        if config.draft_vocab_size != config.vocab_size:
-            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        """Create what is None of ``embed`` and ``lm_head``, and borrow the rest."""
+        self._vocab_size = vocab_size
+        self.embed_tokens = nn.Embedding(vocab_size, size) if embed is None else None
+        self.lm_head = nn.Linear(size, draft_vocab_size, bias=False) if lm_head is None else None
+        if draft_vocab_size != vocab_size:
+            self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.int64))
         # in a tuple, so that torch does not count them as ours
         self.borrowed: tuple[Any, Any] = (embed, lm_head)
-        self._angles = Angles(config)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        found: Tensor = (self.embed_tokens or self.borrowed[0])(tokens)
+        return found
 
     @property
     def draft_ids(self) -> Tensor | None:
@@ -181,7 +179,7 @@ class BorrowingHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., vocab_size], -inf for tokens that it cannot draft."""
-        return spread(self.draft_logits(states), self.draft_ids, self.config.vocab_size)
+        return spread(self.draft_logits(states), self.draft_ids, self._vocab_size)
 
 
 class EagleHead(BorrowingHead):
@@ -203,17 +201,10 @@ class EagleHead(BorrowingHead):
         inputs = len(config.taps) * config.target_hidden_size if is_third else 2 * size
         self.fc = nn.Linear(inputs, size, bias=config.fc_bias)
         self.midlayer = _Layer(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, size) if embed is None else None
         self.norm = Norm(size, config.rms_norm_eps) if is_third else None
-        self._borrow(config, embed, lm_head)
-
-    @property
-    def title(self) -> str:
-        return f"EAGLE-{self.config.generation}"
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self.config.taps
+        self.borrow(size, config.vocab_size, config.draft_vocab_size, embed, lm_head)
+        self._angles = Angles(config)
+        self.title, self.taps = f"EAGLE-{config.generation}", config.taps
 
     @property
     def dtype(self) -> torch.dtype:
@@ -223,15 +214,9 @@ class EagleHead(BorrowingHead):
     def token_bytes(self) -> int:
         return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        found: Tensor = (self.embed_tokens or self.borrowed[0])(tokens)
-        return found
-
     def fuse(self, states: Tensor) -> Tensor:
         """Combine the target's states [..., taps x D] into the input of ``forward``, [..., h]."""
-        if self.config.generation == 3:
-            states = self.fc(states)
-        return states
+        return self.fc(states) if self.config.generation == 3 else states
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, longest: int = 0
@@ -384,14 +369,11 @@ def lent_rows(layer: nn.Module, ids: Tensor) -> nn.Linear:
     """An output layer [V, D] of the tokens [n] only: a copy [n, D] that is not trained."""
     if isinstance(layer, LentHead):  # it has no others
         return layer.rows
-    weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
+    own = {name: weights[ids.to(weights.device)] for name, weights in layer.named_parameters()}
     with torch.device("meta"):
-        lent = nn.Linear(weight.shape[1], len(ids), bias=bias is not None)
-    places = ids.to(weight.device)
-    lent.weight = nn.Parameter(weight[places], requires_grad=False)
-    if bias is not None:
-        lent.bias = nn.Parameter(bias[places], requires_grad=False)
-    return lent
+        lent = nn.Linear(own["weight"].shape[1], len(ids), bias="bias" in own)
+    lent.load_state_dict(own, assign=True)
+    return lent.requires_grad_(False)
 
 
 class LentHead(nn.Module):
@@ -439,7 +421,6 @@ LLAMA = (
 )
 """What a head's configuration shares with a ``LlamaConfig``."""
 REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-_ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -532,13 +513,11 @@ def _config(
 def head_config(settings: Mapping[str, Any], layer: Mapping[str, Any], **own: Any) -> EagleConfig:
     """The config of a head; layer: its Llama part. own: values that one kind reads elsewhere."""
     found = {name: layer[name] for name in LLAMA if layer.get(name)}
-    size, heads, vocab_size = (
-        layer[name] for name in ("hidden_size", "num_attention_heads", "vocab_size")
-    )
+    size, heads = layer["hidden_size"], layer["num_attention_heads"]
     implied = {
         "num_key_value_heads": heads,
         "head_dim": size // heads,
-        "draft_vocab_size": settings.get("draft_vocab_size") or vocab_size,
+        "draft_vocab_size": settings.get("draft_vocab_size") or layer["vocab_size"],
         "target_hidden_size": settings.get("target_hidden_size") or size,
     }
     return EagleConfig(**(implied | found | own))
@@ -575,11 +554,11 @@ def _taps(settings: Mapping[str, Any], target: CausalModel) -> tuple[int, ...]:
 
 def rope_of(layer: Mapping[str, Any], target: CausalModel) -> dict[str, Any]:
     """The head's own rotary settings in the form of transformers 5, or else the target's."""
-    theirs: dict[str, Any] = layer.get("rope_parameters") or {}
-    if not theirs and any(layer.get(key) for key in _ROPE):
-        theirs = dict(layer.get("rope_scaling") or {})
-        theirs["rope_type"] = theirs.pop("type", None) or theirs.get("rope_type", "default")
-        theirs["rope_theta"] = layer.get("rope_theta") or 10000.0
+    theirs = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
+    if "type" in theirs:
+        theirs["rope_type"] = theirs.pop("type")
+    if layer.get("rope_theta"):
+        theirs.setdefault("rope_theta", layer["rope_theta"])
     if not theirs:
         config = target.module.config.get_text_config()
         theirs = getattr(config, "rope_parameters", None) or {}
@@ -630,15 +609,34 @@ def save_head(
     None = as they are. verifier: the target's name, for vLLM. Raises DraftwiseError for an unknown
     layout.
     """
-    if layout not in LAYOUTS:
-        raise DraftwiseError(f"unknown layout {layout!r}; the layouts are: {', '.join(LAYOUTS)}")
+    known("layout", layout, LAYOUTS)
     config = head.config
     layer, fc = _PREFIXES[layout, config.generation]
-    weights: dict[str, Tensor] = {}
-    for name, tensor in head.state_dict().items():
-        name = re.sub(r"^fc\.", fc, re.sub(r"^midlayer\.", layer, name))
-        weights[name] = tensor.to(dtype if tensor.is_floating_point() else None)
-    settings = {
+    weights = {
+        re.sub(r"^fc\.", fc, re.sub(r"^midlayer\.", layer, name)): tensor
+        for name, tensor in head.state_dict().items()
+    }
+    settings = _settings(config, layout, verifier)
+    if head.lent_rows is not None and layout == "authors":
+        settings[LENT] = True
+    elif head.lent_rows is not None:
+        weights["lm_head.weight"] = head.lent_rows.get_parameter("weight")
+    copies = {
+        name: tensor.detach().to(dtype if tensor.is_floating_point() else None).clone().contiguous()
+        for name, tensor in weights.items()
+    }
+    if head.draft_ids is not None:
+        copies["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
+        copies["t2d"][head.draft_ids.cpu()] = True
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(copies, folder / "model.safetensors", metadata={"format": "pt"})
+    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+    (folder / "config.json").write_text(text, "utf-8")
+
+
+def _settings(config: EagleConfig, layout: str, verifier: str) -> dict[str, Any]:
+    """The contents of ``config.json``."""
+    layer = {
         **{name: getattr(config, name) for name in LLAMA},
         "model_type": "llama",
         "num_hidden_layers": 1,
@@ -648,55 +646,28 @@ def save_head(
         "mlp_bias": config.mlp_bias,
         "tie_word_embeddings": False,
     }
-    if layout == "authors":
-        settings |= _authors(config) | ({LENT: True} if head.lent_rows is not None else {})
-    else:
-        settings = _speculators(config, settings, verifier)
-        if head.lent_rows is not None:
-            weights["lm_head.weight"] = head.lent_rows.get_parameter("weight").to(dtype)
-    if head.draft_ids is not None:
-        weights["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
-        weights["t2d"][head.draft_ids.cpu()] = True
-    folder.mkdir(parents=True, exist_ok=True)
-    copies = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
-    save_file(copies, folder / "model.safetensors", metadata={"format": "pt"})
-    text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
-    (folder / "config.json").write_text(text, "utf-8")
-
-
-def _third_settings(config: EagleConfig) -> dict[str, Any]:
-    return {
-        "draft_vocab_size": config.draft_vocab_size,
-        "target_hidden_size": config.target_hidden_size,
-        "norm_before_residual": config.norm_before_residual,
-    }
-
-
-def _authors(config: EagleConfig) -> dict[str, Any]:
-    if config.generation == 1:
-        return {"architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
-    # layers whose output is tapped, not their input: see ``_taps``
-    outputs = [tap - 1 for tap in config.taps]
-    return _third_settings(config) | {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "eagle_config": {_TAPS: outputs},
-    }
-
-
-def _speculators(config: EagleConfig, layer: dict[str, Any], verifier: str) -> dict[str, Any]:
     is_third = config.generation == 3
+    own: dict[str, Any] = {}
+    if is_third:
+        names = ("draft_vocab_size", "target_hidden_size", "norm_before_residual")
+        own = {name: getattr(config, name) for name in names}
+    if layout == "authors" and not is_third:
+        return layer | {"architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
+    if layout == "authors":
+        # layers whose output is tapped, not their input: see ``_taps``
+        own["eagle_config"] = {_TAPS: [tap - 1 for tap in config.taps]}
+        return layer | own | {"architectures": ["LlamaForCausalLMEagle3"]}
     algorithm = "eagle3" if is_third else "eagle"
+    first = {"fusion_bias": config.fc_bias, "layernorms": False}
+    own |= {_TAPS: list(config.taps)} if is_third else first
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": 5,
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
-    own: dict[str, Any] = {"fusion_bias": config.fc_bias, "layernorms": False}
-    if is_third:
-        own = _third_settings(config) | {_TAPS: list(config.taps)}
     return own | {
-        "architectures": ["Eagle3Speculator" if is_third else "EagleSpeculator"],
+        "architectures": [f"{algorithm.capitalize()}Speculator"],
         "speculators_model_type": algorithm,
         "transformer_layer_architecture": "LlamaDecoderLayer",
         "transformer_layer_config": layer,

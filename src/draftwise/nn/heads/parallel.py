@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from draftwise.nn.heads.eagle import (
     REQUIRED,
+    Angles,
     Attend,
     Attention,
     BorrowingHead,
@@ -152,12 +154,10 @@ class DFlashHead(BorrowingHead):
         super().__init__()
         self.config, self.block, size = config, block, config.hidden_size
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, size, bias=False)
-        self.hidden_norm, self.norm = (
-            Norm(size, config.rms_norm_eps),
-            Norm(size, config.rms_norm_eps),
-        )
+        self.hidden_norm, self.norm = (Norm(size, config.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList(_BlockLayer(config) for _ in range(num_layers))
-        self._borrow(config, embed, lm_head)
+        self.borrow(size, config.vocab_size, config.draft_vocab_size, embed, lm_head)
+        self._angles = Angles(config)
 
     def read(self, states: Tensor, positions: Tensor, store: Store, longest: int) -> None:
         """Keys and values of the target's states [R, T, taps x D] at positions [R, T] < longest."""
@@ -174,14 +174,10 @@ class DFlashHead(BorrowingHead):
         slots = torch.arange(self.block.size, device=last.device)
         tokens = torch.full((len(last), self.block.size), self.block.mask, device=last.device)
         tokens[:, 0] = last
-        hidden = self.borrowed[0](tokens)
+        hidden = self.embed(tokens)
         cos, sin = self._angles(positions[:, None] + slots, longest, self.fc.weight)
         for number, layer in enumerate(self.layers):
-
-            def seen(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
-                return attend(number, q, k, v)
-
-            hidden = layer(hidden, cos, sin, seen)
+            hidden = layer(hidden, cos, sin, partial(attend, number))
         normed: Tensor = self.norm(hidden)
         return normed
 
