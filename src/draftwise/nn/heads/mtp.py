@@ -137,19 +137,18 @@ KIND = "MTP head"
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The naming scheme of one family: a pattern with the layer's number, and names after it."""
+    """The naming scheme of one family: a pattern with the layer's number, and names after it.
 
-    family: str
+    shared: how names outside the layer begin; None = there are none.
+    """
+
     pattern: str
     names: Mapping[str, str]
     style: MtpStyle
-    shared: str = ""
-    """Begin of names outside the layer."""
+    shared: str | None = None
 
     def has(self, name: str) -> bool:
-        if self.family == "speculators":  # a folder of the head alone: all must fit
-            return True
-        is_shared = bool(self.shared) and name.startswith(self.shared)
+        is_shared = self.shared is not None and name.startswith(self.shared)
         return is_shared or bool(re.match(self.pattern, name))
 
 
@@ -177,16 +176,14 @@ _EXPERT = re.compile(r"(.*experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight
 
 
 def _layouts(num_layers: int) -> tuple[_Layout, ...]:
+    """Of ``speculators``, MiMo, Qwen3-Next, and DeepSeek-V3 and GLM."""
+    after_the_last = rf"model\.layers\.({num_layers}|{num_layers + 1})\."
     return (
-        _Layout("speculators", r"mtp_layers\.(\d+)\.", _MIMO, MtpStyle()),
-        _Layout("MiMo", r"model\.mtp_layers\.(\d+)\.", _MIMO, MtpStyle(hidden_first=True)),
-        _Layout("Qwen3-Next", r"mtp\.layers\.(\d+)\.", _QWEN, MtpStyle(), "mtp."),
-        _Layout(
-            "DeepSeek-V3 and GLM",
-            rf"model\.layers\.({num_layers}|{num_layers + 1})\.",
-            _DEEPSEEK,
-            MtpStyle(returns_normed=False),
-        ),
+        # a folder of the head alone: all must fit
+        _Layout(r"mtp_layers\.(\d+)\.", _MIMO, MtpStyle(), shared=""),
+        _Layout(r"model\.mtp_layers\.(\d+)\.", _MIMO, MtpStyle(hidden_first=True)),
+        _Layout(r"mtp\.layers\.(\d+)\.", _QWEN, MtpStyle(), shared="mtp."),
+        _Layout(after_the_last, _DEEPSEEK, MtpStyle(returns_normed=False)),
     )
 
 
@@ -217,21 +214,20 @@ def load_mtp_head(source: str | Path, target: CausalModel) -> MtpHead:
 
 def _find(folder: Path, num_layers: int) -> tuple[_Layout, dict[str, Tensor]]:
     """The layout that matches the folder's files, and its tensors."""
-    files = sorted(folder.glob("*.safetensors"))
-    names: set[str] = set()
-    for file in files:
+    places: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt") as opened:
-                names.update(opened.keys())
+                places |= dict.fromkeys(opened.keys(), file)
         except Exception as error:
             raise DraftwiseError(f"{file} cannot be read as weights: {error}") from error
     for layout in _layouts(num_layers):
-        if any(re.match(layout.pattern, name) for name in names):
-            taken = {name for name in names if layout.has(name)}
+        if any(re.match(layout.pattern, name) for name in places):
+            taken = {name for name in places if layout.has(name)}
             found: dict[str, Tensor] = {}
-            for file in files:
+            for file in {places[name] for name in taken}:
                 with safe_open(file, framework="pt") as opened:
-                    found |= {n: opened.get_tensor(n) for n in taken & set(opened.keys())}
+                    found |= {n: opened.get_tensor(n) for n in taken if places[n] == file}
             return layout, found
     raise DraftwiseError(
         f"{folder} has no MTP head: no model.layers.{num_layers}.eh_proj, mtp.fc, "
@@ -247,15 +243,12 @@ def _renamed(weights: Mapping[str, Tensor], layout: _Layout, what: str) -> dict[
     found = {}
     for name, tensor in weights.items():
         match = re.match(layout.pattern, name)
-        rest = name[match.end() :] if match else name.removeprefix(layout.shared)
+        rest = name[match.end() :] if match else name.removeprefix(layout.shared or "")
         begin, _, end = rest.rpartition(".")
-        is_named = begin in layout.names and (match is None) == bool(layout.shared)
-        if is_named:
+        if begin in layout.names:
             found[f"{layout.names[begin]}.{end}"] = tensor
-        elif match:
-            found[f"layer.{rest}"] = tensor
         else:
-            found[rest] = tensor
+            found[f"layer.{rest}" if match else rest] = tensor
     return found
 
 
