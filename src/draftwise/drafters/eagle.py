@@ -17,7 +17,7 @@ from draftwise.drafters.model_session import (
 )
 from draftwise.drafters.protocol import Context
 from draftwise.nn.cache import RaggedCache
-from draftwise.nn.heads.eagle import StateHead, load_head, read
+from draftwise.nn.heads.eagle import BorrowingHead, load_head, read
 from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape
@@ -75,7 +75,7 @@ class EagleDrafter:
     def __init__(
         self,
         name: str,
-        head: StateHead,
+        head: BorrowingHead,
         target: CausalModel,
         max_length: int | None = None,
         tree: TreeShape | None = None,
@@ -129,7 +129,7 @@ class EagleRunner(HiddenStateRunner):
 
     probe_tokens = PROBE_TOKENS  # a class attribute in place of the property
 
-    def __init__(self, head: StateHead) -> None:
+    def __init__(self, head: BorrowingHead) -> None:
         super().__init__()
         self._head = head
         self._last: dict[int, Tensor] = {}

@@ -129,8 +129,9 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> A
     spread = _device_map(device)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    precision = dtype if isinstance(dtype, str) and dtype in PRECISIONS else None
     known = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
-    if dtype != "auto" and not isinstance(known, torch.dtype) and dtype not in PRECISIONS:
+    if dtype != "auto" and not isinstance(known, torch.dtype) and precision is None:
         raise DraftwiseError(
             f"dtype {dtype!r}: write auto, float32, bfloat16, float16, int8 or int4"
         )
@@ -138,7 +139,6 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> A
         raise DraftwiseError(
             f"{source} has no embeddings of its own: it is a drafter, --drafter lm:{source}"
         )
-    precision = dtype if isinstance(dtype, str) and dtype in PRECISIONS else None
     try:
         module = _read(place(source), "float32" if precision else dtype, spread)
         if spread is None:
@@ -217,12 +217,11 @@ IDS = "draft_ids"  # next to the weights: the tokens that can be drafted, where 
 
 def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:
     """Write a causal LM without embeddings and ``lm_head``, with the ids of its ``LentHead``."""
-    own = _own(module)
     config = AutoConfig.for_model(**module.config.to_dict())
     setattr(config, BORROWS, True)
     config.architectures, config.dtype = [type(module).__name__], dtype
     config.save_pretrained(folder)
-    weights = {name: tensor.to(dtype).cpu().contiguous() for name, tensor in own.items()}
+    weights = {n: tensor.to(dtype).cpu().contiguous() for n, tensor in _own(module).items()}
     if isinstance(head := module.get_output_embeddings(), LentHead):
         weights[IDS] = head.ids.cpu()
     save_file(weights, folder / FILE, metadata={"format": "pt"})
@@ -246,9 +245,8 @@ def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
         raise DraftwiseError(f"{what}: {IDS} has tokens beyond the target's {text.vocab_size}")
     module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     module = module.to(target.dtype)
-    wanted = _own(module)
-    refuse_mismatch(what, {name: tuple(own.shape) for name, own in wanted.items()}, weights)
-    module.load_state_dict({n: t.to(target.dtype) for n, t in weights.items()}, strict=False)
+    refuse_mismatch(what, {n: tuple(own.shape) for n, own in _own(module).items()}, weights)
+    module.load_state_dict(weights, strict=False)
     module.set_input_embeddings(nn.Identity())  # so that nothing of the target's is moved
     module.set_output_embeddings(nn.Identity())
     module.to(target.device)

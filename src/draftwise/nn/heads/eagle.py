@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -30,9 +30,6 @@ from draftwise.nn.heads.files import (
 from draftwise.nn.model import CausalModel
 from draftwise.nn.trees import Branches, ragged_slots, stacked_ids, stacked_rows, tree_masks
 from draftwise.types import DraftwiseError
-
-if TYPE_CHECKING:
-    from draftwise.nn.heads.mtp import MtpHead
 
 
 def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
@@ -139,8 +136,12 @@ class BorrowingHead(nn.Module):
     """A head whose embeddings and output layer may be the target's; these are not in its state
     dict.
 
-    draft_ids: [draft_vocab_size] the target's token for each drafted one; None = the same tokens.
+    taps: the target's states that it reads, numbered as by ``CausalModel.tap``. draft_ids:
+    [draft_vocab_size] the target's token for each drafted one; None = the same tokens.
     """
+
+    title: str
+    taps: tuple[int, ...]
 
     def borrow(
         self, size: int, vocab_size: int, draft_vocab_size: int, embed: Any, lm_head: Any
@@ -153,6 +154,19 @@ class BorrowingHead(nn.Module):
             self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.int64))
         # in a tuple, so that torch does not count them as ours
         self.borrowed: tuple[Any, Any] = (embed, lm_head)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Of keys and values."""
+        raise NotImplementedError
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Combine the target's states [..., taps x D] into the input of ``forward``, [..., h]."""
+        return states
 
     def embed(self, tokens: Tensor) -> Tensor:
         found: Tensor = (self.embed_tokens or self.borrowed[0])(tokens)
@@ -207,15 +221,10 @@ class EagleHead(BorrowingHead):
         self.title, self.taps = f"EAGLE-{config.generation}", config.taps
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.fc.weight.dtype
-
-    @property
     def token_bytes(self) -> int:
         return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Combine the target's states [..., taps x D] into the input of ``forward``, [..., h]."""
         return self.fc(states) if self.config.generation == 3 else states
 
     def forward(
@@ -249,9 +258,7 @@ class _Layer(nn.Module):
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
         size, is_third = config.hidden_size, config.generation == 3
-        self.self_attn = Attention(
-            config, 2 * size if is_third else size, o_bias=False, qk_norm=config.qk_norm
-        )
+        self.self_attn = Attention(config, 2 * size if is_third else size, o_bias=False)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = Norm(size, config.rms_norm_eps)
         self.input_layernorm = Norm(size, config.rms_norm_eps) if is_third else None
@@ -278,20 +285,17 @@ class _Layer(nn.Module):
 class Attention(nn.Module):
     """Attention of Llama and Qwen with the caller's cache and masks."""
 
-    def __init__(
-        self, config: EagleConfig, num_inputs: int, *, o_bias: bool, qk_norm: bool
-    ) -> None:
+    def __init__(self, config: EagleConfig, num_inputs: int, *, o_bias: bool) -> None:
         super().__init__()
         self._dim, bias = config.head_dim, config.attention_bias
-        queries, keys = (
-            n * self._dim for n in (config.num_attention_heads, config.num_key_value_heads)
-        )
+        queries = config.num_attention_heads * self._dim
+        keys = config.num_key_value_heads * self._dim
         self.q_proj = nn.Linear(num_inputs, queries, bias=bias)
         self.k_proj = nn.Linear(num_inputs, keys, bias=bias)
         self.v_proj = nn.Linear(num_inputs, keys, bias=bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=o_bias)
-        self.q_norm = Norm(self._dim, config.rms_norm_eps) if qk_norm else None
-        self.k_norm = Norm(self._dim, config.rms_norm_eps) if qk_norm else None
+        self.q_norm = Norm(self._dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = Norm(self._dim, config.rms_norm_eps) if config.qk_norm else None
 
     def keys_and_values(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """[R, G, T, d] each, of inputs [R, T, h]."""
@@ -310,12 +314,8 @@ class Attention(nn.Module):
         return (found if norm is None else norm(found)).transpose(1, 2)
 
 
-StateHead: TypeAlias = "EagleHead | MtpHead"
-"""A head that reads tokens with the target's states, or with those that it made itself."""
-
-
 def read(
-    head: StateHead,
+    head: BorrowingHead,
     cache: RaggedCache,
     rows: Sequence[int],
     tokens: Sequence[Sequence[int] | Tensor],
@@ -354,11 +354,9 @@ def _look(
     counts = [span.count for span in spans]
     width, used = max(counts), max(span.end for span in spans)
     if not any(trees) and all(span.end == used and span.count == width for span in spans):
-        positions = torch.arange(used - width, used, device=device)[None]
-        seen = None
-        if width > 1:
-            seen = torch.arange(used, device=device) <= positions[:, None, :, None]
-        return positions, seen
+        slots_so_far = torch.arange(used, device=device)
+        positions = slots_so_far[None, used - width :]
+        return positions, None if width == 1 else slots_so_far <= positions[:, None, :, None]
     slots = ragged_slots([span.start for span in spans], counts)
     queries, _, seen = tree_masks(trees or [None] * len(spans), slots, used, device)
     return queries, seen[:, None]

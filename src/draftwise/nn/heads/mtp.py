@@ -15,9 +15,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from draftwise.nn.cpu.layout import lay_out
-from draftwise.nn.heads.eagle import Attend, BorrowingHead
-from draftwise.nn.heads.files import find_folder, put_weights, read_settings, refuse_other_target
+from draftwise.nn.heads.eagle import Attend, BorrowingHead, fill
+from draftwise.nn.heads.files import find_folder, read_settings, refuse_other_target
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
@@ -60,10 +59,6 @@ class MtpHead(BorrowingHead):
         self._rotary = (rotary,)  # in a tuple, so that torch does not count it as ours
 
     @property
-    def dtype(self) -> torch.dtype:
-        return self.proj.weight.dtype
-
-    @property
     def token_bytes(self) -> int:
         """Of keys and values, about: attention may keep them in another form."""
         attention = self.layer.self_attn.config
@@ -71,9 +66,6 @@ class MtpHead(BorrowingHead):
         dim = getattr(attention, "head_dim", None)
         dim = dim or attention.hidden_size // attention.num_attention_heads
         return int(2 * heads * dim * self.dtype.itemsize)
-
-    def fuse(self, states: Tensor) -> Tensor:
-        return states
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, longest: int = 0
@@ -207,9 +199,7 @@ def load_mtp_head(source: str | Path, target: CausalModel) -> MtpHead:
     borrows = {part for part, name in named.items() if name not in found}
     with torch.device("meta"):  # the weights come from the file
         head = MtpHead(target, layout.style, borrows)
-    put_weights(head, found, target, what)
-    lay_out(head)
-    return head
+    return fill(head, found, target, what)
 
 
 def _find(folder: Path, num_layers: int) -> tuple[_Layout, dict[str, Tensor]]:

@@ -185,9 +185,7 @@ class DFlashHead(BorrowingHead):
 class _BlockLayer(nn.Module):
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(
-            config, config.hidden_size, o_bias=config.attention_bias, qk_norm=True
-        )
+        self.self_attn = Attention(config, config.hidden_size, o_bias=config.attention_bias)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
@@ -221,6 +219,7 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
         generation=3,
         taps=tuple(settings["aux_hidden_state_layer_ids"]),
         attention_bias="layers.0.self_attn.q_proj.bias" in weights,
+        qk_norm=True,
     )
     refuse_other_target(what, config.target_hidden_size, config.vocab_size, target)
     if config.hidden_size != target.hidden_size:
