@@ -65,7 +65,7 @@ def new_head(
         head_config(
             {"draft_vocab_size": None if draft_ids is None else len(draft_ids)},
             {name: getattr(config, name, None) for name in LLAMA},
-            rope=one_rope(getattr(config, "rope_parameters", None) or {"rope_type": "default"}),
+            rope_parameters=one_rope(getattr(config, "rope_parameters", None) or {}),
             generation=3,
             taps=default_taps(config.num_hidden_layers),
         ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,14 +67,7 @@ def turned(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rotary_table(config: EagleConfig, num: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin [num, d], with the configuration's scaling."""
-    llama = LlamaConfig(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters=dict(config.rope),
-    )
-    rotary = LlamaRotaryEmbedding(llama).to(like.device)
+    rotary = LlamaRotaryEmbedding(config).to(like.device)
     cos, sin = rotary(like, torch.arange(num, device=like.device)[None])
     return cos[0].to(like.dtype), sin[0].to(like.dtype)
 
@@ -100,36 +92,27 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [R, H, T, d], k and v [R, G, T, d] of the T new tokens) -> [R, H, T, d]."""
 
 
-@dataclass(frozen=True, slots=True)
-class EagleConfig:
-    """The shape of a head; of its layer with the names of ``LlamaConfig``.
+class EagleConfig(LlamaConfig):  # type: ignore[misc]
+    """The shape of a head, and of its layer.
 
     generation: 1 (EAGLE-1 and EAGLE-2, which differ only in the tree) or 3. taps: the hidden states
-    it reads, numbered as by ``CausalModel.tap``. rope: ``rope_parameters`` of transformers.
-    draft_vocab_size: tokens that it can draft; fewer than ``vocab_size`` need ``d2t``. qk_norm:
-    Qwen3's norms of queries and keys. norm_before_residual: the residual is the normed hidden
-    state.
+    it reads, numbered as by ``CausalModel.tap``. draft_vocab_size: tokens that it can draft, 0 =
+    all; fewer need ``d2t``. target_hidden_size: 0 = its own. qk_norm: Qwen3's norms of queries and
+    keys. norm_before_residual: the residual is the normed hidden state.
     """
 
-    generation: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    draft_vocab_size: int
-    target_hidden_size: int
-    taps: tuple[int, ...]
-    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6
-    hidden_act: str = "silu"
+    generation: int = 3
+    taps: tuple[int, ...] = ()
+    draft_vocab_size: int = 0
+    target_hidden_size: int = 0
     fc_bias: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
     qk_norm: bool = False
     norm_before_residual: bool = False
+
+    def __post_init__(self, **more: Any) -> None:
+        self.draft_vocab_size = self.draft_vocab_size or self.vocab_size
+        self.target_hidden_size = self.target_hidden_size or self.hidden_size
+        super().__post_init__(**more)
 
 
 class BorrowingHead(nn.Module):
@@ -222,7 +205,7 @@ class EagleHead(BorrowingHead):
 
     @property
     def token_bytes(self) -> int:
-        return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
+        return int(2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize)
 
     def fuse(self, states: Tensor) -> Tensor:
         return self.fc(states) if self.config.generation == 3 else states
@@ -498,7 +481,7 @@ def _config(
         raise DraftwiseError(f"{folder} is an EAGLE head with {what}, which is not served")
     is_third = _is_third(settings, weights)
     return head_config(
-        settings, layer, rope=rope_of(layer, target), generation=3 if is_third else 1,
+        settings, layer, rope_parameters=rope_of(layer, target), generation=3 if is_third else 1,
         taps=_taps(settings, target) if is_third else (target.num_layers,),
         fc_bias="fc.bias" in weights or bool(settings.get("fusion_bias")),
         attention_bias="midlayer.self_attn.q_proj.bias" in weights,
@@ -511,14 +494,8 @@ def _config(
 def head_config(settings: Mapping[str, Any], layer: Mapping[str, Any], **own: Any) -> EagleConfig:
     """The config of a head; layer: its Llama part. own: values that one kind reads elsewhere."""
     found = {name: layer[name] for name in LLAMA if layer.get(name)}
-    size, heads = layer["hidden_size"], layer["num_attention_heads"]
-    implied = {
-        "num_key_value_heads": heads,
-        "head_dim": size // heads,
-        "draft_vocab_size": settings.get("draft_vocab_size") or layer["vocab_size"],
-        "target_hidden_size": settings.get("target_hidden_size") or size,
-    }
-    return EagleConfig(**(implied | found | own))
+    sizes = {name: settings.get(name) or 0 for name in ("draft_vocab_size", "target_hidden_size")}
+    return EagleConfig(**(found | sizes | own))
 
 
 def _is_third(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
@@ -560,7 +537,7 @@ def rope_of(layer: Mapping[str, Any], target: CausalModel) -> dict[str, Any]:
     if not theirs:
         config = target.module.config.get_text_config()
         theirs = getattr(config, "rope_parameters", None) or {}
-    return {"rope_type": "default", "rope_theta": 10000.0} | one_rope(theirs)
+    return one_rope(theirs)
 
 
 Borrowing = TypeVar("Borrowing", bound=BorrowingHead)
@@ -638,8 +615,8 @@ def _settings(config: EagleConfig, layout: str, verifier: str) -> dict[str, Any]
         **{name: getattr(config, name) for name in LLAMA},
         "model_type": "llama",
         "num_hidden_layers": 1,
-        "rope_parameters": config.rope,
-        "rope_theta": config.rope.get("rope_theta", 10000.0),  # where transformers 4 looks
+        "rope_parameters": config.rope_parameters,
+        "rope_theta": config.rope_parameters["rope_theta"],  # where transformers 4 looks
         "attention_bias": config.attention_bias,
         "mlp_bias": config.mlp_bias,
         "tie_word_embeddings": False,

@@ -215,7 +215,7 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
     config = head_config(
         settings,
         layer,
-        rope=rope_of(layer, target),
+        rope_parameters=rope_of(layer, target),
         generation=3,
         taps=tuple(settings["aux_hidden_state_layer_ids"]),
         attention_bias="layers.0.self_attn.q_proj.bias" in weights,
