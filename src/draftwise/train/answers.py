@@ -110,11 +110,8 @@ def answers(
     if `path` cannot be written.
     """
     found = dict(read_kept(path))
-    asks = {
-        index: Ask(prompt, heat)
-        for index, (prompt, heat) in enumerate(zip(prompts, temperatures, strict=True))
-        if index not in found
-    }
+    every = enumerate(zip(prompts, temperatures, strict=True))
+    asks = {index: Ask(*pair) for index, pair in every if index not in found}
     path.parent.mkdir(parents=True, exist_ok=True)
     said = continuations(
         CausalModel(target, "target"), asks, max_new_tokens=max_new_tokens,

@@ -63,7 +63,7 @@ class MedusaHeads(nn.ModuleList):
 
     def logits(self, states: Tensor, num: int) -> Tensor:
         """[num, R, V] of the first heads, from states [R, D] after token s; head i: s + i + 2."""
-        return torch.stack([head(states) for head, _ in zip(self, range(num), strict=False)])
+        return torch.stack([head(states) for head in list(self)[:num]])
 
     @property
     def num_parameters(self) -> int:
