@@ -228,4 +228,4 @@ def test_a_new_head_has_one_rope_of_a_target_that_has_two() -> None:
     kinds = gemma.config.rope_parameters
     assert kinds["sliding_attention"]["rope_theta"] != kinds["full_attention"]["rope_theta"]
     assert new_head(gemma, None, seed=0).config.rope_parameters == kinds["sliding_attention"]
-    assert rope_of({}, CausalModel(gemma, "target")) == kinds["sliding_attention"]
+    assert rope_of({}, gemma.config) == kinds["sliding_attention"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
@@ -21,13 +21,12 @@ from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.cpu.packed import PRECISIONS, pack
 from draftwise.nn.folder import BORROWS, borrows, place, read_object
 from draftwise.nn.heads.eagle import LentHead
-from draftwise.nn.heads.files import refuse_mismatch, refuse_other_target
+from draftwise.nn.heads.files import read_weights, refuse_mismatch, refuse_other_target
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
-_MODULES = ("Linear8bitLt",)  # of bitsandbytes: LLM.int8() quantises activations
-_TENSORS = ("LinearActivationQuantizedTensor",)
-"""Of torchao before 0.14; later ones carry ``act_quant_kwargs``."""
+_ROUNDING = {"Linear8bitLt", "LinearActivationQuantizedTensor"}
+"""LLM.int8() of bitsandbytes; torchao before 0.14: later ones carry ``act_quant_kwargs``."""
 
 
 def rounding_layer(module: Any) -> str | None:
@@ -40,7 +39,7 @@ def rounding_layer(module: Any) -> str | None:
     for name, layer in module.named_modules():
         weight = getattr(layer, "weight", None)
         marks = {type(layer).__name__, type(weight).__name__}
-        if marks & {*_MODULES, *_TENSORS} or getattr(weight, "act_quant_kwargs", None) is not None:
+        if marks & _ROUNDING or getattr(weight, "act_quant_kwargs", None) is not None:
             return name or type(layer).__name__
     return None
 
@@ -236,10 +235,7 @@ def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     text = config.get_text_config()
     refuse_other_target(what, text.hidden_size, text.vocab_size, target)
-    try:
-        weights = load_file(Path(folder) / FILE)
-    except Exception as error:
-        raise DraftwiseError(f"{what}: {FILE} cannot be read as weights: {error}") from error
+    weights = read_weights([Path(folder) / FILE])
     ids = weights.pop(IDS, None)
     if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < text.vocab_size:
         raise DraftwiseError(f"{what}: {IDS} has tokens beyond the target's {text.vocab_size}")

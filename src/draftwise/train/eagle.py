@@ -16,7 +16,6 @@ from draftwise.nn.heads.eagle import (
     default_taps,
     head_config,
     lent_rows,
-    one_rope,
 )
 from draftwise.train.data import Observed, Text, groups, observe
 
@@ -65,7 +64,7 @@ def new_head(
         head_config(
             {"draft_vocab_size": None if draft_ids is None else len(draft_ids)},
             {name: getattr(config, name, None) for name in LLAMA},
-            rope_parameters=one_rope(getattr(config, "rope_parameters", None) or {}),
+            config,
             generation=3,
             taps=default_taps(config.num_hidden_layers),
         ),

@@ -104,10 +104,10 @@ def make_prompts(
     """
     checked = Filter(_template_text(tokenizer), avoid)
     texts = [text for _, (text,) in read_kept(path) if checked.keeps(text)]
-    done = checked.counts.total()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8", buffering=1) as file:
         while len(texts) < num:
+            done = checked.counts.total()
             if done > 200 and len(texts) < 0.05 * done:
                 raise DraftwiseError(f"this model writes no prompts: {checked.share()}")
             share = max(0.2, len(texts) / done) if done else 0.8
@@ -121,7 +121,6 @@ def make_prompts(
                     texts.append(text)
                 if progress is not None:
                     progress(len(texts))
-            done = checked.counts.total()
     return texts, checked.share()
 
 

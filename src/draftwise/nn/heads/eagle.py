@@ -40,17 +40,6 @@ def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
     return full
 
 
-def one_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings for one layer.
-
-    If the model's layer types have their own, those of the windowed layers, since the next token
-    depends on nearby ones.
-    """
-    kinds = {name: own for name, own in settings.items() if isinstance(own, Mapping)}
-    first = next(iter(kinds.values()), settings)
-    return dict(kinds.get("sliding_attention", first))
-
-
 class Norm(nn.RMSNorm):
     """Of states in any precision, which may differ from the weight's."""
 
@@ -481,7 +470,7 @@ def _config(
         raise DraftwiseError(f"{folder} is an EAGLE head with {what}, which is not served")
     is_third = _is_third(settings, weights)
     return head_config(
-        settings, layer, rope_parameters=rope_of(layer, target), generation=3 if is_third else 1,
+        settings, layer, target.module.config, generation=3 if is_third else 1,
         taps=_taps(settings, target) if is_third else (target.num_layers,),
         fc_bias="fc.bias" in weights or bool(settings.get("fusion_bias")),
         attention_bias="midlayer.self_attn.q_proj.bias" in weights,
@@ -491,11 +480,13 @@ def _config(
     )  # fmt: skip
 
 
-def head_config(settings: Mapping[str, Any], layer: Mapping[str, Any], **own: Any) -> EagleConfig:
-    """The config of a head; layer: its Llama part. own: values that one kind reads elsewhere."""
+def head_config(
+    settings: Mapping[str, Any], layer: Mapping[str, Any], config: Any, **own: Any
+) -> EagleConfig:
+    """The config of a head; layer: its Llama part. config: the target's. own: further fields."""
     found = {name: layer[name] for name in LLAMA if layer.get(name)}
     sizes = {name: settings.get(name) or 0 for name in ("draft_vocab_size", "target_hidden_size")}
-    return EagleConfig(**(found | sizes | own))
+    return EagleConfig(**(found | sizes | own), rope_parameters=rope_of(layer, config))
 
 
 def _is_third(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
@@ -527,17 +518,21 @@ def _taps(settings: Mapping[str, Any], target: CausalModel) -> tuple[int, ...]:
     return tuple(sorted(given)) if given else default_taps(target.num_layers)
 
 
-def rope_of(layer: Mapping[str, Any], target: CausalModel) -> dict[str, Any]:
-    """The head's own rotary settings in the form of transformers 5, or else the target's."""
-    theirs = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
-    if "type" in theirs:
-        theirs["rope_type"] = theirs.pop("type")
+def rope_of(layer: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """The head's own rotary settings in the form of transformers 5, or those of its target.
+
+    config: the target's. If its layer types have their own, those of the windowed layers serve,
+    since the next token depends on nearby ones.
+    """
+    found = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
+    if "type" in found:
+        found["rope_type"] = found.pop("type")
     if layer.get("rope_theta"):
-        theirs.setdefault("rope_theta", layer["rope_theta"])
-    if not theirs:
-        config = target.module.config.get_text_config()
-        theirs = getattr(config, "rope_parameters", None) or {}
-    return one_rope(theirs)
+        found.setdefault("rope_theta", layer["rope_theta"])
+    if not found:
+        found = dict(getattr(config.get_text_config(), "rope_parameters", None) or {})
+    kinds = {name: own for name, own in found.items() if isinstance(own, Mapping)}
+    return dict(kinds.get("sliding_attention", next(iter(kinds.values()), found)))
 
 
 Borrowing = TypeVar("Borrowing", bound=BorrowingHead)

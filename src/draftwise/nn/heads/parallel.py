@@ -23,7 +23,6 @@ from draftwise.nn.heads.eagle import (
     fill,
     head_config,
     read_head_weights,
-    rope_of,
 )
 from draftwise.nn.heads.files import (
     find_folder,
@@ -215,7 +214,7 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
     config = head_config(
         settings,
         layer,
-        rope_parameters=rope_of(layer, target),
+        target.module.config,
         generation=3,
         taps=tuple(settings["aux_hidden_state_layer_ids"]),
         attention_bias="layers.0.self_attn.q_proj.bias" in weights,

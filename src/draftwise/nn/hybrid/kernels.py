@@ -28,6 +28,9 @@ Arguments = Mapping[str, Any]
 class Family:
     """One kind of recurrence: how the library's two kernels are called for it.
 
+    The gated delta rule and KDA: [R, T, ...] each, the state [R, H, Dk, Dv]; S' = exp(g) S + k
+    (beta (v - (exp(g) S)^T k))^T with a decay for each head, of KDA for each channel.
+
     chunk, step: their names, for many tokens and for one. tokenwise: the chunk kernel's arguments
     with one entry per token, along the axis ``time``. state: its argument for the initial state;
     empty = it starts from zero, so only the step kernel can go on from a state. final: its argument
@@ -60,18 +63,6 @@ class Family:
 
         seen: is given the state after each token, where that costs only a copy.
         """
-        raise NotImplementedError
-
-
-class Delta(Family):
-    """Gated delta rule and KDA: [R, T, ...] each, the state [R, H, Dk, Dv].
-
-    S' = exp(g) S + k (beta (v - (exp(g) S)^T k))^T: a decay for each head, of KDA for each channel.
-    """
-
-    def run(
-        self, step: Kernel, arguments: Arguments, state: Tensor, seen: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
         output, state = step(**{**arguments, self.state: state, self.final: True})
         return output, state
 
@@ -123,10 +114,10 @@ def _expanded(given: Tensor | None, shape: Sequence[int]) -> Tensor | None:
 
 _STATE, _STATES = ("initial_state", "output_final_state"), ("initial_states", "return_final_states")
 FAMILIES: tuple[Family, ...] = (
-    Delta(
+    Family(
         "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", TOKENWISE, 1, *_STATE
     ),
-    Delta("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", TOKENWISE, 1, *_STATE),
+    Family("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", TOKENWISE, 1, *_STATE),
     Mamba(
         "mamba2_chunk_scan", "mamba2_selective_state_update",
         ("hidden_states", "dt", "B", "C"), 1, *_STATES,
@@ -189,7 +180,7 @@ def states_after(
     """
     family, step = calls[0].family, calls[0].step
     starts = [call.state for call in calls if call.state is not None]
-    if not isinstance(family, Delta) or max(nums) > STEPS or len(starts) < len(calls):
+    if isinstance(family, Mamba) or max(nums) > STEPS or len(starts) < len(calls):
         return None
     if len(calls) * len(rows) == 1 or any(_kind(call) != _kind(calls[0]) for call in calls[1:]):
         return None

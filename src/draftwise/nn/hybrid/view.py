@@ -52,12 +52,9 @@ class KernelRecorder:
 def shadow(
     module: nn.Module, watch: KernelRecorder, seen: dict[int, nn.Module] | None = None
 ) -> nn.Module:
-    """The module, or a view of it if any of its layers calls a supported kernel.
-
-    seen: the views of layers so far, by id: some are shared, as Zamba's.
-    """
+    """The module, or a view of it if any of its layers calls a supported kernel."""
     seen = {} if seen is None else seen
-    if id(module) in seen:
+    if id(module) in seen:  # layers that are shared, as Zamba's
         return seen[id(module)]
     seen[id(module)] = module
     children = {
