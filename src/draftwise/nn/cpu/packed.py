@@ -89,8 +89,9 @@ def pack(module: nn.Module, precision: str) -> None:
         raise DraftwiseError(f"{precision} weights are served on CPUs: leave out --device")
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
-            is_plain = isinstance(layer, nn.Linear) and layer.bias is None
-            if is_plain and layer.in_features % GROUP == 0:
+            if not isinstance(layer, nn.Linear) or layer.bias is not None:
+                continue
+            if layer.in_features % GROUP == 0:
                 packed = PRECISIONS[precision](layer.weight.detach().contiguous())
                 setattr(parent, name, packed)
     for weight in module.parameters():
