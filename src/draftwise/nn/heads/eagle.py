@@ -483,10 +483,16 @@ def _config(
 def head_config(
     settings: Mapping[str, Any], layer: Mapping[str, Any], config: Any, **own: Any
 ) -> EagleConfig:
-    """The config of a head; layer: its Llama part. config: the target's. own: further fields."""
+    """The config of a head; layer: its Llama part. config: the target's. own: further fields.
+
+    Raises DraftwiseError for values of another type.
+    """
     found = {name: layer[name] for name in LLAMA if layer.get(name)}
     sizes = {name: settings.get(name) or 0 for name in ("draft_vocab_size", "target_hidden_size")}
-    return EagleConfig(**(found | sizes | own), rope_parameters=rope_of(layer, config))
+    try:
+        return EagleConfig(**(found | sizes | own), rope_parameters=rope_of(layer, config))
+    except Exception as error:
+        raise DraftwiseError(f"this config.json describes no head: {error}") from error
 
 
 def _is_third(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
