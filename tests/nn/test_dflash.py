@@ -36,7 +36,7 @@ def write(
         "num_key_value_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
-        "rope_parameters": config.rope,
+        "rope_parameters": config.rope_parameters,
     }
     settings = {
         "speculators_model_type": "dflash",

@@ -49,7 +49,7 @@ def llama_config(config: EagleConfig) -> LlamaConfig:
         head_dim=config.head_dim,
         rms_norm_eps=config.rms_norm_eps,
         max_position_embeddings=512,
-        rope_parameters=dict(config.rope),
+        rope_parameters=dict(config.rope_parameters),
     )
     made._attn_implementation = "eager"
     return made
@@ -108,7 +108,7 @@ def read_all(head: EagleHead, texts: Sequence[list[int]], states: Sequence[Tenso
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize("generation", [1, 3])
 def test_a_head_computes_what_the_librarys_layers_do(generation: int, rope: str) -> None:
-    head = eagle_head(target(), generation, rope=ROPES[rope])
+    head = eagle_head(target(), generation, rope_parameters=ROPES[rope])
     for norm in (m for m in head.modules() if type(m).__name__ == "Norm"):
         norm.weight.copy_(torch.rand(norm.weight.shape) + 0.5)
     hidden = torch.randn(1, 10, head.config.hidden_size)

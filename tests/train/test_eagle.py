@@ -220,12 +220,12 @@ def test_a_new_head_fits_its_target() -> None:
     assert head.draft_ids is not None
     assert head.draft_ids.tolist() == list(range(0, 64, 2))
     assert head.embed_tokens is None
-    assert head.config.rope["rope_theta"] == qwen.config.rope_parameters["rope_theta"]
+    assert head.config.rope_parameters["rope_theta"] == qwen.config.rope_parameters["rope_theta"]
 
 
 def test_a_new_head_has_one_rope_of_a_target_that_has_two() -> None:
     gemma = tiny_model("gemma3-mixed")
     kinds = gemma.config.rope_parameters
     assert kinds["sliding_attention"]["rope_theta"] != kinds["full_attention"]["rope_theta"]
-    assert new_head(gemma, None, seed=0).config.rope == kinds["sliding_attention"]
-    assert rope_of({}, CausalModel(gemma, "target")) == kinds["sliding_attention"]
+    assert new_head(gemma, None, seed=0).config.rope_parameters == kinds["sliding_attention"]
+    assert rope_of({}, gemma.config) == kinds["sliding_attention"]

@@ -49,16 +49,14 @@ def _one_thread() -> None:
 
 def judged(temperature: float = 1.0, mixing: float = 0.25, num: int = 24) -> Judgements:
     generator = torch.Generator().manual_seed(0)
-    return judge(
-        TARGET, DRAFTER, TEXTS[:num], generator, temperature=temperature, mixing=mixing
-    )  # fmt: skip
+    return judge(Setting(TARGET, DRAFTER, temperature, mixing), TEXTS[:num], generator)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_labels_and_states_are_those_of_the_drawn_tokens(temperature: float) -> None:
     """Done again by hand for one text: its draws, ratios, overlaps and the state of each draw."""
     generator = torch.Generator().manual_seed(0)
-    found = judge(TARGET, DRAFTER, TEXTS[:1], generator, temperature=temperature, mixing=0.25)
+    found = judge(Setting(TARGET, DRAFTER, temperature, 0.25), TEXTS[:1], generator)
     generator = torch.Generator().manual_seed(0)
     text = torch.tensor([TEXTS[0].tokens])
     with torch.inference_mode():
@@ -84,12 +82,8 @@ def test_labels_and_states_are_those_of_the_drawn_tokens(temperature: float) -> 
 
 def test_both_labels_have_the_same_mean() -> None:
     """E_{Y ~ q} min(1, p(Y)/q(Y)) = sum_v min(p, q): the draws differ, their mean does not."""
-    draws = [
-        judge(
-            TARGET, DRAFTER, TEXTS, torch.Generator().manual_seed(seed), temperature=1.0, mixing=0.0
-        )
-        for seed in range(40)
-    ]
+    setting = Setting(TARGET, DRAFTER, temperature=1.0, mixing=0.0)
+    draws = [judge(setting, TEXTS, torch.Generator().manual_seed(seed)) for seed in range(40)]
     sampled = torch.stack([found.sampled for found in draws]).mean()
     assert float(sampled) == pytest.approx(float(draws[0].analytic.mean()), abs=0.01)
 
@@ -193,11 +187,11 @@ def test_calibration_by_hand(tmp_path: Path) -> None:
 
 def test_chains_are_drafts_and_stand_where_the_models_agree() -> None:
     """Where both are one model every draft stands; states are those of its own tokens."""
-    found = draft_chains(TARGET, TARGET, TEXTS, length=3, num_chains=8)
+    found = draft_chains(Setting(TARGET, TARGET), TEXTS, length=3, num_chains=8)
     assert found.truth.shape == (8, 3)
     assert found.hidden.shape == (8, 3, 32)
     assert torch.allclose(found.truth, torch.ones(8, 3), atol=1e-4)
-    truth = draft_chains(TARGET, DRAFTER, TEXTS, length=3, num_chains=8).truth
+    truth = draft_chains(Setting(TARGET, DRAFTER), TEXTS, length=3, num_chains=8).truth
     assert 0 < truth.min() < truth.max() <= 1
 
 

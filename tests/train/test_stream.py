@@ -147,10 +147,10 @@ def test_prompts_are_sampled_behind_the_bare_prefix_and_kept(tmp_path: Path) -> 
     assert prefix == Letters()("<system>be kind|<user>")["input_ids"]
     assert end == [63]
     path = tmp_path / "own.jsonl"
-    made = make_prompts(model, Letters(), 3, path, longest=200, rows=8)
-    assert len(made.texts) >= 3
-    assert made.share.startswith(f"kept {len(made.texts)} of ")
+    texts, share = make_prompts(model, Letters(), 3, path, longest=200, rows=8)
+    assert len(texts) >= 3
+    assert share.startswith(f"kept {len(texts)} of ")
     kept = [json.loads(line)[1] for line in path.read_text().splitlines()]
-    assert [text for text in kept if text in made.texts] == made.texts
+    assert [text for text in kept if text in texts] == texts
     again = make_prompts(model, Letters(), 3, path, longest=200, rows=8)
-    assert again == made  # only read
+    assert again == (texts, share)  # only read

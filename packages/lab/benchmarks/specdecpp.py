@@ -108,7 +108,7 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
     for name, texts in scene.test_texts().items():
         folder = scene.work / "specdecpp" / "judged" / name.replace(" ", "-")
         some = training.label_all(replace(setting, temperature=1.0, seed=1), texts, folder)
-        chains = training.draft_chains(setting.target, setting.drafter, texts, num_chains=512)
+        chains = training.draft_chains(setting, texts, num_chains=512)
         tests[name] = training.Judged(judged.taught, some, chains)
     for variant in track(variants()):
         folder = folder_of(scene.work, variant)
@@ -215,12 +215,11 @@ def expected(args: argparse.Namespace) -> dict[str, Any]:
     scene = Scene(args)
     target, drafter = scene.target, scene.drafter.model
     costs = measure_costs(target, drafter)
+    setting = training.Setting(target.module, drafter.module)
     folders, found = sorted((scene.work / "specdecpp").glob("*-D*-w*")), {}
     for name, texts in scene.test_texts().items():
         places = Places(
-            training.draft_chains(
-                target.module, drafter.module, texts, length=MAX_LENGTH, num_chains=args.places
-            ),
+            training.draft_chains(setting, texts, length=MAX_LENGTH, num_chains=args.places),
             costs,
         )
         fixed = {f"K={length}": places.fixed(length) for length in LENGTHS}

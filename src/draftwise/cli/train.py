@@ -141,11 +141,11 @@ def own_prompts(
 
     num, avoided = how.num_prompts, runs_of(avoid)
     with keeping(file.parent), Bars() as bars:
-        made = make_prompts(
+        texts, share = make_prompts(
             base.target, base.tokenizer, num, file, longest=longest, rows=how.rows, seed=how.seed,
             avoid=avoided, progress=bars.stage("prompts", num),
         )  # fmt: skip
-    return made.texts[:num], made.share
+    return texts[:num], share
 
 
 def model_spec(text: str) -> str:

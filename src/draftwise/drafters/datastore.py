@@ -169,10 +169,9 @@ class Store:
             )
         self._tokens = np.frombuffer(self._map, f">u{width}", num, _HEADER_BYTES)
         self._suffixes = np.frombuffer(self._map, "<u4", num_suffixes, ends[1])
-        starts: Any = np.frombuffer(self._map, "<u8", self.vocab_size + 1, ends[2])
-        places: Any = self._suffixes
-        self._starts: memoryview[int] = memoryview(starts)
-        self._places: memoryview[int] = memoryview(places)
+        # elements of a memoryview are read faster than those of an array
+        self._starts = np.frombuffer(self._map, "<u8", self.vocab_size + 1, ends[2]).data
+        self._places = self._suffixes.data
 
     def find(self, ending: Sequence[int]) -> tuple[int, int, int]:
         """Length of the longest match (at most 32), its suffixes [first, last); zeros = none."""
@@ -182,9 +181,8 @@ class Store:
         first, last = self._starts[ending[-1]], self._starts[ending[-1] + 1]
         if first == last:
             return 0, 0, 0
-        code, width = "H" if self._width == 2 else "I", self._width
-        text = struct.pack(f">{len(ending)}{code}", *reversed(ending))
-        text_map, places = self._map, self._places
+        width, text_map, places = self._width, self._map, self._places
+        text = struct.pack(f">{len(ending)}{'H' if width == 2 else 'I'}", *reversed(ending))
 
         def context(place: int) -> bytes:
             start = _HEADER_BYTES + width * place

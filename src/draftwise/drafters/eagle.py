@@ -17,7 +17,7 @@ from draftwise.drafters.model_session import (
 )
 from draftwise.drafters.protocol import Context
 from draftwise.nn.cache import RaggedCache
-from draftwise.nn.heads.eagle import StateHead, load_head, read
+from draftwise.nn.heads.eagle import BorrowingHead, load_head, read
 from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape
@@ -75,7 +75,7 @@ class EagleDrafter:
     def __init__(
         self,
         name: str,
-        head: StateHead,
+        head: BorrowingHead,
         target: CausalModel,
         max_length: int | None = None,
         tree: TreeShape | None = None,
@@ -129,7 +129,7 @@ class EagleRunner(HiddenStateRunner):
 
     probe_tokens = PROBE_TOKENS  # a class attribute in place of the property
 
-    def __init__(self, head: StateHead) -> None:
+    def __init__(self, head: BorrowingHead) -> None:
         super().__init__()
         self._head = head
         self._last: dict[int, Tensor] = {}
@@ -141,10 +141,7 @@ class EagleRunner(HiddenStateRunner):
         self._level.pop(row, None)
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
-        """Feed slots with the target's states, long texts in chunks.
-
-        Slots after omitted tokens are dropped again.
-        """
+        """Feed slots with the target's states, long texts in chunks."""
         lengths = self._cache.lengths
         while long := [
             DraftInput(r.context, lengths[r.context.row] + CHUNK + 1)
@@ -152,14 +149,7 @@ class EagleRunner(HiddenStateRunner):
             if r.most is None and r.end - 1 - lengths[r.context.row] > CHUNK
         ]:
             self._read_text(long)
-        partial = {
-            r.context.row: lengths[r.context.row]
-            for r in readings
-            if r.most is not None and r.end - 1 - lengths[r.context.row] > r.most
-        }
         states = self._read_text(readings)
-        for row, length in partial.items():
-            lengths[row] = length
         self._last.update({r.context.row: s[-1:] for r, s in zip(readings, states, strict=True)})
         kept = [s[-r.num :] for r, s in zip(readings, states, strict=True)]
         return self._head.logits(torch.cat(kept)), None
@@ -188,17 +178,24 @@ class EagleRunner(HiddenStateRunner):
             self._cache.lengths[context.row] = min(self._cache.lengths[context.row], base - 1)
 
     def _read_text(self, readings: Sequence[DraftInput]) -> list[Tensor]:
-        spans = [(r.context, self._start(r), r.end - 1) for r in readings]
+        """States of the slots that were fed; those after omitted tokens are dropped again."""
+        rows = [r.context.row for r in readings]
+        lengths = [self._cache.lengths[row] for row in rows]
+        starts = [
+            length if r.most is None else max(length, r.end - 1 - r.most)
+            for r, length in zip(readings, lengths, strict=True)
+        ]
         seen = [
-            features_of(context).get(self._head.taps, start, end) for context, start, end in spans
+            features_of(r.context).get(self._head.taps, start, r.end - 1)
+            for r, start in zip(readings, starts, strict=True)
         ]
         hidden = torch.split(self._head.fuse(torch.cat(seen)), [len(states) for states in seen])
-        tokens = [context.tokens[start + 1 : end + 1] for context, start, end in spans]
-        return read(self._head, self._cache, [c.row for c, _, _ in spans], tokens, hidden)
-
-    def _start(self, reading: DraftInput) -> int:
-        start, end = self._cache.lengths[reading.context.row], reading.end - 1
-        return start if reading.most is None else max(start, end - reading.most)
+        tokens = [r.context.tokens[s + 1 : r.end] for r, s in zip(readings, starts, strict=True)]
+        found = read(self._head, self._cache, rows, tokens, hidden)
+        for row, start, length in zip(rows, starts, lengths, strict=True):
+            if start > length:
+                self._cache.lengths[row] = length
+        return found
 
 
 def features_of(context: Context) -> HiddenStates:

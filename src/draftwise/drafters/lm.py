@@ -170,19 +170,17 @@ class LMRunner(DraftModelRunner):
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
         """Feed the uncached tokens; those after omitted tokens are dropped from the cache again."""
         rows = [reading.context.row for reading in readings]
-        lengths = [self._cache.lengths[row] for row in rows]
         fed = [self._unread(reading) for reading in readings]
+        lengths, partial = self._cache.lengths, {}
         for row, reading, tokens in zip(rows, readings, fed, strict=True):
             if reading.most is not None:  # after a text as long as the positions, over its end
-                room = self._cache.capacity - len(tokens)
-                self._cache.lengths[row] = min(self._cache.lengths[row], room)
-        starts = [self._cache.lengths[row] for row in rows]
+                num_unread = self.num_unread(reading.context, reading.end)
+                lengths[row] = min(lengths[row], self._cache.capacity - len(tokens))
+                if num_unread > len(tokens):
+                    partial[row] = lengths[row]
         logits = self._model.extend(self._cache, rows, fed, keep=max(r.num for r in readings))
-        for row, reading, tokens, length, start in zip(
-            rows, readings, fed, lengths, starts, strict=True
-        ):
-            if reading.most is not None and reading.end - self._skipped[row] > length + len(tokens):
-                self._cache.lengths[row] = start
+        for row, length in partial.items():
+            lengths[row] = length
         found = [logits.last(index, reading.num) for index, reading in enumerate(readings)]
         flat = torch.cat(found) if len(found) > 1 else found[0]
         return self._shared.spread(flat), self._hidden(logits)

@@ -141,16 +141,11 @@ class _Trial:
     """Two random texts, fed in pieces to a cache, and their plain logits."""
 
     def __init__(self, model: CausalModel, lengths: Sequence[int]) -> None:
-        generator = torch.Generator().manual_seed(0)
+        draws = torch.Generator().manual_seed(0)
         self._model = model
-        self._texts = [
-            torch.randint(0, model.vocab_size, (n,), generator=generator).tolist() for n in lengths
-        ]
+        *self._texts, self.wrong = (_random_tokens(model, n, draws) for n in (*lengths, 3))
         self._plain = [_plain_logits(model.module, text) for text in self._texts]
         self.cache = model.new_cache(num_rows=2, capacity=max(lengths) + 8, forgets=True)
-        self.wrong: list[int] = torch.randint(
-            0, model.vocab_size, (3,), generator=generator
-        ).tolist()
         self.errors: list[float] = []
 
     @property
@@ -160,20 +155,19 @@ class _Trial:
     def feed(self, counts: Sequence[int], drafts: Sequence[Sequence[int]]) -> None:
         """Feed ``counts`` tokens of each text and a draft; compare, and take the draft back."""
         rows = [row for row, count in enumerate(counts) if count]
+        starts = [self.cache.lengths[row] for row in rows]
         fed = [
             [*self._texts[row][start : start + counts[row]], *drafts[row]]
-            for row in rows
-            for start in (self.cache.lengths[row],)
+            for row, start in zip(rows, starts, strict=True)
         ]
-        starts = [self.cache.lengths[row] for row in rows]
         logits = self._model.extend(self.cache, rows, fed, keep=max(map(len, fed)))
         for index, (row, start, tokens) in enumerate(zip(rows, starts, fed, strict=True)):
-            end = start + counts[row]
             found = logits.last(index, len(tokens))[: counts[row]]
             if self._model.switch:  # whose table depends on what else is fed
                 whole = [*self._texts[row][:start], *tokens]
                 self._plain[row] = _plain_logits(self._model.module, whole)
-            self.errors.append(_relative_error(found, self._plain[row][start:end]))
+            plain = self._plain[row][start : start + counts[row]]
+            self.errors.append(_relative_error(found, plain))
             self.cache.keep_path(row, start, range(counts[row]))
 
     def read(self, num: int) -> None:
@@ -212,8 +206,7 @@ class _Trial:
 @torch.inference_mode()
 def _grows_trees(model: CausalModel) -> bool:
     """Whether the logits of a tree of five tokens, two branches of three, are right."""
-    generator = torch.Generator().manual_seed(1)
-    text, *fed = torch.randint(0, model.vocab_size, (6,), generator=generator).tolist()
+    text, *fed = _random_tokens(model, 6, torch.Generator().manual_seed(1))
     cache, tree = model.new_cache(num_rows=1, capacity=8), branches([-1, 0, 0, 1, 2], base=1)
     errors = []
     try:
@@ -225,6 +218,11 @@ def _grows_trees(model: CausalModel) -> bool:
     except Exception:
         return False
     return max(errors) <= _TOLERANCE.get(model.dtype, 0.1)
+
+
+def _random_tokens(model: CausalModel, num: int, draws: torch.Generator) -> list[int]:
+    tokens: list[int] = torch.randint(0, model.vocab_size, (num,), generator=draws).tolist()
+    return tokens
 
 
 def _plain_logits(module: Any, text: list[int]) -> Tensor:

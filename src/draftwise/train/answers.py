@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.model import CausalModel
+from draftwise.nn.sampling import SampledSpan, warped
 from draftwise.train.data import Text
+from draftwise.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,9 @@ class Ask:
 
 @dataclass(slots=True)
 class _AnswerRow:
-    """A row of the batch: index and prompt, the new tokens, and a random generator."""
-
     index: int
-    ask: Ask
+    prompt: Sequence[int]
+    span: SampledSpan
     draws: torch.Generator
     answer: list[int] = field(default_factory=list)
 
@@ -56,24 +57,24 @@ def continuations(
         raise ValueError(f"prompts of {longest} tokens leave no room for {max_new_tokens} more")
     waiting = list(asks.items())[::-1]
     rows = min(rows, len(waiting))
-    cache = model.new_cache(rows, longest + max_new_tokens) if rows else None
-    table: list[_AnswerRow | None] = [None] * rows
-    ends = set(eos_token_ids)
-    while cache is not None and (waiting or any(table)):
-        free = [place for place, row in enumerate(table) if row is None]
+    cache = model.new_cache(rows, longest + max_new_tokens)
+    running: dict[int, _AnswerRow] = {}
+    while waiting or running:
+        free = [place for place in range(rows) if place not in running]
         if waiting and 8 * len(free) >= min(rows, 8 * len(waiting)):
             places = free[: len(waiting)]
             for place in places:
                 index, ask = waiting.pop()
                 draws = torch.Generator().manual_seed(seed * 1_000_003 + index)
-                table[place] = _AnswerRow(index, ask, draws)
+                span = SampledSpan(SamplingParams(ask.temperature), 1)
+                running[place] = _AnswerRow(index, ask.prompt, span, draws)
                 cache.lengths[place] = 0
         else:
-            places = [place for place, row in enumerate(table) if row is not None]
-        _step(model, cache, places, [row for place in places if (row := table[place])])
-        for place, row in enumerate(table):
-            if row and (row.answer[-1] in ends or len(row.answer) >= max_new_tokens):
-                table[place] = None
+            places = sorted(running)
+        _step(model, cache, places, [running[place] for place in places])
+        for place, row in sorted(running.items()):
+            if row.answer[-1] in eos_token_ids or len(row.answer) >= max_new_tokens:
+                del running[place]
                 yield row.index, row.answer
 
 
@@ -81,21 +82,12 @@ def _step(
     model: CausalModel, cache: RaggedCache, places: Sequence[int], rows: Sequence[_AnswerRow]
 ) -> None:
     """Feed each row its last token, or first its prompt, and append a sampled token."""
-    fed = [row.answer[-1:] or list(row.ask.prompt) for row in rows]
-    found = model.extend(cache, places, fed, keep=1)
-    logits = torch.cat([found.last(index, 1) for index in range(len(rows))])
-    heat = torch.tensor([row.ask.temperature for row in rows], device=logits.device)
-    tokens = logits.argmax(-1)
-    warm = (heat > 0).nonzero()[:, 0]
-    if len(warm):
-        uniforms = torch.cat([torch.rand(1, generator=rows[i].draws) for i in warm.tolist()])
-        scaled = logits[warm].float() / heat[warm, None]
-        sums = (scaled - scaled.amax(-1, keepdim=True)).exp_().cumsum(-1)
-        marks = uniforms.to(sums.device)[:, None] * sums[:, -1:]
-        tokens[warm] = torch.searchsorted(sums, marks, right=True)[:, 0].clamp(
-            max=sums.shape[1] - 1
-        )
-    for row, token in zip(rows, tokens.tolist(), strict=True):
+    fed = [row.answer[-1:] or list(row.prompt) for row in rows]
+    logits = model.extend(cache, places, fed, keep=1)
+    last = torch.cat([logits.last(index, 1) for index in range(len(rows))])
+    said = warped(last, [row.span for row in rows])
+    uniforms = torch.cat([torch.rand(1, generator=row.draws) for row in rows])
+    for row, token in zip(rows, said.draw(uniforms.to(model.device)).tolist(), strict=True):
         row.answer.append(token)
 
 
@@ -118,11 +110,8 @@ def answers(
     if `path` cannot be written.
     """
     found = dict(read_kept(path))
-    asks = {
-        index: Ask(prompt, heat)
-        for index, (prompt, heat) in enumerate(zip(prompts, temperatures, strict=True))
-        if index not in found
-    }
+    every = enumerate(zip(prompts, temperatures, strict=True))
+    asks = {index: Ask(*pair) for index, pair in every if index not in found}
     path.parent.mkdir(parents=True, exist_ok=True)
     said = continuations(
         CausalModel(target, "target"), asks, max_new_tokens=max_new_tokens,

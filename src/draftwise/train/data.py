@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Text:
-    """A token sequence whose positions from `start` on are trained on."""
+    """A token sequence that is trained on from `start` on; ValueError for one outside it."""
 
     tokens: tuple[int, ...]
     start: int
@@ -55,8 +55,9 @@ def answer_logits(
 
 def answer_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
     """The last hidden states [A, D], normed, at flat `positions` [A] of `tokens` [B, T]."""
-    hidden: Tensor = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-    return hidden.flatten(0, 1)[positions]
+    ids = tokens.to(model.device)
+    hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    return hidden.flatten(0, 1)[positions.to(model.device)]
 
 
 def head_logits(model: PreTrainedModel, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
@@ -156,20 +157,20 @@ def observed_batches(
     them, over the tokens that a head can draft, at a hundredth of a forward.
     """
     table = [
-        (name, number, group)
+        (f"{name}/{number}.pt", [texts[i] for i in group])
         for name, texts in lessons.items()
         for number, group in enumerate(groups(texts, tokens_per_batch))
     ]
     entry = shuffled(table, seed)
 
     def batch(step: int) -> Observed:
-        name, number, group = entry(step)
-        path = None if keep is None else keep / name / f"{number}.pt"
+        name, texts = entry(step)
+        path = None if keep is None else keep / name
         if path is not None and path.exists():
             kept = torch.load(path, map_location=target.device, weights_only=True)
             tokens, positions, states, last, best = kept
             return Observed(tokens, positions, states.float(), last.to(target.dtype), best, target)
-        found = observe(target, [lessons[name][i] for i in group], taps)
+        found = observe(target, texts, taps)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             halves = (halved(found.states, target.dtype), halved(found.last, target.dtype))

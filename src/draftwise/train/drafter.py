@@ -40,9 +40,7 @@ def first_layers(
     if getattr(own, "layer_types", None):
         own.layer_types = own.layer_types[:num_layers]
     drafter: PreTrainedModel = AutoModelForCausalLM.from_config(config).float()
-    kept = drafter.state_dict().keys()
-    weights = {k: v.float().cpu() for k, v in target.state_dict().items() if k in kept}
-    drafter.load_state_dict(weights, strict=False)
+    drafter.load_state_dict(target.state_dict(), strict=False)  # which casts, and skips the rest
     if lends:
         drafter.get_input_embeddings().requires_grad_(False)
         drafter.get_output_embeddings().requires_grad_(False)
@@ -52,11 +50,11 @@ def first_layers(
 def narrow(drafter: PreTrainedModel, texts: Sequence[Text], size: int) -> Tensor | None:
     """Restrict a drafter with a lent ``lm_head`` to the [size] most frequent tokens of the training
     texts; return them, or None if it drafts all."""
-    head = drafter.get_output_embeddings()
     vocab_size = drafter.config.get_text_config().vocab_size
     ids = draft_vocabulary(texts, size, vocab_size)
     if ids is not None:
-        drafter.set_output_embeddings(LentHead(head, ids, vocab_size))
+        head = LentHead(drafter.get_output_embeddings(), ids, vocab_size)
+        drafter.set_output_embeddings(head)
     return ids
 
 
@@ -76,11 +74,8 @@ def distillation_loss(model: nn.Module, batch: Batch) -> Tensor:
     p is normalised over them.
     """
     logits = answer_logits(model, batch.tokens, batch.positions, batch.ids).float()
-    log_q = logits.log_softmax(-1)
-    p = batch.logits.float().softmax(-1)
-    soft = -(p * log_q).sum(-1).mean()
-    rejected = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
-    return soft + rejected
+    soft = nn.functional.cross_entropy(logits, batch.logits.float().softmax(-1))
+    return soft + 1 - acceptance(batch.logits, logits).mean()
 
 
 def sequence_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -153,7 +148,7 @@ def measure_acceptance(
     """
     totals, count = dict.fromkeys(drafters, 0.0), 0
     for group in groups(texts, 4096):
-        tokens, positions = (x.to(target.device) for x in pad([texts[i] for i in group]))
+        tokens, positions = pad([texts[i] for i in group])
         p = sharpness * answer_logits(target, tokens, positions)
         for name, drafter in drafters.items():
             q = sharpness * answer_logits(drafter, tokens, positions)

@@ -16,7 +16,6 @@ from draftwise.nn.heads.eagle import (
     default_taps,
     head_config,
     lent_rows,
-    one_rope,
 )
 from draftwise.train.data import Observed, Text, groups, observe
 
@@ -56,19 +55,21 @@ def new_head(
     and the layer's outputs are small. lends: the target's rows serve as its ``lm_head``, neither
     trained nor stored.
     """
-    config = target.config.get_text_config()
+    config, theirs = target.config.get_text_config(), target.get_output_embeddings()
+    if draft_ids is not None:
+        theirs = lent_rows(theirs, draft_ids)
     size = config.hidden_size
     torch.manual_seed(seed)
     head = EagleHead(
         head_config(
             {"draft_vocab_size": None if draft_ids is None else len(draft_ids)},
             {name: getattr(config, name, None) for name in LLAMA},
-            rope=one_rope(getattr(config, "rope_parameters", None) or {"rope_type": "default"}),
+            config,
             generation=3,
             taps=default_taps(config.num_hidden_layers),
         ),
         embed=target.get_input_embeddings(),
-        lm_head=_lent(target, draft_ids) if lends else None,
+        lm_head=theirs if lends else None,
     )
     if draft_ids is not None:
         head.set_vocabulary(draft_ids)
@@ -79,17 +80,10 @@ def new_head(
         head.fc.weight[:, -size:] += torch.eye(size)
         norm = getattr(target.base_model, "norm", None)
         if norm is not None and head.norm is not None:  # what it makes of ones is its own scale
-            theirs = norm(torch.ones(size, device=target.device)).float()
-            head.norm.weight.copy_(QUIET * theirs)
+            head.norm.weight.copy_(QUIET * norm(torch.ones(size, device=target.device)).float())
         if head.lm_head is not None:
-            theirs = target.get_output_embeddings().weight.float().cpu()
-            head.lm_head.weight.copy_(theirs if draft_ids is None else theirs[draft_ids])
+            head.lm_head.weight.copy_(theirs.weight)
     return head.to(target.device)
-
-
-def _lent(target: PreTrainedModel, draft_ids: Tensor | None) -> nn.Module:
-    theirs: nn.Module = target.get_output_embeddings()
-    return theirs if draft_ids is None else lent_rows(theirs, draft_ids)
 
 
 def unrolled(head: EagleHead, batch: Observed, num_passes: int) -> list[Tensor]:
@@ -155,7 +149,7 @@ def eagle_loss(
     counts = torch.ones(len(p), dtype=torch.bool, device=p.device)
     if ids is not None:
         counts = torch.isin(batch.best, ids)
-    total, weights = p.new_zeros(()), 0.0
+    total = p.new_zeros(())
     for step, states in enumerate(unrolled(head, batch, num_passes)):
         which, rows, slots = _aligned(batch, step)
         good = counts[which]
@@ -166,8 +160,7 @@ def eagle_loss(
             theirs = batch.last[which[good]].float()
             loss = loss + regression * nn.functional.smooth_l1_loss(head.norm(ours), theirs)
         total = total + DECAY**step * loss
-        weights += DECAY**step
-    return total / weights
+    return total / sum(DECAY**step for step in range(num_passes))
 
 
 @torch.no_grad()

@@ -185,23 +185,17 @@ def distributions_of(logits: Tensor, temperature: float) -> Tensor:
     return (logits.float() / temperature).softmax(-1)
 
 
-def _distributions(
-    model: PreTrainedModel, tokens: Tensor, positions: Tensor, temperature: float
-) -> Tensor:
-    """[A, V] on the host, at flat positions [A] of tokens [B, T]."""
-    ids, at = tokens.to(model.device), positions.to(model.device)
-    return distributions_of(answer_logits(model, ids, at), temperature).cpu()
-
-
-def _hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
-    return answer_hidden(model, tokens.to(model.device), positions.to(model.device)).cpu()
+def _distributions(setting: Setting, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """p and q [A, V] on the host, at flat positions [A] of tokens [B, T]."""
+    p, q = (
+        distributions_of(answer_logits(model, tokens, positions), setting.temperature).cpu()
+        for model in (setting.target, setting.drafter)
+    )
+    return p, q
 
 
 @torch.inference_mode()
-def judge(
-    target: PreTrainedModel, drafter: PreTrainedModel, texts: Sequence[Text],
-    generator: torch.Generator, *, temperature: float, mixing: float,
-) -> Judgements:  # fmt: skip
+def judge(setting: Setting, texts: Sequence[Text], generator: torch.Generator) -> Judgements:
     """Sample the drafter's token at every answered position, and mix these samples with the text.
 
     Source: SpecDec++, section 4.4. At each position a token Y is sampled from q, given the target's
@@ -209,19 +203,16 @@ def judge(
     the positions. Only samples are labelled.
     """
     tokens, positions = pad(texts)
-    p, q = (_distributions(model, tokens, positions, temperature) for model in (target, drafter))
+    p, q = _distributions(setting, tokens, positions)
     drawn = torch.multinomial(q, 1, generator=generator)[:, 0]
-    is_drawn = torch.rand(len(drawn), generator=generator) >= mixing
+    is_drawn = torch.rand(len(drawn), generator=generator) >= setting.mixing
     mixed, at = tokens.clone().flatten(), positions + 1
     mixed[at[is_drawn]] = drawn[is_drawn]
-    hidden = _hidden(drafter, mixed.view_as(tokens), at)[is_drawn]
+    hidden = answer_hidden(setting.drafter, mixed.view_as(tokens), at).cpu()[is_drawn]
     rows = torch.arange(len(drawn))
     sampled = (p[rows, drawn] / q[rows, drawn]).clamp(max=1.0)
-    return Judgements(
-        hidden.to(torch.float16),
-        sampled[is_drawn],
-        torch.minimum(p, q).sum(-1).clamp(max=1.0)[is_drawn],
-    )
+    analytic = torch.minimum(p, q).sum(-1).clamp(max=1.0)
+    return Judgements(hidden.half(), sampled[is_drawn], analytic[is_drawn])
 
 
 def label_all(
@@ -238,12 +229,9 @@ def label_all(
             generator = torch.Generator().manual_seed(setting.seed + number)
             chunk = texts[start : start + TEXTS_A_CHUNK]
             parts = [
-                judge(
-                    setting.target, setting.drafter, [chunk[i] for i in group], generator,
-                    temperature=setting.temperature, mixing=setting.mixing,
-                )
+                judge(setting, [chunk[i] for i in group], generator)
                 for group in groups(chunk, size)
-            ]  # fmt: skip
+            ]
             with replacing(path) as unfinished, unfinished.open("wb") as file:
                 np.savez(file, **{k: v.numpy() for k, v in vars(_joined(parts)).items()})
         with np.load(path) as kept:
@@ -271,32 +259,26 @@ class LabelledChains:
 
 @torch.inference_mode()
 def draft_chains(
-    target: PreTrainedModel, drafter: PreTrainedModel, texts: Sequence[Text], *,
-    length: int = 8, num_chains: int = 256, temperature: float = 1.0, seed: int = 0,
-) -> LabelledChains:  # fmt: skip
+    setting: Setting, texts: Sequence[Text], *, length: int = 8, num_chains: int = 256
+) -> LabelledChains:
     """Draft from random positions of the texts, and label each drafted token."""
-    rng = np.random.default_rng(seed)
+    rng, drafter = np.random.default_rng(setting.seed), setting.drafter
     picks = [texts[int(i)] for i in rng.integers(0, len(texts), num_chains)]
     model = CausalModel(drafter, "drafter")
     room = model.max_positions - length
     prefixes = [t.tokens[: min(room, int(rng.integers(t.start, len(t.tokens))))] for t in picks]
-    asks = {i: Ask(prefix, temperature) for i, prefix in enumerate(prefixes)}
-    drafts = dict(
-        continuations(
-            model, asks, max_new_tokens=length, eos_token_ids=(), rows=num_chains, seed=seed
-        )
+    asks = {i: Ask(prefix, setting.temperature) for i, prefix in enumerate(prefixes)}
+    drafts = continuations(
+        model, asks, max_new_tokens=length, eos_token_ids=(), rows=num_chains, seed=setting.seed
     )
-    chains = [Text((*prefix, *drafts[i]), len(prefix)) for i, prefix in enumerate(prefixes)]
+    chains = [Text((*prefixes[i], *drawn), len(prefixes[i])) for i, drawn in sorted(drafts)]
     hidden = torch.zeros(num_chains, length, drafter.config.get_text_config().hidden_size)
     truth = torch.zeros(num_chains, length)
     for group in groups(chains, 4096):
         tokens, at = pad([chains[i] for i in group])
-        drawn = tokens.flatten()[at + 1]
-        p, q = (
-            _distributions(model, tokens, at, temperature)[torch.arange(len(drawn)), drawn]
-            for model in (target, drafter)
-        )
-        states = _hidden(drafter, tokens, at + 1).float()
+        drawn = tokens.flatten()[at + 1][:, None]
+        p, q = (probs.gather(1, drawn)[:, 0] for probs in _distributions(setting, tokens, at))
+        states = answer_hidden(drafter, tokens, at + 1).cpu().float()
         hidden[group] = states.view(len(group), length, -1)
         truth[group] = (p / q.clamp(min=1e-12)).clamp(max=1.0).view(len(group), length)
     return LabelledChains(hidden, truth)
@@ -339,10 +321,7 @@ def judge_texts(
         raise DraftwiseError(f"{len(texts)} answers are too few to learn from: give more prompts")
     first = label_all(setting, taught, folder / "taught", progress)
     after = None if progress is None else lambda done: progress(len(taught) + done)
-    chains = draft_chains(
-        setting.target, setting.drafter, held_out, temperature=setting.temperature,
-        seed=setting.seed,
-    )  # fmt: skip
+    chains = draft_chains(setting, held_out)
     return Judged(first, label_all(setting, held_out, folder / "held-out", after), chains)
 
 

@@ -89,18 +89,13 @@ def user_prefix(tokenizer: Any, system: str = "") -> tuple[list[int], list[int]]
     return list(prefix), list(end)
 
 
-@dataclass(frozen=True)
-class Made:
-    texts: list[str]
-    share: str
-
-
 def make_prompts(
     model: CausalModel, tokenizer: Any, num: int, path: Path, *,
     longest: int = 160, rows: int = 64, seed: int = 0, avoid: Runs = frozenset(),
     progress: Callable[[int], None] | None = None,
-) -> Made:  # fmt: skip
-    """At least ``num`` user turns that the model itself writes and ``Filter`` keeps.
+) -> tuple[list[str], str]:  # fmt: skip
+    """At least ``num`` user turns that the model itself writes and ``Filter`` keeps, and a line
+    that says which share it kept.
 
     Source: Magpie (Xu et al. 2024, arXiv 2406.08464). Differs: system prompts for variety, and
     filters that need no other model. path: keeps every turn, so that a stopped run resumes.
@@ -109,10 +104,10 @@ def make_prompts(
     """
     checked = Filter(_template_text(tokenizer), avoid)
     texts = [text for _, (text,) in read_kept(path) if checked.keeps(text)]
-    done = checked.counts.total()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8", buffering=1) as file:
         while len(texts) < num:
+            done = checked.counts.total()
             if done > 200 and len(texts) < 0.05 * done:
                 raise DraftwiseError(f"this model writes no prompts: {checked.share()}")
             share = max(0.2, len(texts) / done) if done else 0.8
@@ -126,13 +121,11 @@ def make_prompts(
                     texts.append(text)
                 if progress is not None:
                     progress(len(texts))
-            done = checked.counts.total()
-    return Made(texts, checked.share())
+    return texts, checked.share()
 
 
 def _template_text(tokenizer: Any) -> str:
-    prefix, _ = user_prefix(tokenizer)
-    text: str = tokenizer.decode(prefix)
+    text: str = tokenizer.decode(user_prefix(tokenizer)[0])
     return text if sum(c.isalpha() for c in text) > 20 else "the template says too little itself"
 
 

@@ -99,8 +99,6 @@ def lay_out(module: nn.Module) -> int:
         if type(layer) is not nn.Linear or not _is_served(layer.weight):
             continue
         weight = layer.weight
-        if weight.numel() < LEAST_NUMEL:
-            continue
         size = weight.numel() * weight.element_size()
         is_turned = weight.dtype == torch.float32 and layer.out_features >= layer.in_features
         if is_turned and id(weight) not in turned and weight.is_contiguous():
@@ -135,7 +133,7 @@ def _is_served(weight: Tensor) -> bool:
     has_kernels = backends.mkl.is_available() and backends.mkldnn.is_available()
     is_plain = type(weight.data) is Tensor  # and not one of torchao's, which says it is float32
     is_here = weight.device.type == "cpu" and is_plain and not weight.is_inference()
-    if not (is_here and has_kernels and hasattr(os, "sysconf")):
+    if not (is_here and has_kernels and hasattr(os, "sysconf") and weight.numel() >= LEAST_NUMEL):
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

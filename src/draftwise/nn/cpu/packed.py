@@ -89,13 +89,10 @@ def pack(module: nn.Module, precision: str) -> None:
         raise DraftwiseError(f"{precision} weights are served on CPUs: leave out --device")
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
-            if _fits(layer):
-                weight = layer.get_parameter("weight").detach()
-                setattr(parent, name, PRECISIONS[precision](weight.contiguous()))
+            if not isinstance(layer, nn.Linear) or layer.bias is not None:
+                continue
+            if layer.in_features % GROUP == 0:
+                packed = PRECISIONS[precision](layer.weight.detach().contiguous())
+                setattr(parent, name, packed)
     for weight in module.parameters():
         weight.data = weight.data.to(torch.bfloat16)
-
-
-def _fits(layer: nn.Module) -> bool:
-    is_plain = isinstance(layer, nn.Linear) and layer.bias is None
-    return is_plain and layer.get_parameter("weight").shape[1] % GROUP == 0

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
+from draftwise.checks import known
 from draftwise.nn.cache import RaggedCache, Span
 from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.heads.files import (
@@ -30,9 +30,6 @@ from draftwise.nn.model import CausalModel
 from draftwise.nn.trees import Branches, ragged_slots, stacked_ids, stacked_rows, tree_masks
 from draftwise.types import DraftwiseError
 
-if TYPE_CHECKING:
-    from draftwise.nn.heads.mtp import MtpHead
-
 
 def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
     """[..., V] logits from those of the tokens ``ids`` [..., len(ids)]: -inf for the others."""
@@ -43,45 +40,23 @@ def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
     return full
 
 
-def one_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings for one layer.
-
-    If the model's layer types have their own, those of the windowed layers, since the next token
-    depends on nearby ones.
-    """
-    kinds = {name: own for name, own in settings.items() if isinstance(own, Mapping)}
-    first = next(iter(kinds.values()), settings)
-    return dict(kinds.get("sliding_attention", first))
-
-
-class Norm(nn.Module):
-    """Root mean square norm of states in any precision, which may differ from the weight's."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self._eps = nn.Parameter(torch.ones(size)), eps
+class Norm(nn.RMSNorm):
+    """Of states in any precision, which may differ from the weight's."""
 
     def forward(self, states: Tensor) -> Tensor:
         weight = self.weight.to(states.dtype)
-        return nn.functional.rms_norm(states, (len(weight),), weight, self._eps)
+        return nn.functional.rms_norm(states, weight.shape, weight, self.eps)
 
 
 def turned(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply rotary positions, with halves as pairs (the layout of Llama and Qwen)."""
-    first, second = states.chunk(2, dim=-1)
-    return states * cos + torch.cat((-second, first), dim=-1) * sin
+    found: Tensor = states * cos + rotate_half(states) * sin
+    return found
 
 
 def rotary_table(config: EagleConfig, num: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin [num, d], with the configuration's scaling."""
-    llama = LlamaConfig(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters=dict(config.rope),
-    )
-    rotary = LlamaRotaryEmbedding(llama).to(like.device)
+    rotary = LlamaRotaryEmbedding(config).to(like.device)
     cos, sin = rotary(like, torch.arange(num, device=like.device)[None])
     return cos[0].to(like.dtype), sin[0].to(like.dtype)
 
@@ -106,59 +81,68 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [R, H, T, d], k and v [R, G, T, d] of the T new tokens) -> [R, H, T, d]."""
 
 
-@dataclass(frozen=True, slots=True)
-class EagleConfig:
-    """The shape of a head; of its layer with the names of ``LlamaConfig``.
+class EagleConfig(LlamaConfig):  # type: ignore[misc]
+    """The shape of a head, and of its layer.
 
     generation: 1 (EAGLE-1 and EAGLE-2, which differ only in the tree) or 3. taps: the hidden states
-    it reads, numbered as by ``CausalModel.tap``. rope: ``rope_parameters`` of transformers.
-    draft_vocab_size: tokens that it can draft; fewer than ``vocab_size`` need ``d2t``. qk_norm:
-    Qwen3's norms of queries and keys. norm_before_residual: the residual is the normed hidden
-    state.
+    it reads, numbered as by ``CausalModel.tap``. draft_vocab_size: tokens that it can draft, 0 =
+    all; fewer need ``d2t``. target_hidden_size: 0 = its own. qk_norm: Qwen3's norms of queries and
+    keys. norm_before_residual: the residual is the normed hidden state.
     """
 
-    generation: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    draft_vocab_size: int
-    target_hidden_size: int
-    taps: tuple[int, ...]
-    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6
-    hidden_act: str = "silu"
+    generation: int = 3
+    taps: tuple[int, ...] = ()
+    draft_vocab_size: int = 0
+    target_hidden_size: int = 0
     fc_bias: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
     qk_norm: bool = False
     norm_before_residual: bool = False
+
+    def __post_init__(self, **more: Any) -> None:
+        self.draft_vocab_size = self.draft_vocab_size or self.vocab_size
+        self.target_hidden_size = self.target_hidden_size or self.hidden_size
+        super().__post_init__(**more)
 
 
 class BorrowingHead(nn.Module):
     """A head whose embeddings and output layer may be the target's; these are not in its state
     dict.
 
-    draft_ids: [draft_vocab_size] the target's token for each drafted one; None = the same tokens.
+    taps: the target's states that it reads, numbered as by ``CausalModel.tap``. draft_ids:
+    [draft_vocab_size] the target's token for each drafted one; None = the same tokens.
     """
 
-    config: EagleConfig
+    title: str
+    taps: tuple[int, ...]
 
-    def _borrow(
-        self, config: EagleConfig, embed: nn.Module | None, lm_head: nn.Module | None
+    def borrow(
+        self, size: int, vocab_size: int, draft_vocab_size: int, embed: Any, lm_head: Any
     ) -> None:
-        is_own = lm_head is None
-        self.lm_head = (
-            nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) if is_own else None
-        )
-        if config.draft_vocab_size != config.vocab_size:
-            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        """Create what is None of ``embed`` and ``lm_head``, and borrow the rest."""
+        self._vocab_size = vocab_size
+        self.embed_tokens = nn.Embedding(vocab_size, size) if embed is None else None
+        self.lm_head = nn.Linear(size, draft_vocab_size, bias=False) if lm_head is None else None
+        if draft_vocab_size != vocab_size:
+            self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.int64))
         # in a tuple, so that torch does not count them as ours
         self.borrowed: tuple[Any, Any] = (embed, lm_head)
-        self._angles = Angles(config)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Of keys and values."""
+        raise NotImplementedError
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Combine the target's states [..., taps x D] into the input of ``forward``, [..., h]."""
+        return states
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        found: Tensor = (self.embed_tokens or self.borrowed[0])(tokens)
+        return found
 
     @property
     def draft_ids(self) -> Tensor | None:
@@ -181,7 +165,7 @@ class BorrowingHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., vocab_size], -inf for tokens that it cannot draft."""
-        return spread(self.draft_logits(states), self.draft_ids, self.config.vocab_size)
+        return spread(self.draft_logits(states), self.draft_ids, self._vocab_size)
 
 
 class EagleHead(BorrowingHead):
@@ -203,35 +187,17 @@ class EagleHead(BorrowingHead):
         inputs = len(config.taps) * config.target_hidden_size if is_third else 2 * size
         self.fc = nn.Linear(inputs, size, bias=config.fc_bias)
         self.midlayer = _Layer(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, size) if embed is None else None
         self.norm = Norm(size, config.rms_norm_eps) if is_third else None
-        self._borrow(config, embed, lm_head)
-
-    @property
-    def title(self) -> str:
-        return f"EAGLE-{self.config.generation}"
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self.config.taps
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.fc.weight.dtype
+        self.borrow(size, config.vocab_size, config.draft_vocab_size, embed, lm_head)
+        self._angles = Angles(config)
+        self.title, self.taps = f"EAGLE-{config.generation}", config.taps
 
     @property
     def token_bytes(self) -> int:
-        return 2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        found: Tensor = (self.embed_tokens or self.borrowed[0])(tokens)
-        return found
+        return int(2 * self.config.num_key_value_heads * self.config.head_dim * self.dtype.itemsize)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Combine the target's states [..., taps x D] into the input of ``forward``, [..., h]."""
-        if self.config.generation == 3:
-            states = self.fc(states)
-        return states
+        return self.fc(states) if self.config.generation == 3 else states
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, longest: int = 0
@@ -264,9 +230,7 @@ class _Layer(nn.Module):
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
         size, is_third = config.hidden_size, config.generation == 3
-        self.self_attn = Attention(
-            config, 2 * size if is_third else size, o_bias=False, qk_norm=config.qk_norm
-        )
+        self.self_attn = Attention(config, 2 * size if is_third else size, o_bias=False)
         self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = Norm(size, config.rms_norm_eps)
         self.input_layernorm = Norm(size, config.rms_norm_eps) if is_third else None
@@ -293,20 +257,17 @@ class _Layer(nn.Module):
 class Attention(nn.Module):
     """Attention of Llama and Qwen with the caller's cache and masks."""
 
-    def __init__(
-        self, config: EagleConfig, num_inputs: int, *, o_bias: bool, qk_norm: bool
-    ) -> None:
+    def __init__(self, config: EagleConfig, num_inputs: int, *, o_bias: bool) -> None:
         super().__init__()
         self._dim, bias = config.head_dim, config.attention_bias
-        queries, keys = (
-            n * self._dim for n in (config.num_attention_heads, config.num_key_value_heads)
-        )
+        queries = config.num_attention_heads * self._dim
+        keys = config.num_key_value_heads * self._dim
         self.q_proj = nn.Linear(num_inputs, queries, bias=bias)
         self.k_proj = nn.Linear(num_inputs, keys, bias=bias)
         self.v_proj = nn.Linear(num_inputs, keys, bias=bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=o_bias)
-        self.q_norm = Norm(self._dim, config.rms_norm_eps) if qk_norm else None
-        self.k_norm = Norm(self._dim, config.rms_norm_eps) if qk_norm else None
+        self.q_norm = Norm(self._dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = Norm(self._dim, config.rms_norm_eps) if config.qk_norm else None
 
     def keys_and_values(self, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """[R, G, T, d] each, of inputs [R, T, h]."""
@@ -325,12 +286,8 @@ class Attention(nn.Module):
         return (found if norm is None else norm(found)).transpose(1, 2)
 
 
-StateHead: TypeAlias = "EagleHead | MtpHead"
-"""A head that reads tokens with the target's states, or with those that it made itself."""
-
-
 def read(
-    head: StateHead,
+    head: BorrowingHead,
     cache: RaggedCache,
     rows: Sequence[int],
     tokens: Sequence[Sequence[int] | Tensor],
@@ -369,11 +326,9 @@ def _look(
     counts = [span.count for span in spans]
     width, used = max(counts), max(span.end for span in spans)
     if not any(trees) and all(span.end == used and span.count == width for span in spans):
-        positions = torch.arange(used - width, used, device=device)[None]
-        seen = None
-        if width > 1:
-            seen = torch.arange(used, device=device) <= positions[:, None, :, None]
-        return positions, seen
+        slots_so_far = torch.arange(used, device=device)
+        positions = slots_so_far[None, used - width :]
+        return positions, None if width == 1 else slots_so_far <= positions[:, None, :, None]
     slots = ragged_slots([span.start for span in spans], counts)
     queries, _, seen = tree_masks(trees or [None] * len(spans), slots, used, device)
     return queries, seen[:, None]
@@ -384,14 +339,11 @@ def lent_rows(layer: nn.Module, ids: Tensor) -> nn.Linear:
     """An output layer [V, D] of the tokens [n] only: a copy [n, D] that is not trained."""
     if isinstance(layer, LentHead):  # it has no others
         return layer.rows
-    weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
+    own = {name: weights[ids.to(weights.device)] for name, weights in layer.named_parameters()}
     with torch.device("meta"):
-        lent = nn.Linear(weight.shape[1], len(ids), bias=bias is not None)
-    places = ids.to(weight.device)
-    lent.weight = nn.Parameter(weight[places], requires_grad=False)
-    if bias is not None:
-        lent.bias = nn.Parameter(bias[places], requires_grad=False)
-    return lent
+        lent = nn.Linear(own["weight"].shape[1], len(ids), bias="bias" in own)
+    lent.load_state_dict(own, assign=True)
+    return lent.requires_grad_(False)
 
 
 class LentHead(nn.Module):
@@ -439,7 +391,6 @@ LLAMA = (
 )
 """What a head's configuration shares with a ``LlamaConfig``."""
 REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-_ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -519,7 +470,7 @@ def _config(
         raise DraftwiseError(f"{folder} is an EAGLE head with {what}, which is not served")
     is_third = _is_third(settings, weights)
     return head_config(
-        settings, layer, rope=rope_of(layer, target), generation=3 if is_third else 1,
+        settings, layer, target.module.config, generation=3 if is_third else 1,
         taps=_taps(settings, target) if is_third else (target.num_layers,),
         fc_bias="fc.bias" in weights or bool(settings.get("fusion_bias")),
         attention_bias="midlayer.self_attn.q_proj.bias" in weights,
@@ -529,19 +480,19 @@ def _config(
     )  # fmt: skip
 
 
-def head_config(settings: Mapping[str, Any], layer: Mapping[str, Any], **own: Any) -> EagleConfig:
-    """The config of a head; layer: its Llama part. own: values that one kind reads elsewhere."""
+def head_config(
+    settings: Mapping[str, Any], layer: Mapping[str, Any], config: Any, **own: Any
+) -> EagleConfig:
+    """The config of a head; layer: its Llama part. config: the target's. own: further fields.
+
+    Raises DraftwiseError for values of another type.
+    """
     found = {name: layer[name] for name in LLAMA if layer.get(name)}
-    size, heads, vocab_size = (
-        layer[name] for name in ("hidden_size", "num_attention_heads", "vocab_size")
-    )
-    implied = {
-        "num_key_value_heads": heads,
-        "head_dim": size // heads,
-        "draft_vocab_size": settings.get("draft_vocab_size") or vocab_size,
-        "target_hidden_size": settings.get("target_hidden_size") or size,
-    }
-    return EagleConfig(**(implied | found | own))
+    sizes = {name: settings.get(name) or 0 for name in ("draft_vocab_size", "target_hidden_size")}
+    try:
+        return EagleConfig(**(found | sizes | own), rope_parameters=rope_of(layer, config))
+    except Exception as error:
+        raise DraftwiseError(f"this config.json describes no head: {error}") from error
 
 
 def _is_third(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> bool:
@@ -573,17 +524,21 @@ def _taps(settings: Mapping[str, Any], target: CausalModel) -> tuple[int, ...]:
     return tuple(sorted(given)) if given else default_taps(target.num_layers)
 
 
-def rope_of(layer: Mapping[str, Any], target: CausalModel) -> dict[str, Any]:
-    """The head's own rotary settings in the form of transformers 5, or else the target's."""
-    theirs: dict[str, Any] = layer.get("rope_parameters") or {}
-    if not theirs and any(layer.get(key) for key in _ROPE):
-        theirs = dict(layer.get("rope_scaling") or {})
-        theirs["rope_type"] = theirs.pop("type", None) or theirs.get("rope_type", "default")
-        theirs["rope_theta"] = layer.get("rope_theta") or 10000.0
-    if not theirs:
-        config = target.module.config.get_text_config()
-        theirs = getattr(config, "rope_parameters", None) or {}
-    return {"rope_type": "default", "rope_theta": 10000.0} | one_rope(theirs)
+def rope_of(layer: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """The head's own rotary settings in the form of transformers 5, or those of its target.
+
+    config: the target's. If its layer types have their own, those of the windowed layers serve,
+    since the next token depends on nearby ones.
+    """
+    found = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
+    if "type" in found:
+        found["rope_type"] = found.pop("type")
+    if layer.get("rope_theta"):
+        found.setdefault("rope_theta", layer["rope_theta"])
+    if not found:
+        found = dict(getattr(config.get_text_config(), "rope_parameters", None) or {})
+    kinds = {name: own for name, own in found.items() if isinstance(own, Mapping)}
+    return dict(kinds.get("sliding_attention", next(iter(kinds.values()), found)))
 
 
 Borrowing = TypeVar("Borrowing", bound=BorrowingHead)
@@ -630,73 +585,65 @@ def save_head(
     None = as they are. verifier: the target's name, for vLLM. Raises DraftwiseError for an unknown
     layout.
     """
-    if layout not in LAYOUTS:
-        raise DraftwiseError(f"unknown layout {layout!r}; the layouts are: {', '.join(LAYOUTS)}")
+    known("layout", layout, LAYOUTS)
     config = head.config
     layer, fc = _PREFIXES[layout, config.generation]
-    weights: dict[str, Tensor] = {}
-    for name, tensor in head.state_dict().items():
-        name = re.sub(r"^fc\.", fc, re.sub(r"^midlayer\.", layer, name))
-        weights[name] = tensor.to(dtype if tensor.is_floating_point() else None)
-    settings = {
-        **{name: getattr(config, name) for name in LLAMA},
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "rope_parameters": config.rope,
-        "rope_theta": config.rope.get("rope_theta", 10000.0),  # where transformers 4 looks
-        "attention_bias": config.attention_bias,
-        "mlp_bias": config.mlp_bias,
-        "tie_word_embeddings": False,
+    weights = {
+        re.sub(r"^fc\.", fc, re.sub(r"^midlayer\.", layer, name)): tensor
+        for name, tensor in head.state_dict().items()
     }
-    if layout == "authors":
-        settings |= _authors(config) | ({LENT: True} if head.lent_rows is not None else {})
-    else:
-        settings = _speculators(config, settings, verifier)
-        if head.lent_rows is not None:
-            weights["lm_head.weight"] = head.lent_rows.get_parameter("weight").to(dtype)
+    settings = _settings(config, layout, verifier)
+    if head.lent_rows is not None and layout == "authors":
+        settings[LENT] = True
+    elif head.lent_rows is not None:
+        weights["lm_head.weight"] = head.lent_rows.get_parameter("weight")
+    copies = {
+        name: tensor.detach().to(dtype if tensor.is_floating_point() else None).clone().contiguous()
+        for name, tensor in weights.items()
+    }
     if head.draft_ids is not None:
-        weights["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
-        weights["t2d"][head.draft_ids.cpu()] = True
+        copies["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool)
+        copies["t2d"][head.draft_ids.cpu()] = True
     folder.mkdir(parents=True, exist_ok=True)
-    copies = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
     save_file(copies, folder / "model.safetensors", metadata={"format": "pt"})
     text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, "utf-8")
 
 
-def _third_settings(config: EagleConfig) -> dict[str, Any]:
-    return {
-        "draft_vocab_size": config.draft_vocab_size,
-        "target_hidden_size": config.target_hidden_size,
-        "norm_before_residual": config.norm_before_residual,
+def _settings(config: EagleConfig, layout: str, verifier: str) -> dict[str, Any]:
+    """The contents of ``config.json``."""
+    layer = {
+        **{name: getattr(config, name) for name in LLAMA},
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "rope_parameters": config.rope_parameters,
+        "rope_theta": config.rope_parameters["rope_theta"],  # where transformers 4 looks
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "tie_word_embeddings": False,
     }
-
-
-def _authors(config: EagleConfig) -> dict[str, Any]:
-    if config.generation == 1:
-        return {"architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
-    # layers whose output is tapped, not their input: see ``_taps``
-    outputs = [tap - 1 for tap in config.taps]
-    return _third_settings(config) | {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "eagle_config": {_TAPS: outputs},
-    }
-
-
-def _speculators(config: EagleConfig, layer: dict[str, Any], verifier: str) -> dict[str, Any]:
     is_third = config.generation == 3
+    own: dict[str, Any] = {}
+    if is_third:
+        names = ("draft_vocab_size", "target_hidden_size", "norm_before_residual")
+        own = {name: getattr(config, name) for name in names}
+    if layout == "authors" and not is_third:
+        return layer | {"architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
+    if layout == "authors":
+        # layers whose output is tapped, not their input: see ``_taps``
+        own["eagle_config"] = {_TAPS: [tap - 1 for tap in config.taps]}
+        return layer | own | {"architectures": ["LlamaForCausalLMEagle3"]}
     algorithm = "eagle3" if is_third else "eagle"
+    first = {"fusion_bias": config.fc_bias, "layernorms": False}
+    own |= {_TAPS: list(config.taps)} if is_third else first
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": 5,
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
-    own: dict[str, Any] = {"fusion_bias": config.fc_bias, "layernorms": False}
-    if is_third:
-        own = _third_settings(config) | {_TAPS: list(config.taps)}
     return own | {
-        "architectures": ["Eagle3Speculator" if is_third else "EagleSpeculator"],
+        "architectures": [f"{algorithm.capitalize()}Speculator"],
         "speculators_model_type": algorithm,
         "transformer_layer_architecture": "LlamaDecoderLayer",
         "transformer_layer_config": layer,

@@ -15,9 +15,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from draftwise.nn.cpu.layout import lay_out
-from draftwise.nn.heads.eagle import Attend
-from draftwise.nn.heads.files import find_folder, put_weights, read_settings, refuse_other_target
+from draftwise.nn.heads.eagle import Attend, BorrowingHead, fill
+from draftwise.nn.heads.files import find_folder, read_settings, refuse_other_target
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
@@ -33,7 +32,7 @@ class MtpStyle:
     returns_normed: bool = True
 
 
-class MtpHead(nn.Module):
+class MtpHead(BorrowingHead):
     """One decoder layer of the target's kind that reads a token and a hidden state.
 
     Source: DeepSeek-V3 (2024, arXiv 2412.19437), section 2.2; differences of families as in vLLM.
@@ -43,29 +42,21 @@ class MtpHead(nn.Module):
     token.
     """
 
+    title = "MTP"
+
     def __init__(self, target: CausalModel, style: MtpStyle, borrows: set[str]) -> None:
         """borrows: which of ``embed`` and ``lm_head`` are the target's."""
         super().__init__()
         self._style, self.taps = style, (target.num_layers,)
-        module, size = target.module, target.hidden_size
+        module, size, vocab_size = target.module, target.hidden_size, target.vocab_size
         self.proj = nn.Linear(2 * size, size, bias=False)
         self.layer, rotary = _layer_like(target)
         norm, eps = type(module.base_model.norm), module.config.get_text_config().rms_norm_eps
         self.embed_norm, self.hidden_norm, self.norm = (norm(size, eps=eps) for _ in range(3))
-        self.embed = None if "embed" in borrows else nn.Embedding(target.vocab_size, size)
-        self.lm_head = None
-        if "lm_head" not in borrows:
-            self.lm_head = nn.Linear(size, target.vocab_size, bias=False)
-        theirs = module.get_input_embeddings(), module.get_output_embeddings(), rotary
-        self._borrowed = theirs  # in a tuple, so that torch does not count them as ours
-
-    @property
-    def title(self) -> str:
-        return "MTP"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.proj.weight.dtype
+        embed = module.get_input_embeddings() if "embed" in borrows else None
+        lm_head = module.get_output_embeddings() if "lm_head" in borrows else None
+        self.borrow(size, vocab_size, vocab_size, embed, lm_head)
+        self._rotary = (rotary,)  # in a tuple, so that torch does not count it as ours
 
     @property
     def token_bytes(self) -> int:
@@ -76,21 +67,11 @@ class MtpHead(nn.Module):
         dim = dim or attention.hidden_size // attention.num_attention_heads
         return int(2 * heads * dim * self.dtype.itemsize)
 
-    @property
-    def num_parameters(self) -> int:
-        own = sum(p.numel() for name, p in self.named_parameters() if not name.startswith("embed."))
-        lent = self._borrowed[1] if self.lm_head is None else None
-        return own + sum(p.numel() for p in lent.parameters()) if lent is not None else own
-
-    def fuse(self, states: Tensor) -> Tensor:
-        return states
-
     def forward(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, longest: int = 0
     ) -> Tensor:
         """States [R, T, D] of tokens [R, T] with the target's or its own states."""
-        embedded = self.embed_norm((self.embed or self._borrowed[0])(tokens))
-        pair = (embedded, self.hidden_norm(hidden))
+        pair = (self.embed_norm(self.embed(tokens)), self.hidden_norm(hidden))
         mixed = self.proj(torch.cat(pair[::-1] if self._style.hidden_first else pair, dim=-1))
         found = self.layer(
             mixed,
@@ -98,18 +79,15 @@ class MtpHead(nn.Module):
             position_ids=positions,
             past_key_values=None,
             use_cache=False,
-            position_embeddings=self._borrowed[2](mixed, positions),
+            position_embeddings=self._rotary[0](mixed, positions),
             attend=attend,
         )
         found = found[0] if isinstance(found, tuple) else found
         normed: Tensor = self.norm(found) if self._style.returns_normed else found
         return normed
 
-    def logits(self, states: Tensor) -> Tensor:
-        if not self._style.returns_normed:
-            states = self.norm(states)
-        found: Tensor = (self.lm_head or self._borrowed[1])(states)
-        return found
+    def draft_logits(self, states: Tensor) -> Tensor:
+        return super().draft_logits(states if self._style.returns_normed else self.norm(states))
 
 
 def _layer_like(target: CausalModel) -> tuple[Any, Any]:
@@ -151,19 +129,18 @@ KIND = "MTP head"
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The naming scheme of one family: a pattern with the layer's number, and names after it."""
+    """The naming scheme of one family: a pattern with the layer's number, and names after it.
 
-    family: str
+    shared: how names outside the layer begin; None = there are none.
+    """
+
     pattern: str
     names: Mapping[str, str]
     style: MtpStyle
-    shared: str = ""
-    """Begin of names outside the layer."""
+    shared: str | None = None
 
     def has(self, name: str) -> bool:
-        if self.family == "speculators":  # a folder of the head alone: all must fit
-            return True
-        is_shared = bool(self.shared) and name.startswith(self.shared)
+        is_shared = self.shared is not None and name.startswith(self.shared)
         return is_shared or bool(re.match(self.pattern, name))
 
 
@@ -179,7 +156,7 @@ _DEEPSEEK = {
     "eh_proj": "proj",
     "shared_head.norm": "norm",
     "shared_head.head": "lm_head",
-    "embed_tokens": "embed",
+    "embed_tokens": "embed_tokens",
 }
 _QWEN = {
     "pre_fc_norm_embedding": "embed_norm",
@@ -191,16 +168,14 @@ _EXPERT = re.compile(r"(.*experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight
 
 
 def _layouts(num_layers: int) -> tuple[_Layout, ...]:
+    """Of ``speculators``, MiMo, Qwen3-Next, and DeepSeek-V3 and GLM."""
+    after_the_last = rf"model\.layers\.({num_layers}|{num_layers + 1})\."
     return (
-        _Layout("speculators", r"mtp_layers\.(\d+)\.", _MIMO, MtpStyle()),
-        _Layout("MiMo", r"model\.mtp_layers\.(\d+)\.", _MIMO, MtpStyle(hidden_first=True)),
-        _Layout("Qwen3-Next", r"mtp\.layers\.(\d+)\.", _QWEN, MtpStyle(), "mtp."),
-        _Layout(
-            "DeepSeek-V3 and GLM",
-            rf"model\.layers\.({num_layers}|{num_layers + 1})\.",
-            _DEEPSEEK,
-            MtpStyle(returns_normed=False),
-        ),
+        # a folder of the head alone: all must fit
+        _Layout(r"mtp_layers\.(\d+)\.", _MIMO, MtpStyle(), shared=""),
+        _Layout(r"model\.mtp_layers\.(\d+)\.", _MIMO, MtpStyle(hidden_first=True)),
+        _Layout(r"mtp\.layers\.(\d+)\.", _QWEN, MtpStyle(), shared="mtp."),
+        _Layout(after_the_last, _DEEPSEEK, MtpStyle(returns_normed=False)),
     )
 
 
@@ -220,31 +195,29 @@ def load_mtp_head(source: str | Path, target: CausalModel) -> MtpHead:
     refuse_other_target(what, layer.get("hidden_size", 0), layer.get("vocab_size", 0), target)
     layout, weights = _find(folder, target.num_layers)
     found = _fused(_renamed(weights, layout, what))
-    borrows = {name for name in ("embed", "lm_head") if f"{name}.weight" not in found}
+    named = {"embed": "embed_tokens.weight", "lm_head": "lm_head.weight"}
+    borrows = {part for part, name in named.items() if name not in found}
     with torch.device("meta"):  # the weights come from the file
         head = MtpHead(target, layout.style, borrows)
-    put_weights(head, found, target, what)
-    lay_out(head)
-    return head
+    return fill(head, found, target, what)
 
 
 def _find(folder: Path, num_layers: int) -> tuple[_Layout, dict[str, Tensor]]:
     """The layout that matches the folder's files, and its tensors."""
-    files = sorted(folder.glob("*.safetensors"))
-    names: set[str] = set()
-    for file in files:
+    places: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt") as opened:
-                names.update(opened.keys())
+                places |= dict.fromkeys(opened.keys(), file)
         except Exception as error:
             raise DraftwiseError(f"{file} cannot be read as weights: {error}") from error
     for layout in _layouts(num_layers):
-        if any(re.match(layout.pattern, name) for name in names):
-            taken = {name for name in names if layout.has(name)}
+        if any(re.match(layout.pattern, name) for name in places):
+            taken = {name for name in places if layout.has(name)}
             found: dict[str, Tensor] = {}
-            for file in files:
+            for file in {places[name] for name in taken}:
                 with safe_open(file, framework="pt") as opened:
-                    found |= {n: opened.get_tensor(n) for n in taken & set(opened.keys())}
+                    found |= {n: opened.get_tensor(n) for n in taken if places[n] == file}
             return layout, found
     raise DraftwiseError(
         f"{folder} has no MTP head: no model.layers.{num_layers}.eh_proj, mtp.fc, "
@@ -260,15 +233,12 @@ def _renamed(weights: Mapping[str, Tensor], layout: _Layout, what: str) -> dict[
     found = {}
     for name, tensor in weights.items():
         match = re.match(layout.pattern, name)
-        rest = name[match.end() :] if match else name.removeprefix(layout.shared)
+        rest = name[match.end() :] if match else name.removeprefix(layout.shared or "")
         begin, _, end = rest.rpartition(".")
-        is_named = begin in layout.names and (match is None) == bool(layout.shared)
-        if is_named:
+        if begin in layout.names:
             found[f"{layout.names[begin]}.{end}"] = tensor
-        elif match:
-            found[f"layer.{rest}"] = tensor
         else:
-            found[{"embed_tokens.weight": "embed.weight"}.get(rest, rest)] = tensor
+            found[f"layer.{rest}" if match else rest] = tensor
     return found
 
 

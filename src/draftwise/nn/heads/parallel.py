@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from draftwise.nn.heads.eagle import (
     REQUIRED,
+    Angles,
     Attend,
     Attention,
     BorrowingHead,
@@ -21,7 +23,6 @@ from draftwise.nn.heads.eagle import (
     fill,
     head_config,
     read_head_weights,
-    rope_of,
 )
 from draftwise.nn.heads.files import (
     find_folder,
@@ -61,7 +62,7 @@ class MedusaHeads(nn.ModuleList):
 
     def logits(self, states: Tensor, num: int) -> Tensor:
         """[num, R, V] of the first heads, from states [R, D] after token s; head i: s + i + 2."""
-        return torch.stack([head(states) for head, _ in zip(self, range(num), strict=False)])
+        return torch.stack([head(states) for head in list(self)[:num]])
 
     @property
     def num_parameters(self) -> int:
@@ -152,12 +153,10 @@ class DFlashHead(BorrowingHead):
         super().__init__()
         self.config, self.block, size = config, block, config.hidden_size
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, size, bias=False)
-        self.hidden_norm, self.norm = (
-            Norm(size, config.rms_norm_eps),
-            Norm(size, config.rms_norm_eps),
-        )
+        self.hidden_norm, self.norm = (Norm(size, config.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList(_BlockLayer(config) for _ in range(num_layers))
-        self._borrow(config, embed, lm_head)
+        self.borrow(size, config.vocab_size, config.draft_vocab_size, embed, lm_head)
+        self._angles = Angles(config)
 
     def read(self, states: Tensor, positions: Tensor, store: Store, longest: int) -> None:
         """Keys and values of the target's states [R, T, taps x D] at positions [R, T] < longest."""
@@ -174,14 +173,10 @@ class DFlashHead(BorrowingHead):
         slots = torch.arange(self.block.size, device=last.device)
         tokens = torch.full((len(last), self.block.size), self.block.mask, device=last.device)
         tokens[:, 0] = last
-        hidden = self.borrowed[0](tokens)
+        hidden = self.embed(tokens)
         cos, sin = self._angles(positions[:, None] + slots, longest, self.fc.weight)
         for number, layer in enumerate(self.layers):
-
-            def seen(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
-                return attend(number, q, k, v)
-
-            hidden = layer(hidden, cos, sin, seen)
+            hidden = layer(hidden, cos, sin, partial(attend, number))
         normed: Tensor = self.norm(hidden)
         return normed
 
@@ -189,9 +184,7 @@ class DFlashHead(BorrowingHead):
 class _BlockLayer(nn.Module):
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(
-            config, config.hidden_size, o_bias=config.attention_bias, qk_norm=True
-        )
+        self.self_attn = Attention(config, config.hidden_size, o_bias=config.attention_bias)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
@@ -221,10 +214,11 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
     config = head_config(
         settings,
         layer,
-        rope=rope_of(layer, target),
+        target.module.config,
         generation=3,
         taps=tuple(settings["aux_hidden_state_layer_ids"]),
         attention_bias="layers.0.self_attn.q_proj.bias" in weights,
+        qk_norm=True,
     )
     refuse_other_target(what, config.target_hidden_size, config.vocab_size, target)
     if config.hidden_size != target.hidden_size:

@@ -28,6 +28,9 @@ Arguments = Mapping[str, Any]
 class Family:
     """One kind of recurrence: how the library's two kernels are called for it.
 
+    The gated delta rule and KDA: [R, T, ...] each, the state [R, H, Dk, Dv]; S' = exp(g) S + k
+    (beta (v - (exp(g) S)^T k))^T with a decay for each head, of KDA for each channel.
+
     chunk, step: their names, for many tokens and for one. tokenwise: the chunk kernel's arguments
     with one entry per token, along the axis ``time``. state: its argument for the initial state;
     empty = it starts from zero, so only the step kernel can go on from a state. final: its argument
@@ -45,13 +48,13 @@ class Family:
     def starts_from_zero(self) -> bool:
         return not self.state
 
+    def given(self, arguments: Arguments) -> list[str]:
+        return [name for name in self.tokenwise if arguments.get(name) is not None]
+
     def cut(self, arguments: Arguments, row: int, num: int) -> dict[str, Any]:
         """The chunk kernel's arguments for one row's first tokens, batch size 1."""
-        present = [name for name in self.tokenwise if arguments.get(name) is not None]
-        return {
-            **arguments,
-            **{n: arguments[n][row : row + 1].narrow(self.time, 0, num) for n in present},
-        }
+        own = {n: arguments[n][row : row + 1] for n in self.given(arguments)}
+        return {**arguments, **{n: value.narrow(self.time, 0, num) for n, value in own.items()}}
 
     def run(
         self, step: Kernel, arguments: Arguments, state: Tensor, seen: list[Tensor]
@@ -60,95 +63,66 @@ class Family:
 
         seen: is given the state after each token, where that costs only a copy.
         """
-        raise NotImplementedError
-
-
-class Delta(Family):
-    """Gated delta rule and KDA: [R, T, ...] each, the state [R, H, Dk, Dv].
-
-    S' = exp(g) S + k (beta (v - (exp(g) S)^T k))^T: a decay for each head, of KDA for each channel.
-    """
-
-    def run(
-        self, step: Kernel, arguments: Arguments, state: Tensor, seen: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
         output, state = step(**{**arguments, self.state: state, self.final: True})
         return output, state
 
 
-class Mamba2(Family):
-    """Mamba 2: x [R, T, H, P], dt [R, T, H], B and C [R, T, G, N], the state [R, H, P, N].
+class Mamba(Family):
+    """S' = exp(dt A) S + dt x B^T. The step kernel works in place and knows no limits for dt.
 
-    S' = exp(dt A) S + dt x B^T. The step kernel works in place and knows no limits for dt.
+    Mamba 1: x, dt, z [R, D, T], B and C [R, N, T], the state [R, D, N]. Mamba 2: x [R, T, H, P],
+    dt [R, T, H], B and C [R, T, G, N], the state [R, H, P, N].
     """
 
     def run(
         self, step: Kernel, arguments: Arguments, state: Tensor, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        inputs, state = arguments["hidden_states"], state.clone()
-        heads, size, states = state.shape[1:]
-        rates = arguments["A"][:, None, None].expand(heads, size, states)
-        skip, bias = (
-            None if arguments.get(name) is None else arguments[name][:, None].expand(heads, size)
-            for name in ("D", "dt_bias")
-        )
+        state = state.clone()
+        bias = _expanded(arguments.get("dt_bias", arguments.get("delta_bias")), state.shape[1:-1])
+        skip = _expanded(arguments.get("D"), state.shape[1:-1])
+        rates = _expanded(arguments["A"], state.shape[1:])
+        is_soft = arguments.get("dt_softplus", arguments.get("delta_softplus", False))
         outputs = []
-        for at in range(inputs.shape[1]):
-            output = step(
-                state,
-                inputs[:, at],
-                arguments["dt"][:, at, :, None].expand(-1, heads, size),
-                rates,
-                arguments["B"][:, at],
-                arguments["C"][:, at],
-                skip,
-                z=None,
-                dt_bias=bias,
-                dt_softplus=arguments.get("dt_softplus", False),
+        num = arguments["hidden_states"].shape[self.time]
+        for at in range(num):
+            token = {name: arguments[name].select(self.time, at) for name in self.given(arguments)}
+            outputs.append(
+                step(
+                    state,
+                    token["hidden_states"],
+                    _expanded(token["dt"], state.shape[:-1]),
+                    rates,
+                    token["B"],
+                    token["C"],
+                    skip,
+                    z=token.get("z"),
+                    dt_bias=bias,
+                    dt_softplus=is_soft,
+                )
             )
-            outputs.append(output)
-            seen.append(state.clone())
-        return torch.stack(outputs, dim=1), state
-
-
-class Mamba1(Family):
-    """Mamba 1: x, dt, z [R, D, T], B and C [R, N, T], the state [R, D, N]."""
-
-    def run(
-        self, step: Kernel, arguments: Arguments, state: Tensor, seen: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        inputs, gate, state = arguments["hidden_states"], arguments.get("z"), state.clone()
-        outputs = []
-        for at in range(inputs.shape[-1]):
-            output = step(
-                state,
-                inputs[..., at],
-                arguments["dt"][..., at],
-                arguments["A"],
-                arguments["B"][..., at],
-                arguments["C"][..., at],
-                arguments.get("D"),
-                z=None if gate is None else gate[..., at],
-                dt_bias=arguments.get("delta_bias"),
-                dt_softplus=arguments.get("delta_softplus", False),
-            )
-            outputs.append(output)
-            if inputs.shape[-1] <= STEPS:
+            if num <= STEPS:
                 seen.append(state.clone())
-        return torch.stack(outputs, dim=-1), state
+        return torch.stack(outputs, dim=self.time), state
+
+
+def _expanded(given: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+    """What is one number for the last axes of this shape, as a view of all of them."""
+    if given is None:
+        return None
+    return given[(..., *[None] * (len(shape) - given.dim()))].expand(shape)
 
 
 _STATE, _STATES = ("initial_state", "output_final_state"), ("initial_states", "return_final_states")
 FAMILIES: tuple[Family, ...] = (
-    Delta(
+    Family(
         "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", TOKENWISE, 1, *_STATE
     ),
-    Delta("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", TOKENWISE, 1, *_STATE),
-    Mamba2(
+    Family("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", TOKENWISE, 1, *_STATE),
+    Mamba(
         "mamba2_chunk_scan", "mamba2_selective_state_update",
         ("hidden_states", "dt", "B", "C"), 1, *_STATES,
     ),
-    Mamba1(
+    Mamba(
         "mamba_selective_scan", "mamba_selective_state_update",
         ("hidden_states", "dt", "B", "C", "z"), -1, "", "return_last_state",
     ),
@@ -206,7 +180,7 @@ def states_after(
     """
     family, step = calls[0].family, calls[0].step
     starts = [call.state for call in calls if call.state is not None]
-    if not isinstance(family, Delta) or max(nums) > STEPS or len(starts) < len(calls):
+    if isinstance(family, Mamba) or max(nums) > STEPS or len(starts) < len(calls):
         return None
     if len(calls) * len(rows) == 1 or any(_kind(call) != _kind(calls[0]) for call in calls[1:]):
         return None

@@ -72,7 +72,7 @@ class StateCheckpoint:
     def put_conv(self, key: Key, inputs: Tensor, size: int | None) -> Tensor:
         """New inputs [R, C, T]; returns [R, C, K + T], those before them included."""
         size = size or inputs.shape[-1]
-        before = self._handed.get(key)
+        before = self.conv(key)
         if before is None:
             before = inputs.new_zeros((*inputs.shape[:-1], size))
         if inputs.shape[-1] != self.width:  # a layer that keeps only the end
@@ -286,9 +286,8 @@ class LibraryStates:
         conv_kernel_size: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        trace, key = self.states.trace, Key(layer_idx, state_idx)
-        trace.conv(key)
-        return trace.put_conv(key, conv_states, conv_kernel_size)
+        key = Key(layer_idx, state_idx)
+        return self.states.trace.put_conv(key, conv_states, conv_kernel_size)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         return self.states.trace.recurrent(Key(layer_idx, state_idx))

@@ -49,28 +49,16 @@ class KernelRecorder:
         return noted
 
 
-def shadow(module: nn.Module, watch: KernelRecorder) -> nn.Module:
+def shadow(
+    module: nn.Module, watch: KernelRecorder, seen: dict[int, nn.Module] | None = None
+) -> nn.Module:
     """The module, or a view of it if any of its layers calls a supported kernel."""
-    return _view(module, watch, {})
-
-
-def keeps_states(module: nn.Module) -> bool:
-    """Whether any layer reads a recurrent state from the cache."""
-    # its class as it says it is: a module may be handed over as a weak proxy
-    classes = {layer.__class__ for layer in module.modules()}
-    forwards = [inspect.unwrap(one.forward) for one in classes]
-    return any(
-        isinstance(forward, FunctionType) and not _ASKS.isdisjoint(forward.__code__.co_names)
-        for forward in forwards
-    )
-
-
-def _view(module: nn.Module, watch: KernelRecorder, seen: dict[int, nn.Module]) -> nn.Module:
+    seen = {} if seen is None else seen
     if id(module) in seen:  # layers that are shared, as Zamba's
         return seen[id(module)]
     seen[id(module)] = module
     children = {
-        name: child if child is None else _view(child, watch, seen)
+        name: child if child is None else shadow(child, watch, seen)
         for name, child in module._modules.items()
     }
     forward = _watched_forward(module, watch)
@@ -84,6 +72,17 @@ def _view(module: nn.Module, watch: KernelRecorder, seen: dict[int, nn.Module]) 
         view.__dict__["forward"] = MethodType(forward, view)
     seen[id(module)] = view
     return view
+
+
+def keeps_states(module: nn.Module) -> bool:
+    """Whether any layer reads a recurrent state from the cache."""
+    # its class as it says it is: a module may be handed over as a weak proxy
+    classes = {layer.__class__ for layer in module.modules()}
+    forwards = [inspect.unwrap(one.forward) for one in classes]
+    return any(
+        isinstance(forward, FunctionType) and not _ASKS.isdisjoint(forward.__code__.co_names)
+        for forward in forwards
+    )
 
 
 def _watched_forward(module: nn.Module, watch: KernelRecorder) -> Callable[..., Any] | None:
