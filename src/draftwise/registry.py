@@ -94,16 +94,10 @@ DRAFTERS: Table = {
     "mtp": ("drafters.experimental.heads:load_mtp", {}),
     "dflash": ("drafters.experimental.heads:load_dflash", {}),
 }
-
-
 TABLES: Mapping[str, Table] = {
-    "policy": POLICIES,
-    "reward": REWARDS,
-    "feedback": FEEDBACKS,
-    "guide": GUIDES,
+    "policy": POLICIES, "reward": REWARDS, "feedback": FEEDBACKS, "guide": GUIDES,
     "drafter": DRAFTERS,
-}
-
+}  # fmt: skip
 FILLED: Mapping[str, frozenset[str]] = {
     "policy": frozenset({"num_plans", "rng", "plans", "request_tokens", "make_base"}),
     "reward": frozenset(),
@@ -156,14 +150,13 @@ def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
             raise BadValue(key, value, must)
 
 
+Seed = int | np.random.SeedSequence | np.random.Generator
+
+
 def make_policy(
-    spec: str,
-    num_plans: int,
-    seed: int | np.random.SeedSequence | np.random.Generator = 0,
-    *,
-    plans: Sequence[Plan] | None = None,
-    request_tokens: int | None = None,
-) -> Policy:
+    spec: str, num_plans: int, seed: Seed = 0, *,
+    plans: Sequence[Plan] | None = None, request_tokens: int | None = None,
+) -> Policy:  # fmt: skip
     """A policy over ``num_plans`` plans, from a spec such as ``"ucb1:beta=0.01"``.
 
     plans: the plans themselves, for policies that price them, such as ``goodput``.
@@ -178,17 +171,12 @@ def make_policy(
         raise ValueError(f"num_plans is {num_plans}: a policy needs at least one plan")
     if plans is not None and len(plans) != num_plans:
         raise ValueError(f"{len(plans)} plans were given for num_plans={num_plans}")
-    given = {
-        "num_plans": num_plans,
+    given = {"num_plans": num_plans, "plans": plans, "request_tokens": request_tokens}
+    more = {
         "rng": np.random.default_rng(seed),
-        "plans": plans,
-        "request_tokens": request_tokens,
-        # no closure: policies are pickled
-        "make_base": partial(
-            _make_base, num_plans=num_plans, plans=plans, request_tokens=request_tokens
-        ),
+        "make_base": partial(_make_base, **given),  # no closure: policies are pickled
     }
-    return cast(Policy, build("policy", POLICIES, spec, given))
+    return cast(Policy, build("policy", POLICIES, spec, given | more))
 
 
 def _make_base(spec: str, rng: np.random.Generator, **of_request: Any) -> Policy:
@@ -206,23 +194,15 @@ def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) ->
     return cast(FeedbackBuilder, build("feedback", FEEDBACKS, spec, given))
 
 
-def make_guide(
-    spec: str,
-    seed: int | np.random.SeedSequence | np.random.Generator = 0,
-    *,
-    home: Path | None = None,
-) -> StopRule:
+def make_guide(spec: str, seed: Seed = 0, *, home: Path | None = None) -> StopRule:
     """A stop rule (guide) from a spec such as ``"max-confidence:0.8"``; raises as ``make_policy``.
 
     home: folder of the drafter, in which ``head`` looks for its weights.
     """
     rng = np.random.default_rng(seed)
-    given = {
-        "rng": rng,
-        "home": home,
-        "make_rule": partial(make_guide, seed=rng, home=home),
-        "make_bandit": partial(make_policy, seed=rng),
-    }
+    make_rule = partial(make_guide, seed=rng, home=home)
+    make_bandit = partial(make_policy, seed=rng)
+    given = {"rng": rng, "home": home, "make_rule": make_rule, "make_bandit": make_bandit}
     return cast(StopRule, build("guide", GUIDES, spec, given))
 
 

@@ -48,14 +48,7 @@ from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, models_of, resolve_target
 from draftwise.presets import Preset
-from draftwise.protocols import (
-    PlayingAll,
-    Policy,
-    PricingPlans,
-    Remembering,
-    Routing,
-    StopRule,
-)
+from draftwise.protocols import PlayingAll, Policy, PricingPlans, Remembering, Routing, StopRule
 from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 _MAX_SETTINGS = 16
@@ -83,16 +76,10 @@ class Speculator:
     """
 
     def __init__(
-        self,
-        target: CausalModel,
-        tokenizer: Any,
-        drafters: Sequence[Drafter],
-        setting: Preset,
-        scope: str = "request",
-        seed: int | None = None,
-        num_prefixes: int = 0,
+        self, target: CausalModel, tokenizer: Any, drafters: Sequence[Drafter], setting: Preset,
+        scope: str = "request", seed: int | None = None, num_prefixes: int = 0,
         deterministic: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         checks.optional(checks.seed, "seed", seed)
         checks.whole("num_prefixes", num_prefixes, 0), checks.flag("deterministic", deterministic)
         self.target, self.tokenizer, self.setting = target, tokenizer, setting
@@ -391,8 +378,7 @@ class Learning:
             callbacks.append(guarded_process(sampling.process))
             sampling = replace(sampling, process=callbacks[-1])
         return Request(
-            id=next(_IDS),
-            prompt=tuple(prompt),
+            id=next(_IDS), prompt=tuple(prompt), plans=self.plans, callbacks=callbacks,
             context=Context(
                 -1, list(prompt), sampling, default_rng(draft_seed),
                 tenant=params.tenant, is_private=params.private, eos=ending.eos,
@@ -400,15 +386,9 @@ class Learning:
             ),
             answer=Answer(ending, self._tokenizer),
             policy=self._policy(prompt, policy_seed, ending.max_new_tokens, params),
-            revealer=self._feedback(),
-            accept_rng=default_rng(accept_seed),
-            plans=self.plans,
-            guides=self._stop_rules(guide_seed),
-            callbacks=callbacks,
-            priority=params.priority,
-            label=params.label,
-            scores_prompt=self._scores_prompt,
-            num_logprobs=params.logprobs,
+            revealer=self._feedback(), accept_rng=default_rng(accept_seed),
+            guides=self._stop_rules(guide_seed), priority=params.priority, label=params.label,
+            scores_prompt=self._scores_prompt, num_logprobs=params.logprobs,
             wants_prompt_logprobs=params.prompt_logprobs,
         )  # fmt: skip
 

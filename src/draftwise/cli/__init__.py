@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from draftwise.cli.demo import (
         CHATS, Lane, Pair, Stage, choose_prompts, race as run_race, report as demo_report,
     )
-    from draftwise.cli.failures import Output, quiet, refused_values, say
+    from draftwise.cli.failures import Output, refused_values, say
     from draftwise.cli.lab import (
         COMMANDS as LAB_COMMANDS, GROUP as LAB_GROUP, find as find_part,
     )

@@ -23,18 +23,9 @@ from draftwise.bench.suites import in_turn
 from draftwise.chat import Message
 from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli.failures import INTERRUPTED, Output, graceful, quiet, refused_values, say
+from draftwise.cli.failures import INTERRUPTED, Output, graceful, refused_values, say
 from draftwise.cli.load import check, load
-from draftwise.cli.show import (
-    PLAIN_STYLE,
-    colours,
-    legend,
-    make_table,
-    painted,
-    shares,
-    total,
-    yes_or_no,
-)  # fmt: skip
+from draftwise.cli.show import colours, legend, make_table, painted, shares, total, yes_or_no
 from draftwise.engine.options import RequestParams
 from draftwise.types import NONE, DraftwiseError
 
@@ -277,7 +268,8 @@ def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> T
     table = make_table(*headings, box=None, padding=(0, 1))
     names = [name for name in {**pulls, **written} if name not in {NONE, "target"}]
     rows = [(name, name, name, styles.get(name, "")) for name in names]
-    for shown, pulled, writer, style in [*rows, ("none / target", NONE, "target", PLAIN_STYLE)]:
+    rows.append(("none / target", NONE, "target", styles["target"]))
+    for shown, pulled, writer, style in rows:
         bars = (_bar(part, style) for part in (pulls.get(pulled, 0.0), written.get(writer, 0.0)))
         table.add_row(Text(f"■ {shown}", style), *bars)
     return table
@@ -307,39 +299,34 @@ _PICTURE_SIZE = (110, 40)
 @o.command
 def demo(
     *,
-    target: o.Target = "zoo",
-    drafter: o.Drafters = None,
+    models: o.Models,
     prompts: int = option(7, "How many prompts, of all domains."),
     max_new_tokens: o.MaxNewTokens = 160,
     temperature: o.Temperature = 0.0,
     seed: int = o.SEED,
     preset: o.PresetName = "draftwise",
     policy: o.PolicySpec = None,
-    svg: Path | None = option(None, "Also save all of it as a picture.", metavar="FILE"),
-    hardware: o.Hardware,
+    svg: Path | None = option(None, "Also save all of it as a picture."),
     compile_: o.Compile = False,
 ) -> None:
     """Compare plain decoding and draftwise on the same prompts; tokens are coloured by drafter."""
-    wanted = replace(
-        o.wanted(target, drafter, hardware, seed), compile=compile_, preset=preset, policy=policy
-    )
+    wanted = models.settings(seed=seed, compile=compile_, preset=preset, policy=policy)
     params = o.request({"temperature": temperature}, max_new_tokens=max_new_tokens, seed=seed)
-    with quiet():
-        with refused_values():
-            choose_prompts(prompts)
-            check(wanted)
-            if svg is not None:
-                svg.open("a").close()  # refuse an unwritable output before anything runs
-            fast = load(wanted)
-            chosen = choose_prompts(prompts, fast.tokenizer)
-        with graceful() as is_stopped:
-            show = Show(fast, preset, params)
-            show.run(chosen, is_stopped)
-            if svg is not None:
-                show.film.save_svg(str(svg), title="draftwise demo")
-        if is_stopped():
-            say("interrupted", style="yellow")
-            raise SystemExit(INTERRUPTED)
+    with refused_values():
+        choose_prompts(prompts)
+        check(wanted)
+        if svg is not None:
+            svg.open("a").close()  # refuse an unwritable output before anything runs
+        fast = load(wanted)
+        chosen = choose_prompts(prompts, fast.tokenizer)
+    with graceful() as is_stopped:
+        show = Show(fast, preset, params)
+        show.run(chosen, is_stopped)
+        if svg is not None:
+            show.film.save_svg(str(svg), title="draftwise demo")
+    if is_stopped():
+        say("interrupted", style="yellow")
+        raise SystemExit(INTERRUPTED)
 
 
 def plain_like(fast: Speculator) -> Speculator:

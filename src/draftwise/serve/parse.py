@@ -11,7 +11,7 @@ import itertools
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +26,7 @@ from draftwise.serve.schemas import (
     BaseRequest,
     ChatRequest,
     CompletionRequest,
+    DetokenizeRequest,
     Message,
     NamedTool,
     TokenizeRequest,
@@ -186,13 +187,11 @@ class Codec:
         encoded = self.tokenizer(text, add_special_tokens=body.add_special_tokens)
         return list(encoded["input_ids"])
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of token ids. Errors: DraftwiseError for an id outside the vocabulary."""
-        if (largest := max(tokens, default=0)) >= self._vocab_size:
-            raise DraftwiseError(
-                f"tokens: {largest} is outside the vocabulary of {self._vocab_size}"
-            )
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
+    def text(self, body: DetokenizeRequest) -> str:
+        """The text for ``/detokenize``. Errors: DraftwiseError for an id not in the vocabulary."""
+        if (largest := max(body.tokens, default=0)) >= (size := self._vocab_size):
+            raise DraftwiseError(f"tokens: {largest} is outside the vocabulary of {size}")
+        return str(self.tokenizer.decode(body.tokens, skip_special_tokens=False))
 
     def logit_bias(self, given: Mapping[str, float] | None) -> dict[int, float]:
         """``logit_bias`` by token id. Errors: DraftwiseError for an invalid id."""
@@ -308,11 +307,9 @@ class RequestParser:
         for kind, name in (("preset", own.preset), ("policy", own.policy)):
             if name is not None:
                 check_name(kind, name)
-        options = {
-            "preset": own.preset, "policy": own.policy, "lengths": own.plans, "label": own.label,
-            "private": own.private, "priority": own.priority, "tenant": own.tenant or body.user,
-            "stop": body.stops, "speculation": own.speculation, "drafters": own.drafters,
-            "max_draft": own.max_draft, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs,
+        options = own.model_dump(exclude={"plans", "deadline_s", "pieces"}) | {
+            "lengths": own.plans, "tenant": own.tenant or body.user, "stop": body.stops,
+            "logprobs": logprobs, "prompt_logprobs": prompt_logprobs,
         }  # fmt: skip
         given = {name: value for name, value in options.items() if value is not None}
         deadlines = [s for s in (own.deadline_s, self.limits.deadline_s) if s is not None]
@@ -355,12 +352,10 @@ class RequestParser:
         return budget
 
     def _sampling(self, body: BaseRequest, process: Any) -> SamplingParams:
-        return SamplingParams(
-            temperature=body.temperature, top_k=max(0, body.top_k), top_p=body.top_p,
-            min_p=body.min_p, repetition_penalty=body.repetition_penalty,
-            presence_penalty=body.presence_penalty, frequency_penalty=body.frequency_penalty,
-            logit_bias=self.codec.logit_bias(body.logit_bias), process=process,
-        )  # fmt: skip
+        names = {one.name for one in fields(SamplingParams)} & BaseRequest.model_fields.keys()
+        given = {name: getattr(body, name) for name in names} | {"top_k": max(0, body.top_k)}
+        bias = self.codec.logit_bias(body.logit_bias)
+        return SamplingParams(**given | {"logit_bias": bias, "process": process})
 
 
 def check_name(kind: str, name: str) -> None:

@@ -75,6 +75,7 @@ class Reply:
     ) -> None:
         self._codec, self._num_spec_tokens = service.parser.codec, service.num_spec_tokens
         self._model = body.model or service.models[0]
+        self.is_stream = body.stream
         self.stream_options = body.stream_options or schemas.StreamOptions()
         self.id, self._created = f"{self.kind}-{uuid.uuid4().hex}", int(time.time())
         self.num_prompt_tokens = sum(len(ask.prompt) for ask in requests[:: body.n])
@@ -102,8 +103,7 @@ class Reply:
             yield self.choice(index, delta, is_whole=False)
 
     def whole(self) -> dict[str, Any]:
-        outputs = enumerate(self.outputs)
-        choices = [self.choice(index, output, is_whole=True) for index, output in outputs]
+        choices = [self.choice(i, output, is_whole=True) for i, output in enumerate(self.outputs)]
         return self._head(self.whole_kind, choices) | self._counts()
 
     def chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,16 +120,12 @@ class Reply:
         return self._head(self.chunk_kind, []) | self._counts()
 
     def _head(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
-        about = {"object": kind, "created": self._created, "model": self._model}
-        return {"id": self.id, **about, "choices": choices}
+        about = {"id": self.id, "object": kind, "created": self._created, "model": self._model}
+        return {**about, "choices": choices}
 
     def _usage(self) -> dict[str, int]:
-        num_prompt, num = self.num_prompt_tokens, self.num_tokens
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num,
-            "total_tokens": num_prompt + num,
-        }
+        asked, made = self.num_prompt_tokens, self.num_tokens
+        return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
     def _counts(self) -> dict[str, Any]:
         """Usage, vLLM's counts of speculative decoding, and draftwise's own counts, over all
@@ -139,18 +135,12 @@ class Reply:
             rounds += output.rounds
             if output.stats is not None:
                 all_.merge(output.stats)
+        names = ("num_rounds", "mean_accepted_tokens", "pulls", "speed", "recent_speed")
+        spec = speculative_decoding(rounds, self._num_spec_tokens)
         return {
             "usage": self._usage(),
-            "metrics": {
-                "speculative_decoding": speculative_decoding(rounds, self._num_spec_tokens)
-            },
-            "draftwise": {
-                "num_rounds": all_.num_rounds,
-                "mean_accepted_tokens": all_.mean_accepted_tokens,
-                "pulls": dict(all_.pulls),
-                "speed": all_.speed,
-                "recent_speed": all_.recent_speed,
-            },
+            "metrics": {"speculative_decoding": spec},
+            "draftwise": {name: getattr(all_, name) for name in names},
         }
 
     def _pieces(self, index: int, part: RequestOutput) -> dict[str, Any]:
@@ -265,16 +255,12 @@ class ChatReply(Reply):
             if part.finish_reason is not None:
                 rest, calls = self._tools[index].finish()
                 content += rest
-        said: dict[str, Any] = {}
+        said: dict[str, Any] = {"content": content} if content or not calls else {}
         if is_whole:
-            said = {"role": "assistant", "content": content, "refusal": None}
-            if calls:
-                said |= {"content": content or None, "tool_calls": calls}
-        else:
-            if content or not calls:
-                said["content"] = content
-            if calls:
-                said["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+            said = {"role": "assistant", "content": None, "refusal": None, **said}
+        if calls:
+            numbered = [{"index": i, **call} for i, call in enumerate(calls)]
+            said["tool_calls"] = calls if is_whole else numbered
         reason = "tool_calls" if calls else REASONS.get(part.finish_reason or "")
         return {
             "index": index,
@@ -326,8 +312,14 @@ class AnswerStreams:
             for index, delta in sorted(unread.items()):
                 if delta.finish_reason is not None:
                     self._open.pop(index, None)
-                    if delta.finish_reason not in REASONS:
-                        raise _failure(delta.finish_reason, delta.error)
+                    if (reason := delta.finish_reason) not in REASONS:
+                        raise Refused(
+                            _STATUS.get(reason, 500),
+                            delta.error or f"the answer ended with: {reason}",
+                            code=reason.replace(" ", "_"),
+                            # the server is going down
+                            retry_after_s=5 if reason == "cancelled" else None,
+                        )
                 yield index, delta
 
     def close(self) -> None:
@@ -342,15 +334,6 @@ class AnswerStreams:
             self._unread.setdefault(index, RequestOutput()).add(part)
         if is_first and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._filled.set)
-
-
-def _failure(reason: str, error: str | None) -> Refused:
-    return Refused(
-        _STATUS.get(reason, 500),
-        error or f"the answer ended with: {reason}",
-        code=reason.replace(" ", "_"),
-        retry_after_s=5 if reason == "cancelled" else None,  # the server is going down
-    )
 
 
 async def gather(answers: AnswerStreams, reply: Reply) -> dict[str, Any]:
@@ -412,7 +395,12 @@ class EventStream(Response):
 
 async def until_gone(work: Awaitable[Any], receive: Receive) -> Any:
     """The result of ``work``; None, with the work cancelled, if the client disconnects first."""
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(_leaves(receive))]
+
+    async def leaves() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(leaves())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks[0].result() if tasks[0].done() else None
@@ -422,11 +410,6 @@ async def until_gone(work: Awaitable[Any], receive: Receive) -> Any:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _leaves(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _event(body: dict[str, Any]) -> bytes:

@@ -55,7 +55,7 @@ class ServerSettings:
     )  # fmt: skip
     trace: Path | None = option(
         None, "Write one jsonl line per round, without any text, for `advise` and `replay`.",
-        panel="Listening", metavar="FILE",
+        panel="Listening",
     )  # fmt: skip
     max_rows: int = _limits(
         16, "Maximum number of running requests.", "--max-rows", "--max-num-seqs", check=_count
