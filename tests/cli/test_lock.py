@@ -29,7 +29,7 @@ def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path: Path) -
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(DraftwiseError, match="another draftwise is at work"), t.working_in(tmp_path):
+    with pytest.raises(DraftwiseError, match="another draftwise is at work"), t.keeping(tmp_path):
         pass
     refusal = run_command("bench", "--out", tmp_path, "--suite", "zoo").refusal
     assert "another draftwise is at work" in refusal
@@ -49,5 +49,5 @@ def test_what_differs_from_earlier_work_is_named(tmp_path: Path) -> None:
 def test_a_file_where_a_folder_is_wanted_is_called_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(DraftwiseError, match="is a file, or lies below one"), t.working_in(folder):
+        with pytest.raises(DraftwiseError, match="is a file, or lies below one"), t.keeping(folder):
             pass

@@ -140,7 +140,7 @@ def own_prompts(
     from draftwise.train.prompts import make_prompts, runs_of
 
     num, avoided = how.num_prompts, runs_of(avoid)
-    with working_in(file.parent) as bars:
+    with keeping(file.parent) as bars:
         made = make_prompts(
             base.target, base.tokenizer, num, file, longest=longest, rows=how.rows, seed=how.seed,
             avoid=avoided, progress=bars.stage("prompts", num),
@@ -187,7 +187,7 @@ def fingerprint(prompts: Any) -> str:
 
 
 @contextmanager
-def working_in(folder: Path, inputs: Mapping[str, Any] | None = None) -> Iterator[Bars]:
+def keeping(folder: Path, inputs: Mapping[str, Any] | None = None) -> Iterator[Bars]:
     """Lock a work folder and ``claim`` it for these inputs; with progress bars.
 
     DraftwiseError says how to resume after a full or failing disk.
@@ -306,7 +306,7 @@ def drafter(
         "training": [options.loss, options.epochs, options.lr, options.batch_tokens, options.bf16,
                      draft_vocab],
     }  # fmt: skip
-    with working_in(folder, inputs) as bars:
+    with keeping(folder, inputs) as bars:
         from draftwise.nn.model import CausalModel
         from draftwise.train import drafter as d
         from draftwise.train.speedup import break_even, measure_costs
@@ -451,7 +451,7 @@ def eagle(
         "answers": [answers.max_new_tokens, answers.rows, learning.bf16, head.lend,
                     head.regression],
     }  # fmt: skip
-    with working_in(folder, inputs) as bars:
+    with keeping(folder, inputs) as bars:
         texts = _as_texts(base, examples, head, answers, bars, folder)
         held_out = texts[::HELD_OUT][:MOST_HELD_OUT]
         taught = [text for i, text in enumerate(texts) if i % HELD_OUT]
@@ -611,7 +611,7 @@ def head(
         "prompts": fingerprint(given),
         "numbers": [temperature, mixing, answers.max_new_tokens, answers.rows, seed],
     }
-    with working_in(folder, inputs) as bars:
+    with keeping(folder, inputs) as bars:
         texts = answer_all(base, given, [temperature], folder / "answers.jsonl", answers, bars)
         judged = h.judge_texts(setting, texts, folder / "judged", bars.stage("judging", len(texts)))
         kind = "tied" if options.tied else "head"

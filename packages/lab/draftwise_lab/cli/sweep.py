@@ -73,7 +73,7 @@ def sweep(
         out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     points: dict[str, list[s.Point]] = {}
-    with t.working_in(out) as bars:
+    with t.keeping(out) as bars:
         for name, given in panels.items():
             rows = [list(one.encoded(base).tokens) for one in given]
             tick = bars.stage(name, s.num_turns(ways, rows, repeats, batch_size))
