@@ -171,7 +171,11 @@ def make_policy(
         raise ValueError(f"num_plans is {num_plans}: a policy needs at least one plan")
     if plans is not None and len(plans) != num_plans:
         raise ValueError(f"{len(plans)} plans were given for num_plans={num_plans}")
-    given = {"num_plans": num_plans, "plans": plans, "request_tokens": request_tokens}
+    given: dict[str, Any] = {
+        "num_plans": num_plans,
+        "plans": plans,
+        "request_tokens": request_tokens,
+    }
     more = {
         "rng": np.random.default_rng(seed),
         "make_base": partial(_make_base, **given),  # no closure: policies are pickled
@@ -207,10 +211,9 @@ def make_guide(spec: str, seed: Seed = 0, *, home: Path | None = None) -> StopRu
 
 
 def build(kind: str, table: Table, spec: str, given: Mapping[str, Any]) -> Any:
-    """Build what ``spec`` names in ``table``.
+    """Build what ``spec`` names in ``table``; given: values of its parameters, by name.
 
-    given: goes to the parameters of those names. Raises DraftwiseError for an unknown name or
-    option, or a value that does not parse or lies outside its range.
+    Raises DraftwiseError for an unknown name or option, or an invalid value.
     """
     name, _, text = spec.partition(":")
     factory, options = _options_of(kind, table, name)

@@ -245,11 +245,7 @@ class Turn:
 
 
 class Conversation:
-    """A conversation with one model; the engine's prefix cache keeps what turns share.
-
-    opening: the messages that every conversation begins with. State: all messages, the turns since
-    the last reset or load, and the sampling parameters.
-    """
+    """A conversation with one model, which begins with the messages ``opening``."""
 
     def __init__(
         self, speculator: Speculator, opening: Sequence[Message], params: RequestParams

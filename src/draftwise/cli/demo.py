@@ -108,38 +108,31 @@ _FRAME_S = 1 / 12
 _MOST_LINES, _FEWEST_LINES = 16, 4
 
 
-class Stage:
+class Stage(Live):
     """Live panels, redrawn between rounds: a refresh thread would disturb the timing."""
 
     def __init__(self, console: Console, lanes: Sequence[Lane], styles: Mapping[str, str]) -> None:
-        self._console, self._lanes, self._styles = console, lanes, styles
-        self._live = Live(console=console, auto_refresh=False, transient=False)
-        self._drawn_at = 0.0
+        super().__init__(console=console, auto_refresh=False)
+        self._lanes, self._styles, self._drawn_at = lanes, styles, 0.0
 
-    def __enter__(self) -> Stage:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.draw(is_last=True)
-        self._live.stop()
+        super().__exit__(*error)
 
     def draw(self, is_last: bool = False) -> None:
         if is_last or time.perf_counter() - self._drawn_at >= _FRAME_S:
-            self._live.update(self.picture(is_last), refresh=True)
+            self.update(self.picture(is_last), refresh=True)
             self._drawn_at = time.perf_counter()
 
     def picture(self, is_last: bool) -> RenderableType:
         """The panels; the last picture is only as high as its text."""
-        width, height = self._console.size
+        width, height = self.console.size
         is_wide = width >= WIDE
         room = height - 6 if is_wide else height // len(self._lanes) - 4
         room = max(_FEWEST_LINES, min(_MOST_LINES, room))
         inside = (width // len(self._lanes) if is_wide else width) - 4
-        wrapped = [
-            painted(lane.pieces, self._styles).wrap(self._console, inside)[-room:]
-            for lane in self._lanes
-        ]
+        texts = [painted(lane.pieces, self._styles) for lane in self._lanes]
+        wrapped = [text.wrap(self.console, inside)[-room:] for text in texts]
         lines = max(1, *map(len, wrapped)) if is_last else room
         panels = [
             self._panel(lane, Text("\n").join(text), lines)
@@ -161,14 +154,10 @@ class Stage:
             rate += f" = {lane.tok_per_s / plain.tok_per_s:.1f}x"
             detail += f", {lane.num_tokens / lane.num_rounds:.1f} a round"
         return Panel(
-            text,
-            title=Text.assemble((lane.title, "bold")),
-            title_align="left",
-            subtitle=Text.assemble((rate, "bold"), (f" · {detail}", "dim")),
-            subtitle_align="right",
-            border_style="bright_black" if lane is plain else "green",
-            height=lines + 2,
-        )
+            text, title=Text(lane.title, "bold"), title_align="left",
+            subtitle=Text.assemble((rate, "bold"), (f" · {detail}", "dim")), subtitle_align="right",
+            border_style="bright_black" if lane is plain else "green", height=lines + 2,
+        )  # fmt: skip
 
 
 class Lane:

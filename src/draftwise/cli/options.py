@@ -189,10 +189,7 @@ class Models(Hardware):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Models):
-    """The arguments of ``Speculator.from_pretrained``, and ``state`` and ``threads``.
-
-    None = the preset's or the target's own.
-    """
+    """Arguments of ``Speculator.from_pretrained``; None = the preset's or the target's own."""
 
     compile: bool = _models(
         False, "Compile the models with torch.compile: minutes to start, faster steps.", "--compile"

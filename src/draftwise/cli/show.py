@@ -90,10 +90,7 @@ def _cells(pieces: Sequence[Piece]) -> int:
 
 
 class Pen:
-    """Streams text to stdout, in colours on a terminal.
-
-    is_chat: on a terminal, wrap lines between words; end every text with a line break.
-    """
+    """Streams text to stdout, coloured on a terminal; is_chat: wrapped there, and ends its line."""
 
     def __init__(self, drafters: Sequence[str], is_chat: bool = False) -> None:
         self._console, self._styles, self._is_chat = Output(), colours(drafters), is_chat
@@ -129,10 +126,7 @@ def make_table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
 
 
 class Bars(p.Progress):
-    """Progress bars on stderr, on a terminal only.
-
-    stays: keep them after completion, and print other output above them.
-    """
+    """Progress bars on stderr, on a terminal only; stays: keep them, and print above them."""
 
     def __init__(
         self, what: str = "{task.description}", *columns: p.ProgressColumn,

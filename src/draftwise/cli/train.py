@@ -57,7 +57,7 @@ ROWS = "Answers sampled in one batch."
 TEMPERATURES = "Temperatures of the target's answers, used in turn."
 
 
-def read_temperatures(text: str) -> list[float]:
+def _temperatures(text: str) -> list[float]:
     said = f"--temperatures {text!r}: write numbers of 0 or more with commas"
     return comma_separated(text, float, 0, said)
 
@@ -111,10 +111,7 @@ def answer_all(
 def begin(
     target: str, hardware: Hardware, prompts: Path | None = None, drafter: str | None = None
 ) -> tuple[Speculator, list[Given]]:
-    """The loaded target, and the prompts of the file, none for ``self``.
-
-    What cannot be read or loaded is refused first.
-    """
+    """The loaded target, and the file's prompts, none for ``self``; first refuses invalid input."""
     given = [] if prompts is None or str(prompts) == SELF else read_batch(prompts)
     check_models(target, [] if drafter is None else [model_spec(drafter)], hardware)
     if str(prompts) == SELF or any(not isinstance(one.prompt, str) for one in given):
@@ -188,10 +185,7 @@ def fingerprint(prompts: Any) -> str:
 
 @contextmanager
 def keeping(folder: Path, inputs: Mapping[str, Any] | None = None) -> Iterator[Bars]:
-    """Lock a work folder and ``claim`` it for these inputs; with progress bars.
-
-    DraftwiseError says how to resume after a full or failing disk.
-    """
+    """Lock and ``claim`` a work folder; DraftwiseError says how to resume after a failing disk."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -270,9 +264,7 @@ def drafter(
     draft_vocab: int | None = option(
         None, "With --lend: draft only this many of the most frequent tokens.", least=2
     ),
-    temperatures: list[float] = option(
-        "0,0.3,0.7,1", TEMPERATURES, kind=str, read=read_temperatures
-    ),
+    temperatures: list[float] = option("0,0.3,0.7,1", TEMPERATURES, kind=str, read=_temperatures),
     samples: int = option(1, "Answers per prompt.", least=1),
     learning: DrafterOptions,
     probe_only: bool = option(False, "Stop after the report of --probe."),
@@ -392,7 +384,7 @@ class EagleOptions:
     max_length: int = option(
         2048, "Maximum number of tokens per text; longer texts are truncated.", least=8
     )
-    temperatures: list[float] = option("0,0.7,1", TEMPERATURES, kind=str, read=read_temperatures)
+    temperatures: list[float] = option("0,0.7,1", TEMPERATURES, kind=str, read=_temperatures)
     keep: bool | None = option(
         None,
         "Keep the target's hidden states on disk, or recompute. Default: keep up to 4 GB.",

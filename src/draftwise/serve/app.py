@@ -29,7 +29,7 @@ from draftwise.serve.metrics import History, Metrics
 from draftwise.serve.middleware import LARGE_BODY, Heavy, Middleware, uncollected
 from draftwise.serve.parse import RequestParser
 from draftwise.serve.responses import AnswerStreams, ChatReply, CompletionReply, EventStream, Reply
-from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused
+from draftwise.serve.schemas import ChatRequest, CompletionRequest, Refused
 from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import Busy, Closing, GenerationRequest, Worker
 from draftwise.types import DraftwiseError
@@ -214,14 +214,13 @@ async def _read(
     if not re.fullmatch(r"application/(json|.*\+json)", given):
         raise schemas.no_object()
     raw = await request.body()
-    is_heavy, run = len(raw) > LARGE_BODY, service.heavy.run
-    request.state.is_heavy = is_heavy
+    run = service.heavy.run
+    request.state.is_heavy = is_heavy = len(raw) > LARGE_BODY
     parsed = await run(_parsed, kind, raw) if is_heavy else _parsed(kind, raw)
     if isinstance(parsed, Refused):
         raise parsed
     _check_model(service, parsed.model)
-    if isinstance(parsed, BaseRequest) and parsed.has_form:
-        request.state.is_heavy = is_heavy = True
+    request.state.is_heavy = is_heavy = is_heavy or getattr(parsed, "has_form", False)
     try:
         return parsed, await (run(make, parsed) if is_heavy else asyncio.to_thread(make, parsed))
     except (DraftwiseError, ValueError) as error:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from draftwise.engine.attribution import SourceAttribution
 from draftwise.engine.generation import RequestOutput
@@ -62,11 +62,7 @@ REASONS: Mapping[str, str] = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 class Reply:
-    """The response to one HTTP request, as a whole or in chunks; choices are numbered.
-
-    num_prompt_tokens: each prompt counted once, regardless of its number of answers. State:
-    ``outputs``, each answer so far.
-    """
+    """The response to one HTTP request, as a whole or in chunks; every prompt is counted once."""
 
     kind = whole_kind = chunk_kind = ""
 
@@ -107,8 +103,7 @@ class Reply:
         return self._head(self.whole_kind, choices) | self._counts()
 
     def chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """A chunk of one choice. With ``include_usage`` its usage is null, as the last chunk has
-        it."""
+        """A chunk of one choice; with ``include_usage`` the last chunk has the usage."""
         body = self._head(self.chunk_kind, [choice])
         if self.stream_options.continuous_usage_stats:
             body["usage"] = self._usage()
@@ -128,8 +123,7 @@ class Reply:
         return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
     def _counts(self) -> dict[str, Any]:
-        """Usage, vLLM's counts of speculative decoding, and draftwise's own counts, over all
-        answers."""
+        """Usage, vLLM's counts of speculative decoding, and draftwise's own."""
         all_, rounds = Stats(), list[tuple[int, int]]()
         for output in self.outputs:
             rounds += output.rounds
@@ -152,10 +146,7 @@ class Reply:
 
 
 class CompletionReply(Reply):
-    """The response of ``/v1/completions``.
-
-    With ``max_tokens: 0`` only the prompt is returned, without the token that the engine generates.
-    """
+    """The response of ``/v1/completions``; with ``max_tokens: 0``, of the prompt alone."""
 
     kind, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
@@ -289,11 +280,7 @@ _STATUS = {"refused": 400, "late": 408, "cancelled": 503}
 
 
 class AnswerStreams:
-    """The answers of one HTTP request.
-
-    State: unfinished answers, and deltas that were not read yet. Errors: Busy or Closing if the
-    worker accepts no more requests.
-    """
+    """The answers of one HTTP request, and deltas not read yet. Errors: Busy, Closing."""
 
     def __init__(self, worker: Worker, requests: Sequence[GenerationRequest]) -> None:
         self._worker, self._loop = worker, asyncio.get_running_loop()
@@ -343,10 +330,7 @@ async def gather(answers: AnswerStreams, reply: Reply) -> dict[str, Any]:
 
 
 async def events(answers: AnswerStreams, reply: Reply) -> AsyncIterator[bytes]:
-    """Server-sent events: a chunk for each delta, usage if requested, and errors as events.
-
-    Errors: Refused if there is no event before the error, since the response has not begun then.
-    """
+    """Server-sent events, with usage and errors. Refused for an error before the first."""
     has_begun = False
     try:
         async for index, delta in answers.parts():
@@ -362,35 +346,30 @@ async def events(answers: AnswerStreams, reply: Reply) -> AsyncIterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Events for one client; a client that reads nothing for ``patience_s`` is disconnected."""
 
     def __init__(
         self, first: bytes, rest: AsyncIterator[bytes], patience_s: float, close: Callable[[], None]
     ) -> None:
+        async def parts() -> AsyncIterator[bytes]:
+            yield first
+            async for part in rest:
+                yield part
+
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(media_type="text/event-stream", headers=headers)
-        del self.headers["content-length"]
-        self._first, self._rest = first, rest
+        super().__init__(parts(), media_type="text/event-stream", headers=headers)
         self._patience_s, self._close = patience_s, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def patient(message: Message) -> None:
+            async with asyncio.timeout(self._patience_s):
+                await send(message)
+
         try:
-            await until_gone(self._send(send), receive)
+            await until_gone(self.stream_response(patient), receive)
         finally:
             self._close()
-
-    async def _send(self, send: Send) -> None:
-        async def body(part: bytes, more: bool = True) -> None:
-            async with asyncio.timeout(self._patience_s):
-                await send({"type": "http.response.body", "body": part, "more_body": more})
-
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
-        await body(self._first)
-        async for part in self._rest:
-            await body(part)
-        await body(b"", more=False)
 
 
 async def until_gone(work: Awaitable[Any], receive: Receive) -> Any:

@@ -102,10 +102,7 @@ class ServerSettings:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that refuses connections until ``listen``.
-
-    Errors: DraftwiseError that names the option.
-    """
+    """A bound socket that refuses connections until ``listen``. DraftwiseError names the option."""
     if not 0 <= port <= 65535:
         raise DraftwiseError(f"--port {port}: it must be 0 to 65535; 0 is any free port")
     try:
