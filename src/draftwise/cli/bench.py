@@ -148,16 +148,12 @@ def methods_table(results: dict[str, Any]) -> Table:
     )
     rows = results["methods"]
     for name, row in sorted(rows.items(), key=lambda item: -item[1]["tok_per_s"]):
-        table.add_row(
-            Text(broken(name, _NAME), "bold" if name == "draftwise" else ""),
-            f"{row['tok_per_s']:.1f}",
-            f"{row['speedup']['median']:.2f}",
-            interval(row["speedup"]),
-            f"{row['mat']:.2f}",
-            Text(f"{row['same_tokens']:.0%}", "dim")
-            if row["lossless"] is None
-            else yes_or_no(row["lossless"]),
-        )
+        shown = Text(broken(name, _NAME), "bold" if name == "draftwise" else "")
+        speed, is_same = row["speedup"], row["lossless"]
+        rates = f"{row['tok_per_s']:.1f}", f"{speed['median']:.2f}", interval(speed)
+        share = Text(f"{row['same_tokens']:.0%}", "dim")
+        same = share if is_same is None else yes_or_no(is_same)
+        table.add_row(shown, *rates, f"{row['mat']:.2f}", same)
     return table
 
 
