@@ -347,7 +347,10 @@ class Show:
             speculator.generate(prompts[0].prompt, short)
         pairs: list[Pair] = []
         for number, asked in enumerate(prompts, 1):
-            self._introduce(f"{number}/{len(prompts)} {asked.domain}", asked.text)
+            title = Text(f"{number}/{len(prompts)} {asked.domain}", "bold")
+            self._print(Group("", Rule(title, align="left", style="bright_black")))
+            for line in asked.text.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
+                self._print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
             lanes = []
             for title, one in (("plain decoding", self._plain), (self._title, self._fast)):
                 lanes.append(Lane(title, one.start(asked.prompt, self._params), one.tokenizer))
@@ -364,12 +367,6 @@ class Show:
     def _print(self, shown: RenderableType) -> None:
         self._console.print(shown)
         self.film.print(shown)
-
-    def _introduce(self, title: str, prompt: str) -> None:
-        self._print("")
-        self._print(Rule(Text(title, "bold"), align="left", style="bright_black"))
-        for line in prompt.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
-            self._print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
 
     def _race(
         self, lanes: Sequence[Lane], is_reversed: bool, is_stopped: Callable[[], bool]

@@ -241,11 +241,6 @@ class Settings(Models):
         given = {name: getattr(self, name) for name in names}
         return presets.adjusted(presets.preset(self.preset), **given)
 
-    def for_python(self) -> dict[str, Any]:
-        """The arguments of ``Speculator.from_pretrained``."""
-        own = {"state", "threads"}
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in own}
-
 
 Target = Annotated[str, annotated(Models, "target")]
 Compile = Annotated[bool, annotated(Settings, "compile")]
