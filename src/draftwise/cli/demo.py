@@ -347,8 +347,8 @@ class Show:
             speculator.generate(prompts[0].prompt, short)
         pairs: list[Pair] = []
         for number, asked in enumerate(prompts, 1):
-            title = Text(f"{number}/{len(prompts)} {asked.domain}", "bold")
-            self._print(Group("", Rule(title, align="left", style="bright_black")))
+            heading = Text(f"{number}/{len(prompts)} {asked.domain}", "bold")
+            self._print(Group("", Rule(heading, align="left", style="bright_black")))
             for line in asked.text.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
                 self._print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
             lanes = []
