@@ -20,11 +20,7 @@ _PROBE = "Certainly"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as the engine takes it.
-
-    tokens: [T] ids. turn_ends: tokens that end the assistant's turn, besides the model's own end
-    tokens; empty for a text that is no conversation.
-    """
+    """A prompt: [T] token ids, and tokens that end a turn besides the model's end tokens."""
 
     tokens: Sequence[int]
     turn_ends: frozenset[int] = frozenset()
@@ -99,10 +95,7 @@ def encode(prompt: str | Sequence[Message], tokenizer: Any) -> Prompt:
 
 
 def check_size(prompt: str | Sequence[Message], tokenizer: Any, max_positions: int) -> None:
-    """Raises DraftwiseError for what cannot fit, whatever its tokens are, before it is encoded.
-
-    Encoding takes far more memory than the text itself, and seconds for each 10 MB.
-    """
+    """DraftwiseError for what cannot fit: encoding takes seconds for each 10 MB."""
     if isinstance(prompt, str):
         num = len(prompt)
     else:
@@ -129,10 +122,7 @@ def check_unicode(what: str, *texts: str) -> None:
 
 
 def turn_ends(tokenizer: Any) -> frozenset[int]:
-    """The special token that the template writes after an assistant's turn; empty if it has none.
-
-    A generation config need not name it: a base model's, for one, that was tuned to chat.
-    """
+    """The special token that the template writes after an assistant's turn, or none."""
     asked, answered = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}
     try:
         text = _apply(tokenizer, [asked, answered])

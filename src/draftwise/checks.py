@@ -111,10 +111,7 @@ def strings(name: str, value: Any) -> tuple[str, ...]:
 def wholes(
     name: str, value: Any, least: int | None = None, most: int | None = None, num: int | None = None
 ) -> tuple[int, ...]:
-    """A sequence (list, tuple, range, array) of ints from ``least`` to ``most``, at most ``num``.
-
-    Text and mappings are none, and neither is a single number.
-    """
+    """A list, tuple, range or array of ints from ``least`` to ``most``, at most ``num``."""
     must = f"a list of whole numbers{_range(least, most, '')}"
     must += "" if num is None else f", no more than {num:,} of them"
     plain = value.tolist() if hasattr(value, "tolist") else value
@@ -202,10 +199,7 @@ class Option:
 
 
 def option(default: Any, help_: str = "", *flags: str, **more: Any) -> Any:
-    """A dataclass' field with an ``Option``, or the default of a command's parameter.
-
-    default: ``...`` = it has to be given; what can be called makes the default.
-    """
+    """A field with an ``Option``; default: ``...`` = required, a callable makes the default."""
     made: dict[str, Any] = {"metadata": {"option": Option(help_, flags, **more)}}
     if callable(default):
         return field(default_factory=default, hash=False, **made)

@@ -78,10 +78,7 @@ def numbered_lines(
 
 
 def prompt_lines(file: Path) -> list[tuple[int, Any]]:
-    """The lines of a file of prompts, numbered from 1: text, or the values of a .jsonl file.
-
-    Raises DraftwiseError where there is none, or one is not JSON; else as ``read_text``.
-    """
+    """Numbered prompts, or values of a .jsonl file; DraftwiseError for none or no JSON."""
     numbered = numbered_lines(file, TRACE_BYTES, pipes=True)
     if not numbered:
         raise DraftwiseError(f"{file} has no prompts: write one a line")
@@ -91,11 +88,7 @@ def prompt_lines(file: Path) -> list[tuple[int, Any]]:
 
 
 def json_line(line: str, file: Path, number: int) -> Any:
-    """One line of a file as other programs write JSON, with NaN.
-
-    DraftwiseError, which names the line, for what is no JSON, numbers of hundreds of digits and
-    bottomless nesting.
-    """
+    """A line of JSON, with NaN; DraftwiseError for others and for huge or deeply nested ones."""
     try:
         return _decoded(line, parse_int=_finite_int)
     except ValueError as error:
@@ -158,10 +151,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file that cannot be used to a free name next to it, and return that name.
-
-    Raises OSError, also for what is no plain file (``replacing``).
-    """
+    """Rename a plain file to a free name next to it, and return that name. Raises OSError."""
     _check_plain(path)
     stamp, number = f"{path.name}.unused-{int(time.time())}", 0
     while (aside := path.with_name(stamp + (f"-{number}" if number else ""))).exists():

@@ -115,10 +115,7 @@ def _num_shared(model: CausalModel, target: CausalModel, source: Any, target_sou
 
 
 def _vocabulary(source: Any, size: int) -> Mapping[str, int] | None:
-    """What a tokenizer calls the first tokens; None where there is none to be had.
-
-    source: the tokenizer, a folder or hub id, or a module, which may say where it came from.
-    """
+    """The first tokens of a tokenizer, given as such, by place or by module; None without one."""
     is_place = isinstance(source, (str, Path))
     where = source if is_place else getattr(getattr(source, "config", None), "_name_or_path", "")
     if where:

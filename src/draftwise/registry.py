@@ -96,16 +96,10 @@ DRAFTERS: Table = {
     "mtp": ("drafters.experimental.heads:load_mtp", {}),
     "dflash": ("drafters.experimental.heads:load_dflash", {}),
 }
-
-
 TABLES: Mapping[str, Table] = {
-    "policy": POLICIES,
-    "reward": REWARDS,
-    "feedback": FEEDBACKS,
-    "guide": GUIDES,
+    "policy": POLICIES, "reward": REWARDS, "feedback": FEEDBACKS, "guide": GUIDES,
     "drafter": DRAFTERS,
-}
-
+}  # fmt: skip
 FILLED: Mapping[str, frozenset[str]] = {
     "policy": frozenset({"num_plans", "rng", "plans", "request_tokens", "make_base"}),
     "reward": frozenset(),
@@ -158,14 +152,13 @@ def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
             raise BadValue(key, value, must)
 
 
+Seed = int | np.random.SeedSequence | np.random.Generator
+
+
 def make_policy(
-    spec: str,
-    num_plans: int,
-    seed: int | np.random.SeedSequence | np.random.Generator = 0,
-    *,
-    plans: Sequence[Plan] | None = None,
-    request_tokens: int | None = None,
-) -> Policy:
+    spec: str, num_plans: int, seed: Seed = 0, *,
+    plans: Sequence[Plan] | None = None, request_tokens: int | None = None,
+) -> Policy:  # fmt: skip
     """A policy over ``num_plans`` plans, from a spec such as ``"ucb1:beta=0.01"``.
 
     plans: the plans themselves, for policies that price them, such as ``goodput``.
@@ -199,31 +192,22 @@ def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) ->
     return cast(FeedbackBuilder, build("feedback", FEEDBACKS, spec, given))
 
 
-def make_guide(
-    spec: str,
-    seed: int | np.random.SeedSequence | np.random.Generator = 0,
-    *,
-    home: Path | None = None,
-) -> StopRule:
+def make_guide(spec: str, seed: Seed = 0, *, home: Path | None = None) -> StopRule:
     """A stop rule (guide) from a spec such as ``"max-confidence:0.8"``; raises as ``make_policy``.
 
     home: folder of the drafter, in which ``head`` looks for its weights.
     """
     rng = np.random.default_rng(seed)
-    given = {
-        "rng": rng,
-        "home": home,
-        "make_rule": partial(make_guide, seed=rng, home=home),
-        "make_bandit": partial(make_policy, seed=rng),
-    }
+    make_rule = partial(make_guide, seed=rng, home=home)
+    make_bandit = partial(make_policy, seed=rng)
+    given = {"rng": rng, "home": home, "make_rule": make_rule, "make_bandit": make_bandit}
     return cast(StopRule, build("guide", GUIDES, spec, given))
 
 
 def build(kind: str, table: Table, spec: str, given: Mapping[str, Any]) -> Any:
-    """Build what ``spec`` names in ``table``.
+    """Build what ``spec`` names in ``table``; given: values of its parameters, by name.
 
-    given: goes to the parameters of those names. Raises DraftwiseError for an unknown name or
-    option, or a value that does not parse or lies outside its range.
+    Raises DraftwiseError for an unknown name or option, or an invalid value.
     """
     name, _, text = spec.partition(":")
     factory, options = _options_of(kind, table, name)

@@ -98,11 +98,7 @@ def _check_one(given: str, name: str, spec: str) -> None:
 
 
 def signature(where: str) -> tuple[dict[str, tuple[Any, str | None]], str]:
-    """A drafter's options, name -> (type, default or None for none), and its first sentence.
-
-    where: ``module:name`` as in the table. They are read from the source: importing a drafter
-    imports torch, which takes seconds.
-    """
+    """Options (type, default) and first sentence, read from the source: torch takes seconds."""
     module, _, name = where.partition(":")
     source = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
     found = _named(ast.parse(source.read_text("utf-8")), name)

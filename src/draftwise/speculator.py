@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Unpack, overload
 
 import torch
@@ -15,23 +15,12 @@ from numpy.random import SeedSequence, default_rng
 from draftwise import checks, registry
 from draftwise.chat import Prompt
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
+from draftwise.engine import options as o
 from draftwise.engine.drafting import pool_of
 from draftwise.engine.engine import Engine
 from draftwise.engine.generation import Generation, Result
 from draftwise.engine.memory import SharedPolicyState, check_scope
-from draftwise.engine.options import (
-    Options,
-    Params,
-    RequestParams,
-    Single,
-    batch_params,
-    check_names,
-    encode_all,
-    eos_tokens,
-    is_single,
-    randomness,
-    request_params,
-)
+from draftwise.engine.options import Options, Params, RequestParams, Single
 from draftwise.engine.records import Round
 from draftwise.engine.request import (
     Answer,
@@ -47,14 +36,7 @@ from draftwise.nn.cpu.compiled import STEP_WIDTHS
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, models_of, resolve_target
-from draftwise.protocols import (
-    PlayingAll,
-    Policy,
-    PricingPlans,
-    Remembering,
-    Routing,
-    StopRule,
-)
+from draftwise.protocols import PlayingAll, Policy, PricingPlans, Remembering, Routing, StopRule
 from draftwise.registry import Preset
 from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
@@ -83,25 +65,19 @@ class Speculator:
     """
 
     def __init__(
-        self,
-        target: CausalModel,
-        tokenizer: Any,
-        drafters: Sequence[Drafter],
-        setting: Preset,
-        scope: str = "request",
-        seed: int | None = None,
-        num_prefixes: int = 0,
+        self, target: CausalModel, tokenizer: Any, drafters: Sequence[Drafter], setting: Preset,
+        scope: str = "request", seed: int | None = None, num_prefixes: int = 0,
         deterministic: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         checks.optional(checks.seed, "seed", seed)
         checks.whole("num_prefixes", num_prefixes, 0), checks.flag("deterministic", deterministic)
         self.target, self.tokenizer, self.setting = target, tokenizer, setting
         self._seeds = SeedSequence(seed)
-        self._new_learning = partial(
+        new_learning = partial(
             Learning, target=target, tokenizer=tokenizer, drafters=drafters, scope=scope, seed=seed
         )
-        self._learning = self._new_learning(setting, _ALL)
-        self._learnings: dict[tuple[Preset, LearningLimits], Learning] = {}
+        self._learning = new_learning(setting, _ALL)
+        self._learning_of = lru_cache(_MAX_SETTINGS)(new_learning)
         self._compilable = [target, *models_of(drafters)]
         self._pool = pool_of(target, drafters, self.clock, self._cost_clock, deterministic)
         # what was read before would show in first impressions
@@ -175,10 +151,7 @@ class Speculator:
 
     def clock(self) -> float:
         """Seconds, excluding compilation."""
-        now = time.perf_counter()
-        for model in self._compilable:
-            now -= model.compiled.spent_s if model.compiled else 0.0
-        return now
+        return time.perf_counter() - self.compiling()[0]
 
     def _cost_clock(self) -> float:
         """``clock``; with one thread on a CPU its own time, which other programs do not change."""
@@ -228,12 +201,13 @@ class Speculator:
 
     def _start(self, method: str, prompts: Any, params: Params, options: Options) -> Generation:
         """``start``, called by the user as ``method``."""
-        check_names(method, options, batch=True)
+        o.check_names(method, options, batch=True)
         trace = checks.optional(checks.path, "trace", options.get("trace"))
         with self._pool.lock:  # other threads may use the same models
-            texts = encode_all(prompts, self.tokenizer, self.target, options.get("attention_mask"))
-            each, num, seed = batch_params(method, options, len(texts), params)
-            streams = randomness(self._new_seed() if seed is None else seed, len(texts), num)
+            mask = options.get("attention_mask")
+            texts = o.encode_all(prompts, self.tokenizer, self.target, mask)
+            each, num, seed = o.batch_params(method, options, len(texts), params)
+            streams = o.randomness(self._new_seed() if seed is None else seed, len(texts), num)
             requests = [
                 self._request(text, params, next(streams))
                 for text, params in zip(texts, each, strict=True)
@@ -252,19 +226,19 @@ class Speculator:
             raise DraftwiseError("stop strings need a tokenizer: pass tokenizer=... when loading")
         eos = params.eos_token_ids
         if eos is None:
-            eos = (*eos_tokens(self.target, self.tokenizer), *text.turn_ends)
-        ending = Ending(
-            min(params.max_new_tokens, self.target.max_positions - len(text.tokens)),
-            frozenset() if params.ignore_eos else frozenset(eos),
-            params.stop,
-            params.stop_when,
-        )
+            eos = (*o.eos_tokens(self.target, self.tokenizer), *text.turn_ends)
+        room = self.target.max_positions - len(text.tokens)
+        ends = frozenset[int]() if params.ignore_eos else frozenset(eos)
+        most = min(params.max_new_tokens, room)
+        ending = Ending(most, ends, params.stop, params.stop_when)
         base = self.setting if params.preset is None else registry.preset(params.preset)
         setting = registry.adjusted(base, policy=params.policy, lengths=params.lengths)
         limits = self._limits(params)
         if limits.max_draft == 0:
             setting, limits = registry.PRESETS["plain"], _ALL
-        return self._learning_of(setting, limits).request(text.tokens, params, ending, stream)
+        is_own = setting == self.setting and limits == _ALL
+        learning = self._learning if is_own else self._learning_of(setting, limits)
+        return learning.request(text.tokens, params, ending, stream)
 
     def _limits(self, params: RequestParams) -> LearningLimits:
         """What of the pool a request may use; raises DraftwiseError for a drafter not in it."""
@@ -295,10 +269,10 @@ class Speculator:
         options: as for ``start``, one value each; ``stop_when`` is called with the answer's tokens
         only. Raises as ``start``.
         """
-        params = params or request_params("request", options)
-        given = prompt if is_single(prompt) else [prompt]
+        params = params or o.request_params("request", options)
+        given = prompt if o.is_single(prompt) else [prompt]
         with self._pool.lock:
-            (text,) = encode_all(given, self.tokenizer, self.target)
+            (text,) = o.encode_all(given, self.tokenizer, self.target)
             seed = self._new_seed() if params.seed is None else SeedSequence(params.seed)
             return self._request(text, params, seed)
 
@@ -323,7 +297,7 @@ class Speculator:
         generation = self._start("generate", prompts, params, options)
         list(generation)
         results = generation.results()
-        return results[0] if is_single(prompts) and len(results) == 1 else results
+        return results[0] if o.is_single(prompts) and len(results) == 1 else results
 
     def stream(
         self, prompt: Any, params: Params = None, **options: Unpack[Options]
@@ -336,16 +310,6 @@ class Speculator:
             )
         for _, output, round_ in generation.outputs():
             yield output.text, round_
-
-    def _learning_of(self, setting: Preset, limits: LearningLimits) -> Learning:
-        """What learns with this setting; the speculator's own, or one of those used last."""
-        if setting == self.setting and limits == _ALL:
-            return self._learning
-        made = self._learnings.pop((setting, limits), None) or self._new_learning(setting, limits)
-        self._learnings[setting, limits] = made  # the latest last
-        if len(self._learnings) > _MAX_SETTINGS:
-            del self._learnings[next(iter(self._learnings))]
-        return made
 
 
 class Learning:
@@ -391,8 +355,7 @@ class Learning:
             callbacks.append(guarded_process(sampling.process))
             sampling = replace(sampling, process=callbacks[-1])
         return Request(
-            id=next(_IDS),
-            prompt=tuple(prompt),
+            id=next(_IDS), prompt=tuple(prompt), plans=self.plans, callbacks=callbacks,
             context=Context(
                 -1, list(prompt), sampling, default_rng(draft_seed),
                 tenant=params.tenant, is_private=params.private, eos=ending.eos,
@@ -400,15 +363,9 @@ class Learning:
             ),
             answer=Answer(ending, self._tokenizer),
             policy=self._policy(prompt, policy_seed, ending.max_new_tokens, params),
-            revealer=self._feedback(),
-            accept_rng=default_rng(accept_seed),
-            plans=self.plans,
-            guides=self._stop_rules(guide_seed),
-            callbacks=callbacks,
-            priority=params.priority,
-            label=params.label,
-            scores_prompt=self._scores_prompt,
-            num_logprobs=params.logprobs,
+            revealer=self._feedback(), accept_rng=default_rng(accept_seed),
+            guides=self._stop_rules(guide_seed), priority=params.priority, label=params.label,
+            scores_prompt=self._scores_prompt, num_logprobs=params.logprobs,
             wants_prompt_logprobs=params.prompt_logprobs,
         )  # fmt: skip
 

@@ -371,34 +371,25 @@ class SamplingParams:
     """
 
     temperature: float = option(
-        0.0,
-        "0 is greedy.",
-        *("--temperature", "-t"),
-        metavar="T",
-        check=partial(checks.number, least=0, note="greedy"),
-    )
+        0.0, "0 is greedy.", "--temperature", "-t",
+        metavar="T", check=partial(checks.number, least=0, note="greedy"),
+    )  # fmt: skip
     top_k: int = _drawn(
-        0,
-        "Keep the K likeliest tokens; 0 keeps all.",
-        metavar="K",
-        check=partial(checks.whole, least=0, note="all tokens"),
-    )
+        0, "Keep the K likeliest tokens; 0 keeps all.",
+        metavar="K", check=partial(checks.whole, least=0, note="all tokens"),
+    )  # fmt: skip
     top_p: float = _drawn(
-        1.0,
-        "Keep the likeliest tokens with total probability P; 1 keeps all.",
-        metavar="P",
-        check=checks.share,
-    )
+        1.0, "Keep the likeliest tokens with total probability P; 1 keeps all.",
+        metavar="P", check=checks.share,
+    )  # fmt: skip
     repetition_penalty: float = _drawn(
         1.0, "Divides logits of tokens in prompt and answer; 1 has no effect.", check=checks.scale
     )
     process: Callable[[Sequence[int], Any], Any] | None = option(None, check=checks.function)
     min_p: float = _drawn(
-        0.0,
-        "Minimum probability relative to the largest; 0 has no effect.",
-        metavar="P",
-        check=checks.probability,
-    )
+        0.0, "Minimum probability relative to the largest; 0 has no effect.",
+        metavar="P", check=checks.probability,
+    )  # fmt: skip
     presence_penalty: float = _drawn(
         0.0, "Subtracted from logits of tokens in the answer; 0 has no effect.", check=_penalty
     )
@@ -406,13 +397,9 @@ class SamplingParams:
         0.0, "Subtracted per occurrence of a token in the answer; 0 has no effect.", check=_penalty
     )
     logit_bias: Mapping[int, float] = _drawn(
-        dict,
-        "Adds VALUE to the logit of token ID: `50=-100`; repeatable.",
-        metavar="ID=VALUE",
-        kind=list[str] | None,
-        read=_read_biases,
-        check=_biases,
-    )
+        dict, "Adds VALUE to the logit of token ID: `50=-100`; repeatable.", metavar="ID=VALUE",
+        kind=list[str] | None, read=_read_biases, check=_biases,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         checks.check_fields(self)

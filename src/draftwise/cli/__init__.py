@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from draftwise.cli.demo import (
         CHATS, Lane, Pair, Stage, choose_prompts, race as run_race, report as demo_report,
     )
-    from draftwise.cli.failures import Output, quiet, refused_values, say
+    from draftwise.cli.failures import Output, refused_values, say
     from draftwise.cli.lab import (
         COMMANDS as LAB_COMMANDS, GROUP as LAB_GROUP, find as find_part,
     )
@@ -82,6 +82,9 @@ def _help_option(make: Callable[[Any], Any], ctx: Any) -> Any:
     return option
 
 
+_STYLE: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": "markdown"}
+
+
 class Commands(TyperGroup):
     is_listing = False
 
@@ -107,9 +110,7 @@ class Commands(TyperGroup):
         if isinstance(found, typer.Typer):
             command: Any = get_group(found)
         else:
-            alone = typer.Typer(
-                add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
-            )
+            alone = typer.Typer(add_completion=False, **_STYLE)
             alone.command()(found)
             command = get_command(alone)
         command.name = cmd_name
@@ -123,13 +124,9 @@ class Commands(TyperGroup):
         super().format_help(ctx, formatter)
 
 
+_NAMES = {"help_option_names": ["--help", "-h"]}
 app = typer.Typer(
-    name="draftwise",
-    cls=Commands,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["--help", "-h"]},
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    name="draftwise", cls=Commands, no_args_is_help=True, context_settings=_NAMES, **_STYLE
 )
 
 
@@ -144,14 +141,11 @@ def draftwise(
     version: Annotated[
         bool,
         typer.Option(
-            *("--version", "-V"),
-            callback=_say_version,
-            is_eager=True,
-            metavar="",
+            "--version", "-V", callback=_say_version, is_eager=True, metavar="",
             help="Show the version and exit.",
         ),
     ] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Lossless speculative decoding for Hugging Face causal LMs, tuned online."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from rich.text import Text
 from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
-from draftwise.cli.failures import INTERRUPTED, Output, graceful, note, quiet, refused_values, say
+from draftwise.cli.failures import INTERRUPTED, Output, graceful, note, refused_values, say
 from draftwise.cli.load import alone_in, check, load
 from draftwise.cli.show import Bars, broken, make_table, yes_or_no
 from draftwise.install import lab_hint
@@ -42,25 +41,19 @@ _USUAL: dict[str, Any] = {"tokens": 128, "prompts": 4, "minutes": None}
 def bench(
     *,
     out: Path = option(
-        ...,
-        "Folder for results, trace and report. An interrupted bench resumes there.",
-        *("--out", "-o"),
-        metavar="FOLDER",
+        ..., "Folder for results, trace and report. An interrupted bench resumes there.",
+        "--out", "-o", metavar="FOLDER",
     ),
     suite: str = option(
-        "zoo",
-        "zoo, spec-bench:FILE (its question.jsonl), or a file of prompts (.jsonl, .txt).",
+        "zoo", "zoo, spec-bench:FILE (its question.jsonl), or a file of prompts (.jsonl, .txt).",
         metavar="SUITE",
     ),
     method: list[str] | None = option(None, _METHODS, metavar="M"),
     is_quick: bool = option(False, "One prompt of each domain, in 5 minutes.", "--quick"),
-    target: o.AnyTarget = None,
-    drafter: o.Drafters = None,
+    models: o.Models,
     tokens: int | None = option(
-        None,
-        "Maximum number of tokens per answer. Default: 128 (quick: 64).",
-        *("--tokens", "--max-new-tokens", "-n"),
-        metavar="N",
+        None, "Maximum number of tokens per answer. Default: 128 (quick: 64).",
+        "--tokens", "--max-new-tokens", "-n",
     ),
     repeats: int = option(3, "Number of repeats of every prompt."),
     prompts: int | None = option(None, "Prompts of each domain. Default: 4 (quick: 1)."),
@@ -71,17 +64,15 @@ def bench(
     as_json: bool = option(False, "Print results.json instead of a table.", "--json"),
     no_report: bool = option(False, "Leave out report.html."),
     clock: str = option("wall", "wall, or cpu: CPU time of this process, for shared machines."),
-    hardware: o.Hardware,
     compile_: o.Compile = False,
-) -> None:
+) -> None:  # fmt: skip
     """Time draftwise, its presets, fixed plans and transformers' own methods side by side."""
     usual = _QUICK if is_quick else _USUAL
     began = time.monotonic()
     limit = usual["minutes"] if minutes is None else minutes
-    wanted = replace(o.wanted(target or "zoo", drafter, hardware, seed), compile=compile_)
+    wanted = models.settings(seed=seed, compile=compile_)
     names = ("target", "drafters", "compile", "dtype", "device")
-    models = {name: getattr(wanted, name) for name in names}
-    with quiet(), ExitStack() as held:
+    with ExitStack() as held:
         with refused_values():
             check(wanted)
             from draftwise.bench.runs import BenchSettings, prepare
@@ -90,8 +81,8 @@ def bench(
                 suite, out, methods=tuple(method or ()), domains=tuple(domain or ()),
                 prompts=usual["prompts"] if prompts is None else prompts,
                 tokens=usual["tokens"] if tokens is None else tokens,
-                repeats=repeats, temperature=temperature, seed=seed, threads=hardware.threads,
-                clock=clock, models=models,
+                repeats=repeats, temperature=temperature, seed=seed, threads=models.threads,
+                clock=clock, models={name: getattr(wanted, name) for name in names},
             )  # fmt: skip
             o.request({"temperature": temperature}, seed=seed)
             items, store = prepare(chosen)
@@ -108,13 +99,13 @@ def bench(
         speculator = load(wanted)
         from draftwise.bench.session import measure
 
-        with graceful() as is_stopped, Bars(is_shown=not as_json, stays=False) as bars:
+        with graceful() as is_stopped, Bars(is_shown=not as_json) as bars:
 
             def goes_on() -> bool:
                 is_late = limit is not None and time.monotonic() - began > 60 * limit
                 return not (is_stopped() or is_late)
 
-            measured = measure(chosen, items, store, speculator, goes_on, bars.update, studio)
+            measured = measure(chosen, items, store, speculator, goes_on, bars.show, studio)
         if measured is not None:
             _conclude(measured, out, studio if with_report else None, as_json=as_json)
             if studio is None and not no_report:
@@ -157,16 +148,12 @@ def methods_table(results: dict[str, Any]) -> Table:
     )
     rows = results["methods"]
     for name, row in sorted(rows.items(), key=lambda item: -item[1]["tok_per_s"]):
-        table.add_row(
-            Text(broken(name, _NAME), "bold" if name == "draftwise" else ""),
-            f"{row['tok_per_s']:.1f}",
-            f"{row['speedup']['median']:.2f}",
-            interval(row["speedup"]),
-            f"{row['mat']:.2f}",
-            Text(f"{row['same_tokens']:.0%}", "dim")
-            if row["lossless"] is None
-            else yes_or_no(row["lossless"]),
-        )
+        shown = Text(broken(name, _NAME), "bold" if name == "draftwise" else "")
+        speed, is_same = row["speedup"], row["lossless"]
+        rates = f"{row['tok_per_s']:.1f}", f"{speed['median']:.2f}", interval(speed)
+        share = Text(f"{row['same_tokens']:.0%}", "dim")
+        same = share if is_same is None else yes_or_no(is_same)
+        table.add_row(shown, *rates, f"{row['mat']:.2f}", same)
     return table
 
 

@@ -23,7 +23,7 @@ from draftwise.chat import Message, Prompt, is_messages, render, turn_ends
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli import show
-from draftwise.cli.failures import Output, graceful, note, quiet, refused_values, say
+from draftwise.cli.failures import Output, graceful, note, refused_values, say
 from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load
 from draftwise.cli.show import Pen, colours, counted, legend, percentages, summary, total
 from draftwise.engine.memory import hold
@@ -66,21 +66,20 @@ def chat(
 
     Enter sends a message; without a terminal, each line of stdin is one. /help lists the commands.
     """
-    with quiet():
-        with refused_values():
-            check(settings)
-            check_chat(settings.target, chat_template)
-        with hold(settings.state):
-            speculator = load(settings, chat_template)
-            o.check_vocabulary(params, speculator.target.vocab_size)
-            check_template(settings.target, speculator.tokenizer)
-            opening = [] if system is None else [{"role": "system", "content": system}]
-            render([*opening, _PROBE], speculator.tokenizer)
-            adapters = adapters_of(speculator) if adapt else []
-            talk = Conversation(speculator, opening, params)
-            heard = learning_from(talk, adapters, messages()) if adapters else messages()
-            with keeping_memory(speculator, settings.state):
-                converse(talk, heard)
+    with refused_values():
+        check(settings)
+        check_chat(settings.target, chat_template)
+    with hold(settings.state):
+        speculator = load(settings, chat_template)
+        o.check_vocabulary(params, speculator.target.vocab_size)
+        check_template(settings.target, speculator.tokenizer)
+        opening = [] if system is None else [{"role": "system", "content": system}]
+        render([*opening, _PROBE], speculator.tokenizer)
+        adapters = adapters_of(speculator) if adapt else []
+        talk = Conversation(speculator, opening, params)
+        heard = learning_from(talk, adapters, messages()) if adapters else messages()
+        with keeping_memory(speculator, settings.state):
+            converse(talk, heard)
 
 
 def adapters_of(speculator: Speculator) -> list[DrafterAdapter]:
@@ -246,11 +245,7 @@ class Turn:
 
 
 class Conversation:
-    """A conversation with one model; the engine's prefix cache keeps what turns share.
-
-    opening: the messages that every conversation begins with. State: all messages, the turns since
-    the last reset or load, and the sampling parameters.
-    """
+    """A conversation with one model, which begins with the messages ``opening``."""
 
     def __init__(
         self, speculator: Speculator, opening: Sequence[Message], params: RequestParams

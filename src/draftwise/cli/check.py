@@ -12,11 +12,11 @@ from rich.table import Table
 from draftwise.checks import comma_separated, option
 from draftwise.cli import options as o
 from draftwise.cli.demo import choose_prompts, plain_like
-from draftwise.cli.failures import Output, note, quiet, refused_values
+from draftwise.cli.failures import Output, note, refused_values
 from draftwise.cli.load import check as check_wanted
 from draftwise.cli.load import check_chat, load
 from draftwise.cli.prompts import Given, as_chat, read_batch
-from draftwise.cli.show import bars, make_table
+from draftwise.cli.show import Bars, make_table
 from draftwise.registry import Preset
 
 if TYPE_CHECKING:
@@ -33,27 +33,21 @@ _NUM_PROMPTS = 10
 @o.command
 def check(
     *,
-    target: o.Target = "zoo",
+    models: o.Models,
     prompts: Path | None = option(
-        None,
-        "One per line, or jsonl with `prompt` or `messages`. Default: the prompts of `demo`.",
-        *("--prompts", "--batch", "-b"),
-        metavar="FILE",
+        None, "One per line, or jsonl with `prompt` or `messages`. Default: the prompts of `demo`.",
+        "--prompts", "--batch", "-b",
     ),
-    drafter: o.Drafters = None,
     is_chat: bool = o.AS_CHAT,
     max_new_tokens: int = option(
-        64, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", metavar="N", least=1
+        64, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", least=1
     ),
     widths: str = option(
-        "2,4,8,16",
-        "Widths in tokens of the forwards that are compared with width one.",
-        metavar="N,N",
+        "2,4,8,16", "Widths in tokens of the forwards compared with width one.", metavar="N,N"
     ),
     seed: int = o.SEED,
     as_json: bool = o.AS_JSON,
-    hardware: o.Hardware,
-) -> None:
+) -> None:  # fmt: skip
     """Compare answers with and without drafts in this dtype and on this device.
 
     Every prompt is answered greedily twice, plainly and with drafts of every drafter and length;
@@ -61,31 +55,29 @@ def check(
     equal, or different only where two tokens tie to within rounding (half precision); 1: tokens
     differ in float32, or logits by more than rounding explains; 2: refused.
     """
-    with quiet():
-        with refused_values():
-            said = f"--widths {widths!r}: write whole numbers from 2, such as 2,4,8,16"
-            sizes = sorted(set(comma_separated(widths, int, 2, said)))
-            given = [] if prompts is None else read_batch(prompts)
-            if is_chat:
-                given = [as_chat(one, None) for one in given]
-            wanted = o.wanted(target, drafter, hardware, seed=seed)
-            check_wanted(wanted)
-            if is_chat or any(not isinstance(one.prompt, str) for one in given):
-                check_chat(target, None)
-        base = load(wanted)
-        from draftwise.engine import LosslessnessReport
+    with refused_values():
+        said = f"--widths {widths!r}: write whole numbers from 2, such as 2,4,8,16"
+        sizes = sorted(set(comma_separated(widths, int, 2, said)))
+        given = [] if prompts is None else read_batch(prompts)
+        if is_chat:
+            given = [as_chat(one, None) for one in given]
+        wanted = models.settings(seed=seed)
+        check_wanted(wanted)
+        if is_chat or any(not isinstance(one.prompt, str) for one in given):
+            check_chat(wanted.target)
+    base = load(wanted)
+    from draftwise.engine import LosslessnessReport
 
-        if prompts is None:
-            given = [Given(one.prompt) for one in choose_prompts(_NUM_PROMPTS, base.tokenizer)]
-        report = LosslessnessReport(base.target, sizes)
-        counts = _answer_all(base, given, max_new_tokens, seed, report)
-    found = report.as_json() | {"model": target} | counts
+    if prompts is None:
+        given = [Given(one.prompt) for one in choose_prompts(_NUM_PROMPTS, base.tokenizer)]
+    report = LosslessnessReport(base.target, sizes)
+    counts = _answer_all(base, given, max_new_tokens, seed, report)
+    found = report.as_json() | {"model": wanted.target} | counts
     if as_json:
         print(json.dumps(found))
     else:
         Output().print(_table(found))
-        for line in _lines(found):
-            print(line)
+        print(*_lines(found), sep="\n")
     if not counts["num_drafted"]:
         note("no token was drafted: the answers say nothing here; give other --drafter or prompts")
     raise SystemExit(0 if report.is_lossless else 1)
@@ -100,7 +92,7 @@ def _answer_all(
     drafting = Speculator(base.target, base.tokenizer, base.drafters, EVERYTHING, seed=seed)
     counts = dict.fromkeys(("num_rounds", "num_drafted", "num_accepted"), 0)
     texts = [one.encoded(base) for one in given]
-    with bars("prompts") as progress:
+    with Bars("prompts") as progress:
         for prompt in progress.track(texts):
             tokens, other = (
                 made.generate(prompt, max_new_tokens=num, temperature=0.0, seed=seed)

@@ -16,7 +16,7 @@ from draftwise.checks import option
 from draftwise.cli.failures import refused_values, say, waiting
 from draftwise.cli.load import check_target, loading
 from draftwise.cli.options import command
-from draftwise.cli.show import bars
+from draftwise.cli.show import Bars
 from draftwise.files import json_line, not_text
 from draftwise.types import DraftwiseError
 
@@ -82,20 +82,15 @@ def datastore() -> None:
 @command
 def build(
     *,
-    corpus: Annotated[
-        Path,
-        typer.Argument(
-            help="A text file, a folder of them, or .jsonl (`text`, or `prompt` and `completion`)."
-        ),
-    ],
+    corpus: Annotated[Path, typer.Argument(
+        help="A text file, a folder of them, or .jsonl (`text`, or `prompt` and `completion`)."
+    )],
     tokenizer: str = option(
-        ...,
-        "The target: a model folder, a hub id, or `zoo`.",
-        *("--tokenizer", "--target", "--model", "-m"),
-        metavar="MODEL",
+        ..., "The target: a model folder, a hub id, or `zoo`.",
+        "--tokenizer", "--target", "--model", "-m", metavar="MODEL",
     ),
-    out: Path = option(..., "The file to write.", "--out", "-o", metavar="FILE"),
-) -> None:
+    out: Path = option(..., "The file to write.", "--out", "-o"),
+) -> None:  # fmt: skip
     """Tokenize a corpus as the target does, sort its suffixes, and write both to one file."""
     start = time.perf_counter()
     with refused_values():
@@ -136,7 +131,7 @@ def _read(files: Sequence[Path], tokenizer: Any) -> list[NDArray[np.uint32]]:
     """The tokens of each document, without special ones; ValueError if no file is UTF-8."""
     documents: list[NDArray[np.uint32]] = []
     left_out = 0
-    with bars("tokenizing", TaskProgressColumn(), TimeElapsedColumn()) as progress:
+    with Bars("tokenizing", TaskProgressColumn(), TimeElapsedColumn()) as progress:
         task = progress.add_task("", total=sum(file.stat().st_size for file in files))
         for file in files:
             of_file: list[list[NDArray[np.uint32]]] = []

@@ -23,18 +23,9 @@ from draftwise.bench.suites import in_turn
 from draftwise.chat import Message
 from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli.failures import INTERRUPTED, Output, graceful, quiet, refused_values, say
+from draftwise.cli.failures import INTERRUPTED, Output, graceful, refused_values, say
 from draftwise.cli.load import check, load
-from draftwise.cli.show import (
-    PLAIN_STYLE,
-    colours,
-    legend,
-    make_table,
-    painted,
-    shares,
-    total,
-    yes_or_no,
-)  # fmt: skip
+from draftwise.cli.show import colours, legend, make_table, painted, shares, total, yes_or_no
 from draftwise.engine.options import RequestParams
 from draftwise.types import NONE, DraftwiseError
 
@@ -117,38 +108,31 @@ _FRAME_S = 1 / 12
 _MOST_LINES, _FEWEST_LINES = 16, 4
 
 
-class Stage:
+class Stage(Live):
     """Live panels, redrawn between rounds: a refresh thread would disturb the timing."""
 
     def __init__(self, console: Console, lanes: Sequence[Lane], styles: Mapping[str, str]) -> None:
-        self._console, self._lanes, self._styles = console, lanes, styles
-        self._live = Live(console=console, auto_refresh=False, transient=False)
-        self._drawn_at = 0.0
+        super().__init__(console=console, auto_refresh=False)
+        self._lanes, self._styles, self._drawn_at = lanes, styles, 0.0
 
-    def __enter__(self) -> Stage:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.draw(is_last=True)
-        self._live.stop()
+        super().__exit__(*error)
 
     def draw(self, is_last: bool = False) -> None:
         if is_last or time.perf_counter() - self._drawn_at >= _FRAME_S:
-            self._live.update(self.picture(is_last), refresh=True)
+            self.update(self.picture(is_last), refresh=True)
             self._drawn_at = time.perf_counter()
 
     def picture(self, is_last: bool) -> RenderableType:
         """The panels; the last picture is only as high as its text."""
-        width, height = self._console.size
+        width, height = self.console.size
         is_wide = width >= WIDE
         room = height - 6 if is_wide else height // len(self._lanes) - 4
         room = max(_FEWEST_LINES, min(_MOST_LINES, room))
         inside = (width // len(self._lanes) if is_wide else width) - 4
-        wrapped = [
-            painted(lane.pieces, self._styles).wrap(self._console, inside)[-room:]
-            for lane in self._lanes
-        ]
+        texts = [painted(lane.pieces, self._styles) for lane in self._lanes]
+        wrapped = [text.wrap(self.console, inside)[-room:] for text in texts]
         lines = max(1, *map(len, wrapped)) if is_last else room
         panels = [
             self._panel(lane, Text("\n").join(text), lines)
@@ -170,14 +154,10 @@ class Stage:
             rate += f" = {lane.tok_per_s / plain.tok_per_s:.1f}x"
             detail += f", {lane.num_tokens / lane.num_rounds:.1f} a round"
         return Panel(
-            text,
-            title=Text.assemble((lane.title, "bold")),
-            title_align="left",
-            subtitle=Text.assemble((rate, "bold"), (f" · {detail}", "dim")),
-            subtitle_align="right",
-            border_style="bright_black" if lane is plain else "green",
-            height=lines + 2,
-        )
+            text, title=Text(lane.title, "bold"), title_align="left",
+            subtitle=Text.assemble((rate, "bold"), (f" · {detail}", "dim")), subtitle_align="right",
+            border_style="bright_black" if lane is plain else "green", height=lines + 2,
+        )  # fmt: skip
 
 
 class Lane:
@@ -277,7 +257,8 @@ def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> T
     table = make_table(*headings, box=None, padding=(0, 1))
     names = [name for name in {**pulls, **written} if name not in {NONE, "target"}]
     rows = [(name, name, name, styles.get(name, "")) for name in names]
-    for shown, pulled, writer, style in [*rows, ("none / target", NONE, "target", PLAIN_STYLE)]:
+    rows.append(("none / target", NONE, "target", styles["target"]))
+    for shown, pulled, writer, style in rows:
         bars = (_bar(part, style) for part in (pulls.get(pulled, 0.0), written.get(writer, 0.0)))
         table.add_row(Text(f"■ {shown}", style), *bars)
     return table
@@ -307,39 +288,34 @@ _PICTURE_SIZE = (110, 40)
 @o.command
 def demo(
     *,
-    target: o.Target = "zoo",
-    drafter: o.Drafters = None,
+    models: o.Models,
     prompts: int = option(7, "How many prompts, of all domains."),
     max_new_tokens: o.MaxNewTokens = 160,
     temperature: o.Temperature = 0.0,
     seed: int = o.SEED,
     preset: o.PresetName = "draftwise",
     policy: o.PolicySpec = None,
-    svg: Path | None = option(None, "Also save all of it as a picture.", metavar="FILE"),
-    hardware: o.Hardware,
+    svg: Path | None = option(None, "Also save all of it as a picture."),
     compile_: o.Compile = False,
 ) -> None:
     """Compare plain decoding and draftwise on the same prompts; tokens are coloured by drafter."""
-    wanted = replace(
-        o.wanted(target, drafter, hardware, seed), compile=compile_, preset=preset, policy=policy
-    )
+    wanted = models.settings(seed=seed, compile=compile_, preset=preset, policy=policy)
     params = o.request({"temperature": temperature}, max_new_tokens=max_new_tokens, seed=seed)
-    with quiet():
-        with refused_values():
-            choose_prompts(prompts)
-            check(wanted)
-            if svg is not None:
-                svg.open("a").close()  # refuse an unwritable output before anything runs
-            fast = load(wanted)
-            chosen = choose_prompts(prompts, fast.tokenizer)
-        with graceful() as is_stopped:
-            show = Show(fast, preset, params)
-            show.run(chosen, is_stopped)
-            if svg is not None:
-                show.film.save_svg(str(svg), title="draftwise demo")
-        if is_stopped():
-            say("interrupted", style="yellow")
-            raise SystemExit(INTERRUPTED)
+    with refused_values():
+        choose_prompts(prompts)
+        check(wanted)
+        if svg is not None:
+            svg.open("a").close()  # refuse an unwritable output before anything runs
+        fast = load(wanted)
+        chosen = choose_prompts(prompts, fast.tokenizer)
+    with graceful() as is_stopped:
+        show = Show(fast, preset, params)
+        show.run(chosen, is_stopped)
+        if svg is not None:
+            show.film.save_svg(str(svg), title="draftwise demo")
+    if is_stopped():
+        say("interrupted", style="yellow")
+        raise SystemExit(INTERRUPTED)
 
 
 def plain_like(fast: Speculator) -> Speculator:
@@ -371,7 +347,10 @@ class Show:
             speculator.generate(prompts[0].prompt, short)
         pairs: list[Pair] = []
         for number, asked in enumerate(prompts, 1):
-            self._introduce(f"{number}/{len(prompts)} {asked.domain}", asked.text)
+            heading = Text(f"{number}/{len(prompts)} {asked.domain}", "bold")
+            self._print(Group("", Rule(heading, align="left", style="bright_black")))
+            for line in asked.text.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
+                self._print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
             lanes = []
             for title, one in (("plain decoding", self._plain), (self._title, self._fast)):
                 lanes.append(Lane(title, one.start(asked.prompt, self._params), one.tokenizer))
@@ -388,12 +367,6 @@ class Show:
     def _print(self, shown: RenderableType) -> None:
         self._console.print(shown)
         self.film.print(shown)
-
-    def _introduce(self, title: str, prompt: str) -> None:
-        self._print("")
-        self._print(Rule(Text(title, "bold"), align="left", style="bright_black"))
-        for line in prompt.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
-            self._print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
 
     def _race(
         self, lanes: Sequence[Lane], is_reversed: bool, is_stopped: Callable[[], bool]

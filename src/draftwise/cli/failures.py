@@ -138,7 +138,7 @@ def graceful() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def own_warnings() -> Iterator[None]:
     """Print draftwise's own warnings as lines on stderr, and suppress all others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

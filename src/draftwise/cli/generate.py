@@ -14,10 +14,10 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, note, quiet, refused_values, say
+from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, note, refused_values, say
 from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load
 from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
-from draftwise.cli.show import Pen, bars, summary, total
+from draftwise.cli.show import Bars, Pen, summary, total
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
 from draftwise.types import DraftwiseError
@@ -40,60 +40,51 @@ def generate(
     params: RequestParams,
     is_chat: bool = o.AS_CHAT,
     system: str | None = option(None, "System message; implies --chat.", metavar="TEXT"),
-    file: Path | None = option(
-        None, "Read the prompt from a file.", "--file", "-f", metavar="FILE"
-    ),
+    file: Path | None = option(None, "Read the prompt from a file.", "--file", "-f"),
     batch: Path | None = option(
-        None,
-        "File with one prompt per line, or jsonl with `prompt` or `messages`.",
-        *("--batch", "-b"),
-        metavar="FILE",
+        None, "File with one prompt per line, or jsonl with `prompt` or `messages`.",
+        "--batch", "-b",
     ),
     as_json: bool = o.AS_JSON,
     chat_template: Path | None = o.CHAT_TEMPLATE,
-    batch_size: int = option(
-        8, "Prompts of --batch that run together.", panel="Running", metavar="N"
-    ),
+    batch_size: int = option(8, "Prompts of --batch that run together.", panel="Running"),
     trace: Path | None = option(
-        None, "Write one jsonl line per round to this file.", panel="Running", metavar="FILE"
+        None, "Write one jsonl line per round to this file.", panel="Running"
     ),
     aliases: o.Aliases,
-) -> None:
+) -> None:  # fmt: skip
     """Complete a prompt with speculative decoding."""
-    with quiet():
-        with refused_values():
-            settings = aliases.applied(settings)
-            target = settings.target
-            prompts = _prompts(prompt, file, batch, batch_size)
-            if is_chat or system is not None:
-                prompts = [as_chat(given, system) for given in prompts]
-            check(settings)
-            are_chats = any(not isinstance(given.prompt, str) for given in prompts)
-            if are_chats:
-                check_chat(target, chat_template)
-            elif chat_template is not None:
-                raise DraftwiseError("--chat-template is for --chat, or prompts with `messages`")
-            if trace is not None:
-                trace.open("a").close()  # keep existing files for now
-        with hold(settings.state):
-            speculator = load(settings, chat_template)
-            o.check_vocabulary(params, speculator.target.vocab_size)
-            if are_chats:
-                check_template(target, speculator.tokenizer)
-            from draftwise.engine.records import TraceWriter
+    with refused_values():
+        settings = aliases.applied(settings)
+        target = settings.target
+        prompts = _prompts(prompt, file, batch, batch_size)
+        if is_chat or system is not None:
+            prompts = [as_chat(given, system) for given in prompts]
+        check(settings)
+        are_chats = any(not isinstance(given.prompt, str) for given in prompts)
+        if are_chats:
+            check_chat(target, chat_template)
+        elif chat_template is not None:
+            raise DraftwiseError("--chat-template is for --chat, or prompts with `messages`")
+        if trace is not None:
+            trace.open("a").close()  # keep existing files for now
+    with hold(settings.state):
+        speculator = load(settings, chat_template)
+        o.check_vocabulary(params, speculator.target.vocab_size)
+        if are_chats:
+            check_template(target, speculator.tokenizer)
+        from draftwise.engine.records import TraceWriter
 
-            # all prompts before any answer, and before an earlier trace is overwritten
-            texts = [given.encoded(speculator) for given in prompts]
-            warn_of_cuts(params.max_new_tokens, texts, speculator)
-            with refused_values():
-                writer = None if trace is None else TraceWriter(trace)
-            job = Job(speculator, params, writer, as_json)
-            closing_trace = nullcontext() if writer is None else closing(writer)
-            with keeping_memory(speculator, settings.state), closing_trace:
-                if batch is None:
-                    code = run_single(job, texts[0])
-                else:
-                    code = run_batch(job, texts, batch_size)
+        # all prompts before any answer, and before an earlier trace is overwritten
+        texts = [given.encoded(speculator) for given in prompts]
+        warn_of_cuts(params.max_new_tokens, texts, speculator)
+        with refused_values():
+            writer = None if trace is None else TraceWriter(trace)
+        job = Job(speculator, params, writer, as_json)
+        closing_trace = nullcontext() if writer is None else closing(writer)
+        with keeping_memory(speculator, settings.state), closing_trace:
+            single = batch is None
+            code = run_single(job, texts[0]) if single else run_batch(job, texts, batch_size)
     raise SystemExit(code)
 
 
@@ -178,7 +169,7 @@ def run_batch(job: Job, prompts: Sequence[Prompt], batch_size: int) -> int:
     chunks: list[Stats] = []
     columns = TextColumn("{task.fields[rate]}"), TimeElapsedColumn()
     num_tokens, seconds = 0, 0.0
-    with graceful() as is_stopped, bars("prompts", *columns) as progress:
+    with graceful() as is_stopped, Bars("prompts", *columns) as progress:
         task = progress.add_task("", total=len(prompts), rate="")
         for first in range(0, len(prompts), batch_size):
             generation = job.start(prompts[first : first + batch_size], first)

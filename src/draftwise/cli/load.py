@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -265,7 +266,8 @@ def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
     with loading(wanted.target, wanted.threads):
         from draftwise.speculator import Speculator
 
-        speculator = Speculator.from_pretrained(**wanted.for_python())
+        names = {one.name for one in fields(wanted)} - {"state", "threads"}
+        speculator = Speculator.from_pretrained(**{name: getattr(wanted, name) for name in names})
         if wanted.state is not None and (said := speculator.memory.take_up(wanted.state)):
             say(said, style="yellow")
         if chat_template is not None:

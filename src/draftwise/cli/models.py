@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from draftwise import registry
 from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
-from draftwise.cli.failures import Output, quiet, refused_values
+from draftwise.cli.failures import Output, refused_values
 from draftwise.cli.load import check as check_wanted
 from draftwise.cli.load import load
 from draftwise.cli.show import make_table
@@ -31,43 +32,40 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 _CHECKING = "Checking types of models"
+LISTING = o.Models(target=None)
 _LM_OPTIONS = "window=None, sink=4"
 
 
 @o.command
 def models(
     *,
-    target: o.AnyTarget = None,
-    drafter: o.Drafters = None,
-    hardware: o.Hardware,
+    wanted: o.Models = LISTING,
     check: str | None = option(
         None,
         "Build these model types (comma-separated, `all`, or `rest`: those missing from --write's "
         "page) tiny, with random weights, and report how each is served, or why not.",
-        panel=_CHECKING,
-        metavar="TYPES",
+        panel=_CHECKING, metavar="TYPES",
     ),
     quick: bool = option(
         False, "Run the self-check only, without comparing texts.", panel=_CHECKING
     ),
     write: Path | None = option(None, "Write the results of --check as Markdown.", panel=_CHECKING),
-) -> None:
+) -> None:  # fmt: skip
     """List models, drafters and policies; with --target or --drafter, load and check these."""
     console = Output()
-    with quiet():
-        if check is not None:
-            with refused_values():
-                lab.need("models.check", "models --check")(console, check, quick, write)
-            return
-        if target is None and not drafter:
-            for table in _tables():
-                console.print(table)
-            return
+    if check is not None:
         with refused_values():
-            wanted = o.wanted(target or "zoo", drafter, hardware)
-            check_wanted(wanted)
-            found = _describe(wanted.target, load(wanted))
-        console.print(found)
+            lab.need("models.check", "models --check")(console, check, quick, write)
+        return
+    if wanted.target is None and not wanted.drafters:
+        for table in _tables():
+            console.print(table)
+        return
+    with refused_values():
+        settings = replace(wanted, target=wanted.target or "zoo").settings()
+        check_wanted(settings)
+        found = _describe(settings.target, load(settings))
+    console.print(found)
 
 
 def _describe(target: str, loaded: Speculator) -> RenderableType:
@@ -85,13 +83,9 @@ def _describe(target: str, loaded: Speculator) -> RenderableType:
 
 
 def _facts(model: CausalModel) -> list[str]:
-    return [
-        type(model.module).__name__,
-        f"{model.num_parameters:,}",
-        f"{model.max_positions:,}",
-        str(model.dtype).removeprefix("torch."),
-        model.module.config._attn_implementation,
-    ]
+    num, positions = f"{model.num_parameters:,}", f"{model.max_positions:,}"
+    dtype, attention = str(model.dtype), model.module.config._attn_implementation
+    return [type(model.module).__name__, num, positions, dtype.removeprefix("torch."), attention]
 
 
 def _other_facts(drafter: Drafter) -> list[str]:
@@ -176,9 +170,8 @@ def _entry(kind: str, name: str) -> tuple[str, str, str]:
 
 
 def _presets() -> Table:
-    table = _table(
-        "presets (--preset)", "name", "policy", "reward", "feedback", "lengths", "source"
-    )
+    headings = ("name", "policy", "reward", "feedback", "lengths", "source")
+    table = _table("presets (--preset)", *headings)
     table.columns[0].no_wrap = True
     for name, preset in PRESETS.items():
         lengths = [*([0] if preset.with_none else []), *preset.lengths]

@@ -10,14 +10,14 @@ from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass,
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from draftwise import registry
 from draftwise.checks import Option, comma_separated, option
-from draftwise.cli.failures import VOICE, refusals, refused_values
-from draftwise.engine.options import RequestParams
+from draftwise.cli.failures import VOICE, own_warnings, refusals, refused_values
+from draftwise.engine.options import SEED_HELP, RequestParams
 from draftwise.errors import BadValue, DraftwiseError, shown
 from draftwise.specs import BUNDLED
 from draftwise.types import SamplingParams
@@ -26,7 +26,7 @@ _QUIET = option(False, "Print results, warnings and errors only.", "--quiet", "-
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn a function into a command, with errors handled by ``refusals``.
+    """Turn a function into a command: ``refusals`` handles errors, ``own_warnings`` warnings.
 
     A parameter is an option if its default is a ``checks.option``, or if typer annotates it. A
     dataclass parameter becomes one option for each such field, and for those of nested dataclasses;
@@ -36,9 +36,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     parameters = inspect.signature(function).parameters
     options: dict[str, inspect.Parameter] = {}
     for name, parameter in parameters.items():
-        found = _options_of(name, hints[name], parameter.default, parameter.default)
-        options = {**options, **found, **options}
-    options |= _options_of("quiet", bool, _QUIET, _QUIET)
+        for one in _options_of(name, hints[name], parameter.default, parameter.default):
+            options.setdefault(one.name, one)
+    options["quiet"], *_ = _options_of("quiet", bool, _QUIET, _QUIET)
 
     @functools.wraps(function)
     @refusals()
@@ -49,7 +49,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 name: _value(name, hints[name], parameter.default, given)
                 for name, parameter in parameters.items()
             }
-        function(**values)
+        with own_warnings():
+            function(**values)
 
     run.__signature__ = inspect.Signature(list(options.values()))  # type: ignore[attr-defined]
     run.__annotations__ = {option.name: option.annotation for option in options.values()}
@@ -70,10 +71,7 @@ def option_names(group: type[Any] | None = None) -> Iterator[None]:
 def annotated(group: type[Any], name: str) -> Any:
     """The typer option of one field, for commands that take it without its dataclass."""
     (own,) = (one.metadata["option"] for one in fields(group) if one.name == name)
-    return _typer_option(name, own)
-
-
-_EMPTY = inspect.Parameter.empty
+    return _typer_option(name, own, get_type_hints(group)[name])
 
 
 def _own(declared: Any) -> Option | None:
@@ -84,57 +82,59 @@ def _own(declared: Any) -> Option | None:
 def _name(name: str, declared: Any) -> str:
     """The parameter's name in typer: that of the first flag."""
     own = _own(declared)
-    if own is None or not own.flags:
-        return name
-    return own.flags[0].lstrip("-").partition("/")[0].replace("-", "_")
+    flags = own.flags if own else ()
+    return flags[0].lstrip("-").partition("/")[0].replace("-", "_") if flags else name
 
 
 def _value(name: str, hint: Any, declared: Any, given: Mapping[str, Any]) -> Any:
     """The value of a parameter or field; DraftwiseError names the option."""
+    own = _own(declared)
+    if not is_dataclass(hint):
+        value = given[_name(name, declared)]
+        return own.read(value) if own is not None and own.read else value
+    assert isinstance(hint, type)
+    hints = get_type_hints(hint, include_extras=True)
+    values = {
+        one.name: _value(one.name, hints[one.name], one, given)
+        for one in fields(hint)
+        if (own := _own(one)) is None or own.help or is_dataclass(hints[one.name])
+    }
+    with option_names(hint):
+        return hint(**values)
+
+
+def _options_of(name: str, hint: Any, declared: Any, default: Any) -> Iterator[inspect.Parameter]:
+    """The parameters for typer; none for a field without help."""
+    empty = inspect.Parameter.empty
     if is_dataclass(hint):
         assert isinstance(hint, type)
         hints = get_type_hints(hint, include_extras=True)
-        values = {
-            one.name: _value(one.name, hints[one.name], one, given)
-            for one in fields(hint)
-            if (own := _own(one)) is None or own.help or is_dataclass(hints[one.name])
-        }
-        with option_names(hint):
-            return hint(**values)
-    value, own = given[_name(name, declared)], _own(declared)
-    return own.read(value) if own is not None and own.read else value
-
-
-def _options_of(name: str, hint: Any, declared: Any, default: Any) -> dict[str, inspect.Parameter]:
-    """The parameters for typer, by name; none for a field without help."""
-    if is_dataclass(hint):
-        assert isinstance(hint, type)
-        hints, found = get_type_hints(hint, include_extras=True), dict[str, inspect.Parameter]()
-        defaults = hint() if default is _EMPTY else default
+        defaults = hint() if default is empty else default
         for one in fields(hint):
-            found |= _options_of(one.name, hints[one.name], one, getattr(defaults, one.name))
-        return found
+            yield from _options_of(one.name, hints[one.name], one, getattr(defaults, one.name))
+        return
     own = _own(declared)
-    if own is not None and not own.help:
-        return {}
     if isinstance(default, Field):
-        default = _EMPTY if default.default is MISSING else default.default
+        default = empty if default.default is MISSING else default.default
     if own is not None:
+        if not own.help:
+            return
         hint = hint if own.kind is None else own.kind
         if hint in (list[str] | None, str | None):
             default = None
-        name, hint = _name(name, declared), Annotated[hint, _typer_option(name, own)]
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return {name: inspect.Parameter(name, kind, default=default, annotation=hint)}
+        name, hint = _name(name, declared), Annotated[hint, _typer_option(name, own, hint)]
+    yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _typer_option(name: str, own: Option) -> Any:
+def _typer_option(name: str, own: Option, hint: Any) -> Any:
     def complete(incomplete: str) -> list[str]:
         return [one for one in own.known if one.startswith(incomplete)]
 
+    kinds = {hint, *get_args(hint)}
     return typer.Option(
         *(own.flags or ("--" + name.replace("_", "-"),)), help=own.help, rich_help_panel=own.panel,
-        metavar=own.metavar, envvar=own.envvar, min=own.least, max=own.most,
+        metavar=own.metavar or ("N" if int in kinds else "FILE" if Path in kinds else None),
+        envvar=own.envvar, min=own.least, max=own.most,
         autocompletion=complete if own.known else None,
     )  # fmt: skip
 
@@ -160,30 +160,37 @@ class Hardware:
         "the target over all devices (accelerate).",
         metavar="DEVICE", panel="Models", known=("auto", "cpu", "cuda", "map:auto"), kind=str,
     )  # fmt: skip
-    threads: int = _models(1, "Number of torch threads.", metavar="N")
+    threads: int = _models(1, "Number of torch threads.")
+
+    def settings(self, **more: Any) -> Settings:
+        """``Settings`` with these fields, and the others as given or at their defaults."""
+        return Settings(**asdict(self), **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(Hardware):
-    """The arguments of ``Speculator.from_pretrained``, and ``state`` and ``threads``.
-
-    None = the preset's or the target's own.
-    """
+class Models(Hardware):
+    """The models of commands that choose no policy; drafters None = the target's own."""
 
     target: Any = option(
         "zoo",
         "A folder (also of a PEFT adapter), a hub id, a `.gguf` file, `smollm2` or `gemma3` "
         "(from the extras of these names), or `zoo`, the bundled model.",
-        *("--target", "--model", "-m"), metavar="MODEL", known=BUNDLED, kind=str,
+        "--target", "--model", "-m", metavar="MODEL", known=BUNDLED, kind=str,
     )  # fmt: skip
     drafters: Sequence[Any] | None = option(
         None,
         "`lm:PATH`, `lookup`, `suffix`, `datastore:FILE`, `zoo`, `zoo:NAME`, `smollm2:NAME` or "
         "`NAME=SPEC`; repeatable. Default: `lookup`; with `zoo` also its drafters, with "
         "`smollm2` and `gemma3` also `suffix` and their head.",
-        *("--drafter", "-d"),
-        metavar="SPEC", known=[*registry.DRAFTERS, *BUNDLED], kind=list[str] | None,
+        "--drafter", "-d", metavar="SPEC", kind=list[str] | None,
+        known=[*registry.DRAFTERS, *BUNDLED],
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Models):
+    """Arguments of ``Speculator.from_pretrained``; None = the preset's or the target's own."""
+
     compile: bool = _models(
         False, "Compile the models with torch.compile: minutes to start, faster steps.", "--compile"
     )
@@ -194,12 +201,11 @@ class Settings(Hardware):
         None,
         "Chooses drafter and length: `goodput`, `ucb1:beta=0.01`, `fixed:0`, ...; `draftwise "
         f"models` lists all {len(registry.POLICIES)}.",
-        *("--policy", "-p"), metavar="SPEC", known=registry.POLICIES,
+        "--policy", "-p", metavar="SPEC", known=registry.POLICIES,
     )  # fmt: skip
     lengths: Sequence[int] | None = _learning(
-        None,
-        "Draft lengths to choose from: `1,2,4,8`.",
-        "--plan-lengths", metavar="N,N", kind=str | None, read=read_lengths,
+        None, "Draft lengths to choose from: `1,2,4,8`.", "--plan-lengths",
+        metavar="N,N", kind=str | None, read=read_lengths,
     )  # fmt: skip
     reward: str | None = _learning(
         None, f"{', '.join(registry.REWARDS)}.", metavar="SPEC", known=registry.REWARDS
@@ -210,7 +216,7 @@ class Settings(Hardware):
     rules: Sequence[str] | None = _learning(
         None,
         f"Stop rule, which ends drafts early: {', '.join(registry.GUIDES)}; repeatable.",
-        *("--rule", "--guide"), metavar="SPEC", known=registry.GUIDES, kind=list[str] | None,
+        "--rule", "--guide", metavar="SPEC", known=registry.GUIDES, kind=list[str] | None,
     )  # fmt: skip
     trees: Sequence[str] | None = _learning(
         None,
@@ -220,18 +226,13 @@ class Settings(Hardware):
     scope: str = _learning(
         "request",
         "auto: each request starts from what earlier ones learnt; request: each starts from "
-        "scratch; session or task:LABEL: all share one policy.",
+        "scratch; session or `task:LABEL`: all share one policy.",
         metavar="SCOPE", known=("auto", "request", "session", "task:"),
     )  # fmt: skip
     state: Path | None = option(
-        None, "File that keeps shared learning between runs.", panel="Learning", metavar="FILE"
+        None, "File that keeps shared learning between runs.", panel="Learning"
     )
-    seed: int | None = option(
-        None,
-        "Random seed. Default: another one each run. Sampled text repeats only with presets that "
-        "do not depend on measured time (the default does).",
-        panel="Sampling", metavar="N",
-    )  # fmt: skip
+    seed: int | None = option(None, SEED_HELP, panel="Sampling")
 
     @property
     def learning(self) -> registry.Preset:
@@ -240,32 +241,18 @@ class Settings(Hardware):
         given = {name: getattr(self, name) for name in names}
         return registry.adjusted(registry.preset(self.preset), **given)
 
-    def for_python(self) -> dict[str, Any]:
-        """The arguments of ``Speculator.from_pretrained``."""
-        own = {"state", "threads"}
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in own}
 
-
-_TARGET = annotated(Settings, "target")
-Target = Annotated[str, _TARGET]
-AnyTarget = Annotated[str | None, _TARGET]
-Drafters = Annotated[list[str] | None, annotated(Settings, "drafters")]
+Target = Annotated[str, annotated(Models, "target")]
 Compile = Annotated[bool, annotated(Settings, "compile")]
 PresetName = Annotated[str, annotated(Settings, "preset")]
 PolicySpec = Annotated[str | None, annotated(Settings, "policy")]
 Temperature = Annotated[float, annotated(SamplingParams, "temperature")]
 MaxNewTokens = Annotated[int, annotated(RequestParams, "max_new_tokens")]
-SEED = option(0, "Random seed.", "--seed", panel="Sampling", metavar="N")
+SEED = option(0, "Random seed.", "--seed", panel="Sampling")
 AS_CHAT = option(
     False, "Send the prompt as a user message through the model's chat template.", "--chat"
 )
-CHAT_TEMPLATE = option(
-    None,
-    "Jinja file that replaces the tokenizer's chat template.",
-    "--chat-template",
-    panel="Models",
-    metavar="FILE",
-)
+CHAT_TEMPLATE = _models(None, "Jinja file that replaces the tokenizer's chat template.")
 AS_JSON = option(False, "Print JSON (with --batch one object per line).", "--json")
 
 _alias = partial(option, None, panel="Aliases (names of vLLM and transformers)")
@@ -275,14 +262,10 @@ _alias = partial(option, None, panel="Aliases (names of vLLM and transformers)")
 class Aliases:
     """Other programs' names for existing options."""
 
-    num_speculative_tokens: int | None = _alias("Same as --plan-lengths N.", metavar="N")
+    num_speculative_tokens: int | None = _alias("Same as --plan-lengths N.")
     assistant_model: str | None = _alias("Same as --drafter lm:PATH.", metavar="PATH")
-    prompt_lookup_min: int | None = _alias(
-        "Same as --drafter lookup:prompt_lookup_min=N.", metavar="N"
-    )
-    prompt_lookup_max: int | None = _alias(
-        "Same as --drafter lookup:prompt_lookup_max=N.", metavar="N"
-    )
+    prompt_lookup_min: int | None = _alias("Same as --drafter lookup:prompt_lookup_min=N.")
+    prompt_lookup_max: int | None = _alias("Same as --drafter lookup:prompt_lookup_max=N.")
 
     def applied(self, settings: Settings) -> Settings:
         """The settings with the aliases applied; DraftwiseError for an option given twice."""
@@ -297,13 +280,6 @@ class Aliases:
         if given := ",".join(f"{name}={n}" for name, n in sizes.items() if n is not None):
             found = [*(spec for spec in found if spec != "lookup"), f"lookup:{given}"]
         return replace(settings, drafters=found or None)
-
-
-def wanted(
-    target: str, drafters: list[str] | None, hardware: Hardware, seed: int | None = None
-) -> Settings:
-    """The settings of commands with these options only."""
-    return Settings(**asdict(hardware), target=target, drafters=drafters, seed=seed)
 
 
 def request(sampling: dict[str, Any], **params: Any) -> RequestParams:

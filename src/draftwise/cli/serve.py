@@ -8,7 +8,7 @@ from pathlib import Path
 
 from draftwise import zoo
 from draftwise.cli import options as o
-from draftwise.cli.failures import VOICE, quiet, refused_values, say
+from draftwise.cli.failures import VOICE, refused_values, say
 from draftwise.cli.load import check, load, read_template
 from draftwise.engine.memory import hold
 from draftwise.install import hint
@@ -31,7 +31,7 @@ def serve(
         raise DraftwiseError(f"serve needs {', '.join(missing)}: {hint('serve')}")
     VOICE.notes = VOICE.loads = False  # stderr is the log's, which programs read
     target, state = settings.target, settings.state
-    with quiet(), refused_values():
+    with refused_values():
         check(settings)
         if server.trace is not None:
             server.trace.open("a").close()  # refused before a model is loaded
@@ -51,7 +51,7 @@ def serve(
             hosts=hosts_of(server.host, list(server.hosts)),
             state=state,
         )
-    with quiet(), hold(state), listener:
+    with hold(state), listener:
         speculator = load(replace(settings, state=None))  # the server takes it up itself
         if not server.keys and server.host not in {"127.0.0.1", "localhost", "::1"}:
             say(f"every client that reaches {server.host} may ask: give --api-key", style="yellow")

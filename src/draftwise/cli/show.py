@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box, progress
+from rich import box
+from rich import progress as p
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -89,10 +90,7 @@ def _cells(pieces: Sequence[Piece]) -> int:
 
 
 class Pen:
-    """Streams text to stdout, in colours on a terminal.
-
-    is_chat: on a terminal, wrap lines between words; end every text with a line break.
-    """
+    """Streams text to stdout, coloured on a terminal; is_chat: wrapped there, and ends its line."""
 
     def __init__(self, drafters: Sequence[str], is_chat: bool = False) -> None:
         self._console, self._styles, self._is_chat = Output(), colours(drafters), is_chat
@@ -127,57 +125,38 @@ def make_table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
     return table
 
 
-def bars(
-    what: str, *columns: progress.ProgressColumn, is_shown: bool = True, stays: bool = False
-) -> progress.Progress:
-    """Progress bars on stderr, on a terminal only.
+class Bars(p.Progress):
+    """Progress bars on stderr, on a terminal only; stays: keep them, and print above them."""
 
-    stays: keep them after completion, and print other output above them.
-    """
-    console = Console(stderr=True)
-    return progress.Progress(
-        progress.TextColumn(what),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        *columns,
-        console=console,
-        transient=not stays,
-        redirect_stdout=stays,
-        redirect_stderr=stays,
-        disable=not (is_shown and VOICE.notes and console.is_terminal),
-    )
-
-
-class Bars:
-    """One bar per stage of a run; is_shown, stays: as for ``bars``."""
-
-    def __init__(self, *, is_shown: bool = True, stays: bool = True) -> None:
-        columns = (
-            progress.TimeElapsedColumn(),
-            progress.TextColumn("left"),
-            progress.TimeRemainingColumn(),
+    def __init__(
+        self, what: str = "{task.description}", *columns: p.ProgressColumn,
+        is_shown: bool = True, stays: bool = False,
+    ) -> None:  # fmt: skip
+        console = Console(stderr=True)
+        times = (
+            p.TimeElapsedColumn(),
+            p.TextColumn("left"),
+            p.TimeRemainingColumn(),
         )
-        self._progress = bars("{task.description}", *columns, is_shown=is_shown, stays=stays)
-        self._tasks: dict[str, progress.TaskID] = {}
+        super().__init__(
+            p.TextColumn(what), p.BarColumn(), p.MofNCompleteColumn(),
+            *(columns or times), console=console, transient=not stays,
+            redirect_stdout=stays, redirect_stderr=stays,
+            disable=not (is_shown and VOICE.notes and console.is_terminal),
+        )  # fmt: skip
+        self._stages: dict[str, p.TaskID] = {}
 
-    def __enter__(self) -> Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def update(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
+    def show(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
         """Advance the bar of a stage; its first call creates the bar."""
-        if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage, total=total)
+        if stage not in self._stages:
+            self._stages[stage] = self.add_task(stage, total=total)
         shown = stage if loss is None else f"{stage}, loss {loss:.3f}"
-        self._progress.update(self._tasks[stage], completed=done, description=shown)
+        self.update(self._stages[stage], completed=done, description=shown)
 
     def stage(self, name: str, total: int) -> Callable[..., None]:
         """Begin a stage; returns a function of the number done and, if any, the loss."""
-        self.update(name, 0, total)
-        return lambda done, loss=None: self.update(name, done, total, loss)
+        self.show(name, 0, total)
+        return lambda done, loss=None: self.show(name, done, total, loss)
 
 
 def yes_or_no(is_same: bool) -> Text:

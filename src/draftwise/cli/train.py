@@ -19,7 +19,7 @@ from rich.table import Table
 from draftwise.chat import Message, encode
 from draftwise.checks import comma_separated, known, option
 from draftwise.cli import options as o
-from draftwise.cli.failures import Output, note, quiet, refused_values, say
+from draftwise.cli.failures import Output, note, refused_values, say
 from draftwise.cli.load import alone_in, check_chat, check_models, load, loading
 from draftwise.cli.options import Hardware
 from draftwise.cli.prompts import Given, read_batch
@@ -47,10 +47,9 @@ PROMPTS = option(
     ...,
     "Prompts like your users': one per line, or jsonl with `prompt` or `messages`. `self`: an "
     "instruct model writes its own.",
-    metavar="FILE",
 )
 OUT = option(
-    ..., "Output folder. The same folder resumes an interrupted run.", *("--out", "-o"),
+    ..., "Output folder. The same folder resumes an interrupted run.", "--out", "-o",
     metavar="FOLDER",
 )  # fmt: skip
 SEED = option(0, "Random seed.", least=0)
@@ -58,7 +57,7 @@ ROWS = "Answers sampled in one batch."
 TEMPERATURES = "Temperatures of the target's answers, used in turn."
 
 
-def read_temperatures(text: str) -> list[float]:
+def _temperatures(text: str) -> list[float]:
     said = f"--temperatures {text!r}: write numbers of 0 or more with commas"
     return comma_separated(text, float, 0, said)
 
@@ -69,10 +68,12 @@ class Answers:
 
     num_prompts: int = option(1000, "Number of prompts with `--prompts self`.", least=2)
     max_new_tokens: int = option(
-        256, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", least=1, metavar="N"
+        256, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", least=1
     )
     rows: int = option(32, ROWS, least=1)
-    work: Path | None = option(None, "Folder for answers and checkpoints. Default: OUT/work.")
+    work: Path | None = option(
+        None, "Folder for answers and checkpoints. Default: OUT/work.", metavar="FOLDER"
+    )
     seed: int = SEED
 
     def folder(self, out: Path) -> Path:
@@ -107,19 +108,15 @@ def answer_all(
     )  # fmt: skip
 
 
-def check_inputs(
+def begin(
     target: str, hardware: Hardware, prompts: Path | None = None, drafter: str | None = None
-) -> list[Given]:
-    """The prompts of the file, none for ``self``; refuses what cannot be read or loaded."""
+) -> tuple[Speculator, list[Given]]:
+    """The loaded target, and the file's prompts, none for ``self``; first refuses invalid input."""
     given = [] if prompts is None or str(prompts) == SELF else read_batch(prompts)
     check_models(target, [] if drafter is None else [model_spec(drafter)], hardware)
     if str(prompts) == SELF or any(not isinstance(one.prompt, str) for one in given):
         check_chat(target)
-    return given
-
-
-def load_target(target: str, hardware: Hardware) -> Speculator:
-    return load(o.wanted(target, [], hardware))
+    return load(hardware.settings(target=target, drafters=[])), given
 
 
 def gather(given: list[Given], base: Speculator, folder: Path, how: Answers) -> list[Given]:
@@ -140,7 +137,7 @@ def own_prompts(
     from draftwise.train.prompts import make_prompts, runs_of
 
     num, avoided = how.num_prompts, runs_of(avoid)
-    with keeping(file.parent), Bars() as bars:
+    with keeping(file.parent) as bars:
         texts, share = make_prompts(
             base.target, base.tokenizer, num, file, longest=longest, rows=how.rows, seed=how.seed,
             avoid=avoided, progress=bars.stage("prompts", num),
@@ -187,11 +184,24 @@ def fingerprint(prompts: Any) -> str:
 
 
 @contextmanager
-def working_in(folder: Path, inputs: Mapping[str, Any]) -> Iterator[Bars]:
-    """``keeping`` a folder that is ``claim``ed for these inputs, with progress bars."""
-    with keeping(folder), Bars() as bars:
-        claim(folder, inputs)
-        yield bars
+def keeping(folder: Path, inputs: Mapping[str, Any] | None = None) -> Iterator[Bars]:
+    """Lock and ``claim`` a work folder; DraftwiseError says how to resume after a failing disk."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise DraftwiseError(f"{folder} is a file, or lies below one: name a folder") from error
+    try:
+        with alone_in(folder), Bars(stays=True) as bars:
+            if inputs is not None:
+                claim(folder, inputs)
+            yield bars
+    except OSError as error:
+        where = error.filename or folder
+        cure = "make room, and " if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} else ""
+        raise DraftwiseError(
+            f"{where} cannot be written ({error.strerror or error}): {cure}give the same command "
+            f"again; what is finished is kept in {folder}"
+        ) from error
 
 
 def train_model(
@@ -240,25 +250,6 @@ def write_report(out: Path, found: Any) -> None:
     (out / "report.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
-@contextmanager
-def keeping(work: Path) -> Iterator[None]:
-    """Lock a work folder; DraftwiseError says how to resume after a full or failing disk."""
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise DraftwiseError(f"{work} is a file, or lies below one: name a folder") from error
-    try:
-        with alone_in(work):
-            yield
-    except OSError as error:
-        where = error.filename or work
-        cure = "make room, and " if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG} else ""
-        raise DraftwiseError(
-            f"{where} cannot be written ({error.strerror or error}): {cure}give the same command "
-            f"again; what is finished is kept in {work}"
-        ) from error
-
-
 @o.command
 def drafter(
     *,
@@ -273,9 +264,7 @@ def drafter(
     draft_vocab: int | None = option(
         None, "With --lend: draft only this many of the most frequent tokens.", least=2
     ),
-    temperatures: list[float] = option(
-        "0,0.3,0.7,1", TEMPERATURES, kind=str, read=read_temperatures
-    ),
+    temperatures: list[float] = option("0,0.3,0.7,1", TEMPERATURES, kind=str, read=_temperatures),
     samples: int = option(1, "Answers per prompt.", least=1),
     learning: DrafterOptions,
     probe_only: bool = option(False, "Stop after the report of --probe."),
@@ -288,15 +277,14 @@ def drafter(
     An interrupted run resumes, and ends with the same weights.
     """
     folder, seed = answers.folder(out), answers.seed
-    with quiet(), refused_values():
+    with refused_values():
         if draft_vocab is not None and not (lend and learning.loss == "logits"):
             raise DraftwiseError("--draft-vocab is for --lend, and for the loss logits")
         if (init is None) == (num_layers is None):
             raise DraftwiseError("say where to start: --init MODEL, or --layers N of the target")
         if lend and num_layers is None:
             raise DraftwiseError("--lend is for a start from the target's own: --layers N")
-        own = check_inputs(target, hardware, prompts, init)
-        base = load_target(target, hardware)
+        base, own = begin(target, hardware, prompts, init)
         options = replace(learning, seed=seed, bf16=_is_mixed(learning, base))
         encoded = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
         if len(encoded) < 2:
@@ -310,7 +298,7 @@ def drafter(
         "training": [options.loss, options.epochs, options.lr, options.batch_tokens, options.bf16,
                      draft_vocab],
     }  # fmt: skip
-    with quiet(), working_in(folder, inputs) as bars:
+    with keeping(folder, inputs) as bars:
         from draftwise.nn.model import CausalModel
         from draftwise.train import drafter as d
         from draftwise.train.speedup import break_even, measure_costs
@@ -396,7 +384,7 @@ class EagleOptions:
     max_length: int = option(
         2048, "Maximum number of tokens per text; longer texts are truncated.", least=8
     )
-    temperatures: list[float] = option("0,0.7,1", TEMPERATURES, kind=str, read=read_temperatures)
+    temperatures: list[float] = option("0,0.7,1", TEMPERATURES, kind=str, read=_temperatures)
     keep: bool | None = option(
         None,
         "Keep the target's hidden states on disk, or recompute. Default: keep up to 4 GB.",
@@ -440,15 +428,13 @@ def eagle(
     `--drafter eagle:OUT`.
     """
     folder = answers.folder(out)
-    with quiet(), refused_values():
+    with refused_values():
         if (data is None) == (prompts is None):
             raise DraftwiseError("say what to learn from: --data FILE, or --prompts FILE or self")
         examples = None if data is None else read_examples(data)
-        own = check_inputs(target, hardware, prompts)
-        base = load_target(target, hardware)
+        base, own = begin(target, hardware, prompts)
         if examples is None:
-            given = gather(own, base, folder, answers)
-            examples = [(one.prompt, None) for one in given]
+            examples = [(one.prompt, None) for one in gather(own, base, folder, answers)]
     inputs = {
         "target": base.target.name,
         "data": fingerprint(examples),
@@ -457,7 +443,7 @@ def eagle(
         "answers": [answers.max_new_tokens, answers.rows, learning.bf16, head.lend,
                     head.regression],
     }  # fmt: skip
-    with quiet(), working_in(folder, inputs) as bars:
+    with keeping(folder, inputs) as bars:
         texts = _as_texts(base, examples, head, answers, bars, folder)
         held_out = texts[::HELD_OUT][:MOST_HELD_OUT]
         taught = [text for i, text in enumerate(texts) if i % HELD_OUT]
@@ -486,7 +472,7 @@ def _example(row: Any, where: str) -> Example:
         if isinstance(text, str) and text:
             return "", text
         if isinstance(prompt, str) and prompt and (completion is None or completion):
-            return prompt, completion if completion is None else str(completion)
+            return prompt, None if completion is None else str(completion)
     raise DraftwiseError(
         f"{where}: write an object with a string `text`, `prompt` and `completion`, or `prompt`"
     )
@@ -582,10 +568,7 @@ def head(
     *,
     target: o.Target,
     drafter: str = option(
-        ...,
-        "The model drafter whose drafts it ends: PATH, lm:PATH or zoo:NAME.",
-        *("--drafter", "-d"),
-        metavar="SPEC",
+        ..., "The model drafter: PATH, lm:PATH or zoo:NAME.", "--drafter", "-d", metavar="SPEC"
     ),
     prompts: Path = PROMPTS,
     out: Path = OUT,
@@ -606,9 +589,8 @@ def head(
     models costs only its own training.
     """
     folder, seed = answers.folder(out), answers.seed
-    with quiet(), refused_values():
-        own = check_inputs(target, hardware, prompts, drafter)
-        base = load_target(target, hardware)
+    with refused_values():
+        base, own = begin(target, hardware, prompts, drafter)
         given = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
         loaded = load_drafter(drafter, base, hardware)
         from draftwise.train import head as h
@@ -621,7 +603,7 @@ def head(
         "prompts": fingerprint(given),
         "numbers": [temperature, mixing, answers.max_new_tokens, answers.rows, seed],
     }
-    with quiet(), working_in(folder, inputs) as bars:
+    with keeping(folder, inputs) as bars:
         texts = answer_all(base, given, [temperature], folder / "answers.jsonl", answers, bars)
         judged = h.judge_texts(setting, texts, folder / "judged", bars.stage("judging", len(texts)))
         kind = "tied" if options.tied else "head"
@@ -670,9 +652,7 @@ def prompts() -> None:
 def make(
     *,
     target: o.Target,
-    out: Path = option(
-        ..., "Output jsonl file, with one prompt per line.", "--out", "-o", metavar="FILE"
-    ),
+    out: Path = option(..., "Output jsonl file, with one prompt per line.", "--out", "-o"),
     num: int = option(1000, "Number of prompts.", least=1),
     max_tokens: int = option(160, "Maximum number of tokens per prompt.", least=8),
     rows: int = option(64, ROWS, least=1),
@@ -688,11 +668,10 @@ def make(
     and those in another script than the template's, are dropped and counted. An interrupted run
     resumes from all samples so far, in `NAME.all` next to the file.
     """
-    with quiet(), refused_values():
-        check_inputs(target, hardware, Path(SELF))
+    with refused_values():
         for file in avoid or ():
             read_text(file)
-        base = load_target(target, hardware)
+        base, _ = begin(target, hardware, Path(SELF))
         everything = out.with_name(out.name + ".all")
         how = Answers(num, rows=rows, seed=seed)
         texts, share = own_prompts(base, everything, how, longest=max_tokens, avoid=avoid or ())

@@ -29,13 +29,12 @@ from draftwise.serve.metrics import History, Metrics
 from draftwise.serve.middleware import LARGE_BODY, Heavy, Middleware, uncollected
 from draftwise.serve.parse import RequestParser
 from draftwise.serve.responses import AnswerStreams, ChatReply, CompletionReply, EventStream, Reply
-from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused
+from draftwise.serve.schemas import ChatRequest, CompletionRequest, Refused
 from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import Busy, Closing, GenerationRequest, Worker
 from draftwise.types import DraftwiseError
 
 _Made = TypeVar("_Made")
-_Given = TypeVar("_Given")
 _Body = TypeVar("_Body", bound=schemas.ModelRequest)
 _TOO_DEEP = "the request is nested too deeply"
 
@@ -109,18 +108,14 @@ def _add_api(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", openapi_extra=_takes(ChatRequest))
     async def chat(request: Request) -> Response:
         """The next turn of a conversation."""
-        body = await _read(service, request, ChatRequest)
-        requests = await _checked(service, request, service.parser.chat, body)
-        return await _answer(service, body, requests, ChatReply(service, body, requests), request)
+        body, requests = await _read(service, request, ChatRequest, service.parser.chat)
+        return await _answer(service, request, requests, ChatReply(service, body, requests))
 
     @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
     async def complete(request: Request) -> Response:
         """Continuations of a text."""
-        body = await _read(service, request, CompletionRequest)
-        requests = await _checked(service, request, service.parser.completion, body)
-        return await _answer(
-            service, body, requests, CompletionReply(service, body, requests), request
-        )
+        body, requests = await _read(service, request, CompletionRequest, service.parser.completion)
+        return await _answer(service, request, requests, CompletionReply(service, body, requests))
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -136,8 +131,7 @@ def _add_api(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", openapi_extra=_takes(schemas.TokenizeRequest))
     async def tokenize(request: Request) -> dict[str, Any]:
         """The token ids of a text, or of a conversation as the model reads it."""
-        body = await _read(service, request, schemas.TokenizeRequest)
-        tokens = await _checked(service, request, codec.tokens, body)
+        body, tokens = await _read(service, request, schemas.TokenizeRequest, codec.tokens)
         texts = [codec.text_of(token) for token in tokens] if body.return_token_strs else None
         return {
             "count": len(tokens),
@@ -149,8 +143,8 @@ def _add_api(app: FastAPI, service: Service) -> None:
     @app.post("/detokenize", openapi_extra=_takes(schemas.DetokenizeRequest))
     async def detokenize(request: Request) -> dict[str, str]:
         """The text of token ids."""
-        body = await _read(service, request, schemas.DetokenizeRequest)
-        return {"prompt": await _checked(service, request, codec.text, body.tokens)}
+        _, text = await _read(service, request, schemas.DetokenizeRequest, codec.text)
+        return {"prompt": text}
 
 
 def _add_views(app: FastAPI, service: Service) -> None:
@@ -208,20 +202,34 @@ def _describe_bodies(app: FastAPI) -> None:
     app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
 
 
-async def _read(service: Service, request: Request, kind: type[_Body]) -> _Body:
-    """The request's body; a large one is read where no other request waits. Raises Refused."""
+async def _read(
+    service: Service, request: Request, kind: type[_Body], make: Callable[[_Body], _Made]
+) -> tuple[_Body, _Made]:
+    """The request's body, and what ``make`` returns for it in a thread. Raises Refused.
+
+    Large bodies, long prompts and grammars do not hold up other requests. What ``make`` refuses is
+    the client's error.
+    """
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not re.fullmatch(r"application/(json|.*\+json)", given):
         raise schemas.no_object()
     raw = await request.body()
-    is_heavy = request.state.is_heavy = len(raw) > LARGE_BODY
-    made: _Body | Refused = (
-        await service.heavy.run(_parsed, kind, raw) if is_heavy else _parsed(kind, raw)
-    )
-    if isinstance(made, Refused):
-        raise made
-    _check_model(service, made.model)
-    return made
+    run = service.heavy.run
+    request.state.is_heavy = is_heavy = len(raw) > LARGE_BODY
+    parsed = await run(_parsed, kind, raw) if is_heavy else _parsed(kind, raw)
+    if isinstance(parsed, Refused):
+        raise parsed
+    _check_model(service, parsed.model)
+    request.state.is_heavy = is_heavy = is_heavy or getattr(parsed, "has_form", False)
+    try:
+        return parsed, await (run(make, parsed) if is_heavy else asyncio.to_thread(make, parsed))
+    except (DraftwiseError, ValueError) as error:
+        message = str(error)
+        name = message.partition(":")[0]
+        refused = Refused(400, message, param=name if name.isidentifier() else None)
+    except RecursionError:  # templates, grammars and JSON all walk down what a client nested
+        refused = Refused(400, _TOO_DEEP)
+    raise refused  # outside of ``except``: the error's traceback would keep the body in memory
 
 
 def _parsed(kind: type[_Body], raw: bytes) -> _Body | Refused:
@@ -238,32 +246,9 @@ def _parsed(kind: type[_Body], raw: bytes) -> _Body | Refused:
         return schemas.no_object() if not raw else Refused(400, f"the body is not JSON: {error}")
 
 
-async def _checked(
-    service: Service, request: Request, make: Callable[[_Given], _Made], given: _Given
-) -> _Made:
-    """What ``make`` returns, in a thread; what it refuses is the client's error.
-
-    Long prompts and grammars do not hold up other requests.
-    """
-    if isinstance(given, BaseRequest) and given.has_form:
-        request.state.is_heavy = True
-    run: Callable[..., Any] = service.heavy.run if request.state.is_heavy else asyncio.to_thread
-    try:
-        made: _Made = await run(make, given)
-        return made
-    except (DraftwiseError, ValueError) as error:
-        message = str(error)
-        name = message.partition(":")[0]
-        refused = Refused(400, message, param=name if name.isidentifier() else None)
-    except RecursionError:  # templates, grammars and JSON all walk down what a client nested
-        refused = Refused(400, _TOO_DEEP)
-    raise refused  # outside of ``except``: the error's traceback would keep the body in memory
-
-
 async def _answer(
-    service: Service, body: BaseRequest, requests: Sequence[GenerationRequest], reply: Reply,
-    request: Request,
-) -> Response:  # fmt: skip
+    service: Service, request: Request, requests: Sequence[GenerationRequest], reply: Reply
+) -> Response:
     try:
         answers = AnswerStreams(service.worker, requests)
     except Busy as busy:
@@ -275,20 +260,18 @@ async def _answer(
     facts |= {"answer": reply.id, "prompt_tokens": reply.num_prompt_tokens}
     parts = responses.events(answers, reply)
     # a stream waits for its first event: an earlier error gets an HTTP status
-    work = anext(parts) if body.stream else responses.gather(answers, reply)
+    work = anext(parts) if reply.is_stream else responses.gather(answers, reply)
     found = None
     try:
         found = await responses.until_gone(work, request.receive)
     finally:
         if found is None:
             answers.close()
-    if not body.stream:
-        facts["tokens"] = reply.num_tokens
-    if found is None:
-        return Response(status_code=499)
-    if body.stream:
+    if reply.is_stream and found is not None:
         return EventStream(found, parts, service.patience_s, answers.close)
-    return JSONResponse(found)
+    if not reply.is_stream:
+        facts["tokens"] = reply.num_tokens
+    return Response(status_code=499) if found is None else JSONResponse(found)
 
 
 def _check_model(service: Service, name: str | None) -> None:

@@ -76,10 +76,7 @@ class Constraint:
         self._read: list[int] = []
 
     def __call__(self, text: Sequence[int], logits: Tensor) -> Tensor:
-        """[V] logits after ``text`` (prompt and answer so far), with -inf for forbidden tokens.
-
-        Errors: DraftwiseError for a grammar that exceeds the matcher's limits.
-        """
+        """[V] logits after a text, -inf for forbidden tokens. Errors: DraftwiseError."""
         import torch
 
         if not self._follow(text[self._num_prompt :]):

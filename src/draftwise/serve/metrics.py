@@ -35,10 +35,7 @@ MOST_LABELS = 32
 
 
 class Metrics(Observer):
-    """All metrics of one server, in a registry of its own; an ``Observer`` of its worker.
-
-    plans: the arms of the server's own policy. State: when gauges of costs were last updated.
-    """
+    """All metrics of one server, in a registry of its own. plans: arms of the server's policy."""
 
     def __init__(self, model: str, max_rows: int, max_open: int, plans: Sequence[Plan]) -> None:
         self._plans, self._priced_s = plans, float("-inf")
@@ -186,10 +183,7 @@ class Metrics(Observer):
 
 @dataclass(slots=True)
 class Second:
-    """The engine's activity in one second; seconds without activity are not stored.
-
-    expected: the server policy's estimate of each drafter's best plan at the end of the second.
-    """
+    """The engine's activity in one second; expected: estimates of each drafter's best plan."""
 
     at: int
     tokens: Counts[str] = field(default_factory=Counts)
@@ -209,10 +203,7 @@ class Second:
 
 
 class History(Observer):
-    """An ``Observer`` that keeps the last ``_HISTORY_S`` seconds; can be read from any thread.
-
-    plans: the arms of the server's own policy. State: the seconds, and the latest estimates.
-    """
+    """Keeps the last ``_HISTORY_S`` seconds, for any thread. plans: arms of the server's policy."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self._plans, self._lock = list(plans), threading.Lock()
@@ -254,8 +245,7 @@ class History(Observer):
             }
 
     def _best(self) -> dict[str, dict[str, float]]:
-        """For each drafter, the length and value of its best plan by the policy's current
-        estimates."""
+        """By drafter, the length and value of its best plan by the current estimates."""
         best: dict[str, dict[str, float]] = {}
         for plan, value in zip(self._plans, self._estimates, strict=False):
             if float(value) > best.get(plan.drafter, {"value": float("-inf")})["value"]:

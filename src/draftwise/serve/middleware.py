@@ -208,33 +208,29 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-class _JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": round(record.created, 6),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-            **getattr(record, "facts", {}),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+class _Formatter(logging.Formatter):
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
 
-
-class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        at = time.strftime("%H:%M:%S", time.localtime(record.created))
+        facts, level = getattr(record, "facts", {}), record.levelname.lower()
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        if self._as_json:
+            at, more = round(record.created, 6), {"traceback": trace} if trace else {}
+            event = record.getMessage()
+            return json.dumps({"time": at, "level": level, "event": event, **facts, **more})
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         # a client's line breaks must not begin a log line
-        words = " ".join(record.getMessage().split())
-        facts = " ".join(f"{key}={value}" for key, value in getattr(record, "facts", {}).items())
-        line = f"{at} {record.levelname.lower()} {words} {facts}".rstrip()
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        words = [clock, level, *record.getMessage().split()]
+        line = " ".join([*words, *(f"{key}={value}" for key, value in facts.items())])
+        return f"{line}\n{trace}" if trace else line
 
 
 def set_up_logs(form: str) -> None:
     """Send the log records of draftwise and uvicorn to stderr, as ``text`` or ``json``."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
+    handler.setFormatter(_Formatter(as_json=form == "json"))
     for name, level in (("draftwise", logging.INFO), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

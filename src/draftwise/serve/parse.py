@@ -11,7 +11,7 @@ import itertools
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -21,16 +21,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from draftwise import registry
 from draftwise.chat import Prompt, check_size, encode, render
 from draftwise.registry import preset
+from draftwise.serve import schemas
 from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
-from draftwise.serve.schemas import (
-    BaseRequest,
-    ChatRequest,
-    CompletionRequest,
-    Message,
-    NamedTool,
-    TokenizeRequest,
-    Tool,
-)
 from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import GenerationRequest
 from draftwise.types import DraftwiseError, SamplingParams
@@ -40,11 +32,11 @@ _BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 """Bytes by the characters that stand for them in byte-level vocabularies (GPT-2's table)."""
 
 
-def calls_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
+def calls_schema(tools: Sequence[schemas.Tool], choice: Any) -> dict[str, Any]:
     """The JSON schema of a call that ``tool_choice`` forces: of one tool, or of any."""
-    if isinstance(choice, NamedTool):
+    if isinstance(choice, schemas.NamedTool):
         tools = [tool for tool in tools if tool.function.name == choice.function.name]
-    schemas = [
+    calls = [
         {
             "type": "object",
             "properties": {
@@ -56,14 +48,11 @@ def calls_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
         }
         for tool in tools
     ]
-    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
 class ToolText:
-    """Separates content from tool calls in a growing answer.
-
-    State: the emitted text, and text that is held back because it may begin a call.
-    """
+    """Separates content from tool calls in a growing answer; holds back what may begin a call."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = set(names)
@@ -126,11 +115,7 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor
 
 
 class Codec:
-    """One model's tokenizer, as requests use it.
-
-    chat_template: replaces the tokenizer's own; a tokenizer without one uses ``PLAIN_TEMPLATE``.
-    State: cached texts of tokens.
-    """
+    """One model's tokenizer, as requests use it. chat_template: replaces the tokenizer's own."""
 
     def __init__(
         self, tokenizer: Any, vocab_size: int, max_positions: int, chat_template: str | None = None
@@ -152,7 +137,9 @@ class Codec:
         self.text_of = lru_cache(maxsize=65_536)(self._text_of)
         self.bytes_of = lru_cache(maxsize=65_536)(self._bytes_of)
 
-    def chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Prompt:
+    def chat(
+        self, messages: Sequence[schemas.Message], tools: Sequence[schemas.Tool] | None
+    ) -> Prompt:
         """A conversation as the prompt of the next turn. Errors: DraftwiseError."""
         turns = [_turn(message) for message in messages]
         check_size(turns, self.tokenizer, self.max_positions)
@@ -177,7 +164,7 @@ class Codec:
             found.append(self._checked(prompt))
         return found
 
-    def tokens(self, body: TokenizeRequest) -> list[int]:
+    def tokens(self, body: schemas.TokenizeRequest) -> list[int]:
         """The token ids for ``/tokenize``. Errors: DraftwiseError."""
         if body.messages is not None:
             return list(self.chat(body.messages, None).tokens)
@@ -186,13 +173,11 @@ class Codec:
         encoded = self.tokenizer(text, add_special_tokens=body.add_special_tokens)
         return list(encoded["input_ids"])
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of token ids. Errors: DraftwiseError for an id outside the vocabulary."""
-        if (largest := max(tokens, default=0)) >= self._vocab_size:
-            raise DraftwiseError(
-                f"tokens: {largest} is outside the vocabulary of {self._vocab_size}"
-            )
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
+    def text(self, body: schemas.DetokenizeRequest) -> str:
+        """The text for ``/detokenize``. Errors: DraftwiseError for an id not in the vocabulary."""
+        if (largest := max(body.tokens, default=0)) >= (size := self._vocab_size):
+            raise DraftwiseError(f"tokens: {largest} is outside the vocabulary of {size}")
+        return str(self.tokenizer.decode(body.tokens, skip_special_tokens=False))
 
     def logit_bias(self, given: Mapping[str, float] | None) -> dict[int, float]:
         """``logit_bias`` by token id. Errors: DraftwiseError for an invalid id."""
@@ -235,7 +220,7 @@ class Codec:
         return text.encode()
 
 
-def _turn(message: Message) -> dict[str, Any]:
+def _turn(message: schemas.Message) -> dict[str, Any]:
     """A message as templates expect it: without empty fields, arguments of calls as objects."""
     turn = message.model_dump(exclude_none=True)
     for call in turn.get("tool_calls", ()):
@@ -256,36 +241,29 @@ _DEFAULT_COMPLETION_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class RequestParser:
-    """Creates a ``GenerationRequest`` for each answer, prompt by prompt.
-
-    eos: the model's end tokens.
-    """
+    """Creates a ``GenerationRequest`` for each answer. eos: the model's end tokens."""
 
     codec: Codec
     grammars: Grammars
     eos: frozenset[int]
     limits: ServerSettings
 
-    def chat(self, body: ChatRequest) -> list[GenerationRequest]:
-        """The requests of a chat. Errors: DraftwiseError, ValueError, as ``completion``."""
+    def chat(self, body: schemas.ChatRequest) -> list[GenerationRequest]:
+        """The requests of a chat. Errors: DraftwiseError, ValueError."""
         tools = None if body.tool_choice == "none" else body.tools
         self._check_num(body.n)
         prompt = self.codec.chat(body.messages, tools)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar = grammar_of(body.response_format, body.structured_outputs)
-        if isinstance(body.tool_choice, NamedTool) or body.tool_choice == "required":
+        if isinstance(body.tool_choice, schemas.NamedTool) or body.tool_choice == "required":
             if grammar is not None:
                 raise DraftwiseError("tool_choice already says which form the answer has")
             grammar = json_grammar(calls_schema(body.tools or (), body.tool_choice))
         budget = body.max_completion_tokens or body.max_tokens
         return self._requests(body, [prompt], grammar, budget, logprobs=logprobs)
 
-    def completion(self, body: CompletionRequest) -> list[GenerationRequest]:
-        """The requests of a completion.
-
-        Errors: DraftwiseError for what this model or server does not support; ValueError for values
-        out of range.
-        """
+    def completion(self, body: schemas.CompletionRequest) -> list[GenerationRequest]:
+        """The requests of a completion. Errors: DraftwiseError, ValueError (out of range)."""
         self._check_num(body.n * len(body.prompts))
         prompts = self.codec.prompts(body.prompts)
         grammar = grammar_of(body.response_format, body.structured_outputs)
@@ -301,18 +279,16 @@ class RequestParser:
             raise DraftwiseError(f"n: {num} answers are too many, at most {most} fit in here")
 
     def _requests(
-        self, body: BaseRequest, prompts: Sequence[Prompt], grammar: str | None,
+        self, body: schemas.BaseRequest, prompts: Sequence[Prompt], grammar: str | None,
         budget: int | None, *, logprobs: int | None, prompt_logprobs: bool = False,
     ) -> list[GenerationRequest]:  # fmt: skip
         own, requests = body.draftwise, []
         for kind, name in (("preset", own.preset), ("policy", own.policy)):
             if name is not None:
                 check_name(kind, name)
-        options = {
-            "preset": own.preset, "policy": own.policy, "lengths": own.plans, "label": own.label,
-            "private": own.private, "priority": own.priority, "tenant": own.tenant or body.user,
-            "stop": body.stops, "speculation": own.speculation, "drafters": own.drafters,
-            "max_draft": own.max_draft, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs,
+        options = own.model_dump(exclude={"plans", "deadline_s", "pieces"}) | {
+            "lengths": own.plans, "tenant": own.tenant or body.user, "stop": body.stops,
+            "logprobs": logprobs, "prompt_logprobs": prompt_logprobs,
         }  # fmt: skip
         given = {name: value for name, value in options.items() if value is not None}
         deadlines = [s for s in (own.deadline_s, self.limits.deadline_s) if s is not None]
@@ -354,13 +330,11 @@ class RequestParser:
             raise DraftwiseError(f"max_tokens: {budget} is above this server's limit of {most_new}")
         return budget
 
-    def _sampling(self, body: BaseRequest, process: Any) -> SamplingParams:
-        return SamplingParams(
-            temperature=body.temperature, top_k=max(0, body.top_k), top_p=body.top_p,
-            min_p=body.min_p, repetition_penalty=body.repetition_penalty,
-            presence_penalty=body.presence_penalty, frequency_penalty=body.frequency_penalty,
-            logit_bias=self.codec.logit_bias(body.logit_bias), process=process,
-        )  # fmt: skip
+    def _sampling(self, body: schemas.BaseRequest, process: Any) -> SamplingParams:
+        names = [one.name for one in fields(SamplingParams) if hasattr(body, one.name)]
+        given: dict[str, Any] = {name: getattr(body, name) for name in names}
+        given |= {"top_k": max(0, body.top_k), "logit_bias": self.codec.logit_bias(body.logit_bias)}
+        return SamplingParams(**given, process=process)
 
 
 def check_name(kind: str, name: str) -> None:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from draftwise.engine.attribution import SourceAttribution
 from draftwise.engine.generation import RequestOutput
@@ -62,11 +62,7 @@ REASONS: Mapping[str, str] = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 class Reply:
-    """The response to one HTTP request, as a whole or in chunks; choices are numbered.
-
-    num_prompt_tokens: each prompt counted once, regardless of its number of answers. State:
-    ``outputs``, each answer so far.
-    """
+    """The response to one HTTP request, as a whole or in chunks; every prompt is counted once."""
 
     kind = whole_kind = chunk_kind = ""
 
@@ -75,6 +71,7 @@ class Reply:
     ) -> None:
         self._codec, self._num_spec_tokens = service.parser.codec, service.num_spec_tokens
         self._model = body.model or service.models[0]
+        self.is_stream = body.stream
         self.stream_options = body.stream_options or schemas.StreamOptions()
         self.id, self._created = f"{self.kind}-{uuid.uuid4().hex}", int(time.time())
         self.num_prompt_tokens = sum(len(ask.prompt) for ask in requests[:: body.n])
@@ -102,13 +99,11 @@ class Reply:
             yield self.choice(index, delta, is_whole=False)
 
     def whole(self) -> dict[str, Any]:
-        outputs = enumerate(self.outputs)
-        choices = [self.choice(index, output, is_whole=True) for index, output in outputs]
+        choices = [self.choice(i, output, is_whole=True) for i, output in enumerate(self.outputs)]
         return self._head(self.whole_kind, choices) | self._counts()
 
     def chunk(self, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """A chunk of one choice. With ``include_usage`` its usage is null, as the last chunk has
-        it."""
+        """A chunk of one choice; with ``include_usage`` the last chunk has the usage."""
         body = self._head(self.chunk_kind, [choice])
         if self.stream_options.continuous_usage_stats:
             body["usage"] = self._usage()
@@ -120,37 +115,26 @@ class Reply:
         return self._head(self.chunk_kind, []) | self._counts()
 
     def _head(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
-        about = {"object": kind, "created": self._created, "model": self._model}
-        return {"id": self.id, **about, "choices": choices}
+        about = {"id": self.id, "object": kind, "created": self._created, "model": self._model}
+        return {**about, "choices": choices}
 
     def _usage(self) -> dict[str, int]:
-        num_prompt, num = self.num_prompt_tokens, self.num_tokens
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num,
-            "total_tokens": num_prompt + num,
-        }
+        asked, made = self.num_prompt_tokens, self.num_tokens
+        return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
 
     def _counts(self) -> dict[str, Any]:
-        """Usage, vLLM's counts of speculative decoding, and draftwise's own counts, over all
-        answers."""
+        """Usage, vLLM's counts of speculative decoding, and draftwise's own."""
         all_, rounds = Stats(), list[tuple[int, int]]()
         for output in self.outputs:
             rounds += output.rounds
             if output.stats is not None:
                 all_.merge(output.stats)
+        names = ("num_rounds", "mean_accepted_tokens", "pulls", "speed", "recent_speed")
+        spec = speculative_decoding(rounds, self._num_spec_tokens)
         return {
             "usage": self._usage(),
-            "metrics": {
-                "speculative_decoding": speculative_decoding(rounds, self._num_spec_tokens)
-            },
-            "draftwise": {
-                "num_rounds": all_.num_rounds,
-                "mean_accepted_tokens": all_.mean_accepted_tokens,
-                "pulls": dict(all_.pulls),
-                "speed": all_.speed,
-                "recent_speed": all_.recent_speed,
-            },
+            "metrics": {"speculative_decoding": spec},
+            "draftwise": {name: getattr(all_, name) for name in names},
         }
 
     def _pieces(self, index: int, part: RequestOutput) -> dict[str, Any]:
@@ -162,10 +146,7 @@ class Reply:
 
 
 class CompletionReply(Reply):
-    """The response of ``/v1/completions``.
-
-    With ``max_tokens: 0`` only the prompt is returned, without the token that the engine generates.
-    """
+    """The response of ``/v1/completions``; with ``max_tokens: 0``, of the prompt alone."""
 
     kind, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
@@ -265,16 +246,12 @@ class ChatReply(Reply):
             if part.finish_reason is not None:
                 rest, calls = self._tools[index].finish()
                 content += rest
-        said: dict[str, Any] = {}
+        said: dict[str, Any] = {"content": content} if content or not calls else {}
         if is_whole:
-            said = {"role": "assistant", "content": content, "refusal": None}
-            if calls:
-                said |= {"content": content or None, "tool_calls": calls}
-        else:
-            if content or not calls:
-                said["content"] = content
-            if calls:
-                said["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+            said = {"role": "assistant", "content": None, "refusal": None, **said}
+        if calls:
+            numbered = [{"index": i, **call} for i, call in enumerate(calls)]
+            said["tool_calls"] = calls if is_whole else numbered
         reason = "tool_calls" if calls else REASONS.get(part.finish_reason or "")
         return {
             "index": index,
@@ -303,11 +280,7 @@ _STATUS = {"refused": 400, "late": 408, "cancelled": 503}
 
 
 class AnswerStreams:
-    """The answers of one HTTP request.
-
-    State: unfinished answers, and deltas that were not read yet. Errors: Busy or Closing if the
-    worker accepts no more requests.
-    """
+    """The answers of one HTTP request, and deltas not read yet. Errors: Busy, Closing."""
 
     def __init__(self, worker: Worker, requests: Sequence[GenerationRequest]) -> None:
         self._worker, self._loop = worker, asyncio.get_running_loop()
@@ -326,8 +299,14 @@ class AnswerStreams:
             for index, delta in sorted(unread.items()):
                 if delta.finish_reason is not None:
                     self._open.pop(index, None)
-                    if delta.finish_reason not in REASONS:
-                        raise _failure(delta.finish_reason, delta.error)
+                    if (reason := delta.finish_reason) not in REASONS:
+                        raise Refused(
+                            _STATUS.get(reason, 500),
+                            delta.error or f"the answer ended with: {reason}",
+                            code=reason.replace(" ", "_"),
+                            # the server is going down
+                            retry_after_s=5 if reason == "cancelled" else None,
+                        )
                 yield index, delta
 
     def close(self) -> None:
@@ -344,15 +323,6 @@ class AnswerStreams:
             self._loop.call_soon_threadsafe(self._filled.set)
 
 
-def _failure(reason: str, error: str | None) -> Refused:
-    return Refused(
-        _STATUS.get(reason, 500),
-        error or f"the answer ended with: {reason}",
-        code=reason.replace(" ", "_"),
-        retry_after_s=5 if reason == "cancelled" else None,  # the server is going down
-    )
-
-
 async def gather(answers: AnswerStreams, reply: Reply) -> dict[str, Any]:
     async for index, delta in answers.parts():
         reply.add(index, delta)
@@ -360,10 +330,7 @@ async def gather(answers: AnswerStreams, reply: Reply) -> dict[str, Any]:
 
 
 async def events(answers: AnswerStreams, reply: Reply) -> AsyncIterator[bytes]:
-    """Server-sent events: a chunk for each delta, usage if requested, and errors as events.
-
-    Errors: Refused if there is no event before the error, since the response has not begun then.
-    """
+    """Server-sent events, with usage and errors. Refused for an error before the first."""
     has_begun = False
     try:
         async for index, delta in answers.parts():
@@ -379,40 +346,40 @@ async def events(answers: AnswerStreams, reply: Reply) -> AsyncIterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Events for one client; a client that reads nothing for ``patience_s`` is disconnected."""
 
     def __init__(
         self, first: bytes, rest: AsyncIterator[bytes], patience_s: float, close: Callable[[], None]
     ) -> None:
+        async def parts() -> AsyncIterator[bytes]:
+            yield first
+            async for part in rest:
+                yield part
+
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(media_type="text/event-stream", headers=headers)
-        del self.headers["content-length"]
-        self._first, self._rest = first, rest
+        super().__init__(parts(), media_type="text/event-stream", headers=headers)
         self._patience_s, self._close = patience_s, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def patient(message: Message) -> None:
+            async with asyncio.timeout(self._patience_s):
+                await send(message)
+
         try:
-            await until_gone(self._send(send), receive)
+            await until_gone(self.stream_response(patient), receive)
         finally:
             self._close()
-
-    async def _send(self, send: Send) -> None:
-        async def body(part: bytes, more: bool = True) -> None:
-            async with asyncio.timeout(self._patience_s):
-                await send({"type": "http.response.body", "body": part, "more_body": more})
-
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
-        await body(self._first)
-        async for part in self._rest:
-            await body(part)
-        await body(b"", more=False)
 
 
 async def until_gone(work: Awaitable[Any], receive: Receive) -> Any:
     """The result of ``work``; None, with the work cancelled, if the client disconnects first."""
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(_leaves(receive))]
+
+    async def leaves() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(leaves())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks[0].result() if tasks[0].done() else None
@@ -422,11 +389,6 @@ async def until_gone(work: Awaitable[Any], receive: Receive) -> Any:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _leaves(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _event(body: dict[str, Any]) -> bytes:

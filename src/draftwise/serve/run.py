@@ -116,11 +116,8 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
         speculator.request, max_open=settings.max_open, observers=observers, **learning,
     )  # fmt: skip
     return Service(
-        worker=worker,
+        worker=worker, metrics=metrics, history=history, models=models, created=int(time.time()),
         parser=RequestParser(codec, Grammars(tokenizer, target.vocab_size, eos), eos, settings),
-        metrics=metrics,
-        history=history,
-        models=models,
         num_spec_tokens=max(plan.num_tokens for plan in speculator.plans),
         about={
             "model": models[0],
@@ -128,10 +125,8 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
             "has_template": codec.has_template,
             "examples": dict(settings.examples),
         },
-        created=int(time.time()),
-        patience_s=settings.patience_s,
-        stuck_s=settings.stuck_s,
-    )
+        patience_s=settings.patience_s, stuck_s=settings.stuck_s,
+    )  # fmt: skip
 
 
 def serve(speculator: Speculator, settings: ServerSettings, listener: socket.socket) -> None:
@@ -158,15 +153,11 @@ class Server(uvicorn.Server):
     def __init__(self, app: Any, service: Service, settings: ServerSettings) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
+                app, log_config=None, access_log=False, server_header=False, timeout_keep_alive=30,
                 timeout_graceful_shutdown=round(settings.drain_s + LAST_STEP_S) + _LAST_WORDS_S,
-                timeout_keep_alive=30,
                 h11_max_incomplete_event_size=64 * 1024,
-                server_header=False,
             )
-        )
+        )  # fmt: skip
         self._worker, self._settings = service.worker, settings
         self._model = service.models[0]
         self._is_over = Event()

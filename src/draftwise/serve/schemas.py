@@ -85,8 +85,6 @@ class StrictModel(BaseModel):
 
 
 class ModelRequest(StrictModel):
-    """A request to one of the served models."""
-
     model: Name | None = None
 
 
@@ -107,8 +105,6 @@ class JsonSchema(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """The form of the answer."""
-
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -249,16 +245,12 @@ class Called(StrictModel):
 
 
 class ToolCall(StrictModel):
-    """A call in an earlier answer."""
-
     id: Name
     type: Literal["function"] = "function"
     function: Called
 
 
 class Message(StrictModel):
-    """A message of a conversation."""
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[Part], Field(max_length=1000, fail_fast=True)] | None = None
     name: Name | None = None
@@ -396,9 +388,8 @@ class Refused(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        type_ = _TYPES.get(self.status, "server_error")
-        error = {"message": self.message, "type": type_, "param": self.param, "code": self.code}
-        return {"error": error}
+        about = {"type": _TYPES.get(self.status, "server_error"), "param": self.param}
+        return {"error": {"message": self.message, **about, "code": self.code}}
 
     @property
     def response(self) -> JSONResponse:

@@ -55,7 +55,7 @@ class ServerSettings:
     )  # fmt: skip
     trace: Path | None = option(
         None, "Write one jsonl line per round, without any text, for `advise` and `replay`.",
-        panel="Listening", metavar="FILE",
+        panel="Listening",
     )  # fmt: skip
     max_rows: int = _limits(
         16, "Maximum number of running requests.", "--max-rows", "--max-num-seqs", check=_count
@@ -102,10 +102,7 @@ class ServerSettings:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that refuses connections until ``listen``.
-
-    Errors: DraftwiseError that names the option.
-    """
+    """A bound socket that refuses connections until ``listen``. DraftwiseError names the option."""
     if not 0 <= port <= 65535:
         raise DraftwiseError(f"--port {port}: it must be 0 to 65535; 0 is any free port")
     try:

@@ -158,7 +158,7 @@ def test_ctrl_c_keeps_what_was_measured(
         if stage == "measuring" and done == total // 2:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Bars, "update", update)
+    monkeypatch.setattr(Bars, "show", update)
     arguments = [*bench.arguments, "--method", "plain", "--repeats", "1"]
     arguments[arguments.index("--out") + 1] = str(tmp_path)
     ran = run_command("bench", *arguments)

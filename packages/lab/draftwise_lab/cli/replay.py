@@ -13,10 +13,10 @@ from rich.table import Table
 from draftwise.bench.results import FEW_PROMPTS, interval
 from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli.failures import Output, quiet, refusals, refused_values, say
+from draftwise.cli.failures import Output, refusals, refused_values, say
 from draftwise.cli.load import check, check_chat, load
 from draftwise.cli.prompts import as_chat, read_batch
-from draftwise.cli.show import bars, broken, counted, make_table
+from draftwise.cli.show import Bars, broken, counted, make_table
 from draftwise.types import NONE, DraftwiseError
 from draftwise_lab.bench.advice import ENGINES, advise, check_engines
 from draftwise_lab.bench.replay import ADAPTIVE, EXCLUDED, WELL_COVERED, play_trace, replay_report
@@ -82,8 +82,7 @@ def advise_(
     costs: lab.Costs = None,
     seeds: lab.Seeds = 5,
     as_json: lab.AsJson = False,
-    target: o.Target = "zoo",
-    drafter: o.Drafters = None,
+    models: o.Models,
     is_chat: bool = o.AS_CHAT,
     max_new_tokens: int = option(
         64, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", metavar="N", least=1
@@ -91,7 +90,6 @@ def advise_(
     batch_sizes: str = option(
         "1", "Batch sizes to time with --prompts, for vLLM's and SGLang's tables.", metavar="N,N"
     ),
-    hardware: o.Hardware,
 ) -> None:  # fmt: skip
     """Find the best fixed setting for engines that do not adapt, and what adapting would gain.
 
@@ -100,16 +98,15 @@ def advise_(
     transformers, the expected gain, and what the gain excludes.
     """
     names = check_engines(engines)
-    with quiet():
-        if (trace is None) == (prompts is None):
-            raise DraftwiseError("give a TRACE, or --prompts FILE for a short run; not both")
-        if trace is not None:
-            found = advise(trace, costs=costs, seeds=seeds, engines=names)
-        else:
-            sizes = sorted({*lab.whole_numbers("--batch-sizes", batch_sizes, "1,4,16")})
-            found = _after_a_run(
-                prompts, target, drafter, is_chat, max_new_tokens, sizes, hardware, seeds, names
-            )
+    if (trace is None) == (prompts is None):
+        raise DraftwiseError("give a TRACE, or --prompts FILE for a short run; not both")
+    if trace is not None:
+        found = advise(trace, costs=costs, seeds=seeds, engines=names)
+    else:
+        sizes = sorted({*lab.whole_numbers("--batch-sizes", batch_sizes, "1,4,16")})
+        found = _after_a_run(
+            prompts, models.settings(), is_chat, max_new_tokens, sizes, seeds, names
+        )
     if as_json:
         print(json.dumps(found))
         return
@@ -128,8 +125,8 @@ def advise_(
 
 
 def _after_a_run(
-    prompts: Path | None, target: str, drafter: list[str] | None, is_chat: bool, num: int,
-    sizes: list[int], hardware: o.Hardware, seeds: int, engines: list[str],
+    prompts: Path | None, wanted: o.Settings, is_chat: bool, num: int, sizes: list[int],
+    seeds: int, engines: list[str],
 ) -> dict[str, Any]:  # fmt: skip
     """Load the models, run prompts, and advise from the recorded trace."""
     assert prompts is not None
@@ -137,10 +134,9 @@ def _after_a_run(
         given = read_batch(prompts)
         if is_chat:
             given = [as_chat(one, None) for one in given]
-        wanted = o.wanted(target, drafter, hardware)
         check(wanted)
         if any(not isinstance(one.prompt, str) for one in given):
-            check_chat(target, None)
+            check_chat(wanted.target)
     base = load(wanted)
     from draftwise.bench import Asked, Question
     from draftwise.engine.options import encode_all
@@ -149,7 +145,7 @@ def _after_a_run(
 
     texts = [list(encode_all(one.prompt, base.tokenizer, base.target)[0].tokens) for one in given]
     paths = {one.name: str(home) for one in base.drafters if (home := getattr(one, "home", None))}
-    with tempfile.TemporaryDirectory() as folder, bars("prompts") as progress:
+    with tempfile.TemporaryDirectory() as folder, Bars("prompts") as progress:
         path = Path(folder) / "trace.jsonl"
         task = progress.add_task("", total=len(texts) + 6 * len(sizes))
 

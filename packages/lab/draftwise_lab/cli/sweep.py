@@ -9,9 +9,8 @@ from typing import Any
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli import train as t
-from draftwise.cli.failures import Output, quiet, refused_values
+from draftwise.cli.failures import Output, refused_values
 from draftwise.cli.prompts import read_batch
-from draftwise.cli.show import Bars
 from draftwise.types import DraftwiseError
 from draftwise_lab.plotting import require_matplotlib
 
@@ -52,7 +51,7 @@ def sweep(
     Prints discarded tokens and target forwards per token of the answer for each setting, the limit
     if every rejection were known in advance, and the cost of forwards.
     """
-    with quiet(), refused_values():
+    with refused_values():
         from draftwise.bench.environment import command as command_line
         from draftwise.bench.environment import environment
 
@@ -61,10 +60,9 @@ def sweep(
         sizes, levels = _numbers("--lengths", lengths), _numbers("--thresholds", thresholds)
         if missing := [folder for folder in head or () if not folder.is_dir()]:
             raise DraftwiseError(f"there is no acceptance head in {missing[0]}")
-        t.check_inputs(target, hardware, drafter=drafter)
+        base, _ = t.begin(target, hardware, drafter=drafter)
         from draftwise_lab.bench import sweep as s
 
-        base = t.load_target(target, hardware)
         loaded = t.load_drafter(drafter, base, hardware)
         folders = head or ([loaded.home / "head"] if loaded.home else [])
         ways = s.fixed_ways([int(n) for n in sizes])
@@ -75,12 +73,11 @@ def sweep(
         out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     points: dict[str, list[s.Point]] = {}
-    with quiet(), t.keeping(out):
+    with t.keeping(out) as bars:
         for name, given in panels.items():
             rows = [list(one.encoded(base).tokens) for one in given]
-            with Bars() as bars:
-                tick = bars.stage(name, s.num_turns(ways, rows, repeats, batch_size))
-                runs = s.play(field, ways, rows, repeats, batch_size, tick)
+            tick = bars.stage(name, s.num_turns(ways, rows, repeats, batch_size))
+            runs = s.play(field, ways, rows, repeats, batch_size, tick)
             points[name] = [s.point(way, runs[way.name]) for way in ways]
             found[name] = s.panel(points[name], runs if batch_size == 1 else None)
         s.draw(points, out / "sweep.png")
