@@ -1,4 +1,4 @@
-"""What retrieval drafters gain, and what a datastore costs by size.
+"""What a datastore of a retrieval drafter costs by size: to build, to open, to search.
 
 Times are CPU seconds of this process, except for building and opening.
 """
@@ -6,7 +6,6 @@ Times are CPU seconds of this process, except for building and opening.
 from __future__ import annotations
 
 import argparse
-import random
 import resource
 import tempfile
 import time
@@ -15,12 +14,9 @@ from typing import Any
 
 import numpy as np
 from shared.script import run, show
-from tokenizers import Tokenizer
 
-from draftwise import Speculator, zoo
 from draftwise.drafters.datastore import Store, replacing, write
 from draftwise.drafters.retrieval import most_frequent_path, tree
-from draftwise_lab.zoo import sample
 
 LENGTH = 8
 
@@ -89,47 +85,9 @@ def _search(store: Store, tokens: np.ndarray, num: int) -> dict[str, float]:
     return found | {"chain_p99_us": chain_p99_us, "match": float(np.mean(matches))}
 
 
-def domains(args: argparse.Namespace) -> dict[str, Any]:
-    """MAT of greedy answers of the bundled target, 8 tokens drafted in every round.
-
-    suffix: prompts in sequence, with a history of earlier answers (``twice``: the same prompts
-    again), or without; datastore: 300 training documents of the domain, none from the prompts.
-    """
-    rows: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for domain, prompts in zoo.prompts().items():
-            specs = {name: name for name in ("lookup", "suffix:max_tokens=0", "suffix")}
-            specs["datastore"] = f"datastore:{_domain_store(domain, Path(folder) / domain)}"
-            row = rows[domain] = {}
-            for name, spec in specs.items():
-                made = Speculator.from_pretrained(
-                    "zoo", [spec], preset="metasd", policy="fixed:0", lengths=[LENGTH]
-                )
-                for again in ("", ", twice") if name == "suffix" else ("",):
-                    stats = [
-                        made.generate(p, max_new_tokens=120).stats for p in prompts[: args.domains]
-                    ]
-                    emitted, rounds = (
-                        sum(getattr(s, key) for s in stats) for key in ("num_emitted", "num_rounds")
-                    )
-                    row[name + again] = emitted / rounds
-    show(rows)
-    return {"zoo": rows, "prompts": args.domains}
-
-
-def _domain_store(domain: str, path: Path) -> Path:
-    tokenizer = Tokenizer.from_file(str(zoo.target_path() / "tokenizer.json"))
-    rng = random.Random(0)
-    texts = [(found.prompt + found.answer) for found in (sample(domain, rng) for _ in range(300))]
-    tokens = [np.array(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
-    with replacing(path) as file:
-        write(file, tokens, 2048)
-    return path
-
-
 if __name__ == "__main__":
     run(
-        __doc__, {"zoo": domains, "datastore": datastore}, domains=6, vocab_size=32_000,
+        __doc__, datastore, vocab_size=32_000, queries=2000,
         tokens={"type": int, "default": 50_000_000, "help": "of the largest datastore"},
-        queries=2000, folder={"help": "where the datastores are written for the while"},
+        folder={"help": "where the datastores are written for the while"},
     )  # fmt: skip

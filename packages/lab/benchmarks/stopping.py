@@ -2,18 +2,16 @@
 
 One drafter of the zoo, and all held-out prompts of a run in one order. Answers are really
 generated; forwards are counted and priced afterwards (``PRICES``), so that a run is reproducible.
-Methods that choose by price run once for each price, on a clock that forwards advance. FOLDER keeps
-finished answers, so that an interrupted run can be resumed. Figures are PNGs next to the JSON;
-intervals are over prompts, those of ``runs`` over runs.
+Methods that choose by price run once for each price. FOLDER keeps finished answers, so that an
+interrupted run can be resumed. Figures are PNGs next to the JSON; intervals are over prompts.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
-import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from shared.claims import half_interval
-from shared.clock import Cost2, put_on_clock
+from shared.clock import Cost, Cost2, put_on_clock
 from shared.compare import span
 from shared.script import run, show, track
 
 from draftwise import Speculator, zoo
-from draftwise.engine.records import Round
 from draftwise.types import Floats
 from draftwise_lab.plotting import band, dress, panels
 
@@ -43,8 +39,6 @@ PRICES: dict[str, tuple[Cost2, Cost2]] = {
 }
 """Milliseconds of a forward and of each token, of target and drafter: the zoo's own, and a drafter
 a fifth of its target, which is how Llama's 1B and 8B lie."""
-TOGETHER = 14
-"""Prompts in a batch, where none learns from another."""
 BASES = ("plain", "best length", "best rule", UCB, HEAD, LAGGING, "draftwise")
 LENGTH, SURVIVED, AGE = 16, 8, 16
 """Of ``entropy``: tokens of a draft; accepted tokens of drafts followed that far; answer bins."""
@@ -56,19 +50,12 @@ NUM_RESAMPLES = 2000
 class Way:
     """Options of ``Speculator.from_pretrained`` beyond the target and the drafter.
 
-    shares: all prompts teach one policy, so they run in sequence. is_priced: its choices depend on
-    the costs of forwards.
+    shares: all prompts teach one policy. is_priced: its choices depend on the costs of forwards.
     """
 
     options: dict[str, Any]
     shares: bool = False
     is_priced: bool = False
-
-    @property
-    def reads_in_vain(self) -> bool:
-        """Whether its rule judges a token only after reading it."""
-        rule = str(self.options.get("rules", [""])[0])
-        return rule.startswith("head") and "lag=true" not in rule
 
     def speculator(self) -> Speculator:
         """A new one without memory."""
@@ -117,55 +104,23 @@ MORE: dict[str, Way] = {
 
 @dataclass(frozen=True)
 class Played:
-    """One answer: forwards and tokens of target and drafter, and its result.
+    """One answer, and what it took.
 
-    blend: number of rounds and sum of TapOut's reward, by rule. clock_s: seconds on the given
-    clock.
+    forwards: of target and drafter, their number and their tokens. blend: number of rounds and sum
+    of TapOut's reward, by rule.
     """
 
-    target_forwards: int
-    target_tokens: int
-    draft_forwards: int
-    draft_tokens: int
+    forwards: list[list[int]]
     emitted: int
     rounds: int
     drafted: int
     accepted: int
     blend: dict[str, tuple[int, float]]
-    clock_s: float = 0.0
 
-    def seconds(self, target: Cost2, drafter: Cost2) -> float:
-        """At these prices; on the clock for methods that choose by price."""
-        if self.clock_s:
-            return self.clock_s
-        of_target = target[0] * self.target_forwards + target[1] * self.target_tokens
-        of_drafter = drafter[0] * self.draft_forwards + drafter[1] * self.draft_tokens
-        return 1e-3 * (of_target + of_drafter)
-
-
-def count(way: Way, rounds: Sequence[Round], num_prompt: int, budget: int) -> Played:
-    """Forwards and tokens of both models in the rounds of one request.
-
-    A draft of n tokens takes n forwards, the first of which reads the unread tokens; a rule that
-    judges a token after reading it, and then stops, takes one more.
-    """
-    forwards, fed, unread, left = 0, 0, num_prompt, budget
-    blend: dict[str, tuple[int, float]] = {}
-    for round_ in rounds:
-        n, accepted = round_.num_drafted, round_.num_accepted
-        vain = int(way.reads_in_vain and 0 < n < min(round_.plan.length, left - 1))
-        if n:
-            forwards, fed = forwards + n + vain, fed + unread + n - 1 + vain
-            unread = 0
-            num, total = blend.get(round_.plan.rule, (0, 0.0))
-            blend[round_.plan.rule] = (num + 1, total + accepted / 2 / 128 + accepted / 2 / n)
-        unread += round_.num_emitted - min(max(n - 1, 0) + vain, accepted)
-        left -= round_.num_emitted
-    drafted = sum(round_.num_drafted for round_ in rounds)
-    return Played(
-        len(rounds) + 1, num_prompt - 1 + drafted + len(rounds), forwards, fed,
-        budget - left, len(rounds), drafted, sum(r.num_accepted for r in rounds), blend,
-    )  # fmt: skip
+    def seconds(self, *prices: Cost2) -> float:
+        """At these prices of target and drafter."""
+        pairs = zip(prices, self.forwards, strict=True)
+        return 1e-3 * sum(each * num + token * tokens for (each, token), (num, tokens) in pairs)
 
 
 def prompts(number: int) -> tuple[list[str], list[str]]:
@@ -175,34 +130,37 @@ def prompts(number: int) -> tuple[list[str], list[str]]:
 
 
 def play(
-    way: Way, texts: Sequence[str], prices: tuple[Cost2, Cost2] | None, options: dict[str, Any]
+    way: Way, texts: Sequence[str], prices: tuple[Cost2, Cost2], options: dict[str, Any]
 ) -> list[Played]:
-    """Every prompt with its own seed; alone where prompts teach each other or a clock runs."""
-    spec = way.speculator()
-    ids = [spec.tokenizer(text)["input_ids"] for text in texts]
-    now = None if prices is None else put_on_clock(spec, *prices)
-    size = 1 if way.shares or now is not None else TOGETHER
-    found: list[Played] = []
-    for first in range(0, len(ids), size):
-        rows, before = ids[first : first + size], now() if now else 0.0
-        rounds: list[list[Any]] = [[] for _ in rows]
-        for round_ in spec.start(rows, seed=list(range(first, first + len(rows))), **options):
-            rounds[round_.request].append(round_)
-        found += [
-            count(way, own, len(row), options["max_new_tokens"])
-            for own, row in zip(rounds, rows, strict=True)
-        ]
-        if now is not None:
-            found[-1] = dataclasses.replace(found[-1], clock_s=now() - before)
+    """Every prompt alone, with its own seed, on a clock with these prices."""
+    spec, counts, found = way.speculator(), np.zeros((2, 2), int), list[Played]()
+    spec._num_prefixes = 0  # prefill every prompt
+    put_on_clock(spec, counted(counts[0], prices[0]), counted(counts[1], prices[1]))
+    for seed, text in enumerate(texts):
+        counts[:] = 0
+        rounds = list(spec.start(text, seed=seed, **options))
+        blend: dict[str, tuple[int, float]] = {}
+        for round_ in rounds:
+            if n := round_.num_drafted:
+                num, total = blend.get(round_.plan.rule, (0, 0.0))
+                reward = round_.num_accepted / 2 * (1 / 128 + 1 / n)
+                blend[round_.plan.rule] = (num + 1, total + reward)
+        emitted, drafted, accepted = (
+            sum(getattr(round_, f"num_{what}") for round_ in rounds)
+            for what in ("emitted", "drafted", "accepted")
+        )
+        found.append(Played(counts.tolist(), emitted, len(rounds), drafted, accepted, blend))
     return found
 
 
-def check(name: str, way: Way, text: str, options: dict[str, Any]) -> None:
-    """Raise unless the counts of one answer's rounds agree with the clock."""
-    [timed] = play(way, [text], PRICES["zoo"], options)
-    counted = dataclasses.replace(timed, clock_s=0.0).seconds(*PRICES["zoo"])
-    if not math.isclose(counted, timed.clock_s):
-        raise RuntimeError(f"{name}: forwards count {counted} s, the clock says {timed.clock_s} s")
+def counted(counts: Any, price: Cost2) -> Cost:
+    """A model's price, which counts its forwards and their tokens."""
+
+    def cost(_: int, tokens: int) -> float:
+        counts[:] += (1, tokens)
+        return price[0] + price[1] * tokens
+
+    return cost
 
 
 def remembered(path: Path, make: Callable[[], list[Played]]) -> list[Played]:
@@ -226,13 +184,8 @@ def table(args: argparse.Namespace) -> dict[str, Any]:
     played: dict[str, dict[str, list[Played]]] = {price: {} for price in PRICES}
     for name, way in track((WAYS | (MORE if args.more else {})).items()):
         for price, costs in PRICES.items():
-
-            def make(name: str = name, way: Way = way, costs: Any = costs) -> list[Played]:
-                if not way.is_priced:
-                    check(name, way, texts[0], options)
-                return play(way, texts, costs if way.is_priced else None, options)
-
             path = folder / f"{name}{f' @{price}' if way.is_priced else ''}.json"
+            make = functools.partial(play, way, texts, costs, options)
             played[price][name] = remembered(path, make)
     found = {p: compare(played[p], costs, domains) for p, costs in PRICES.items()}
     for price, own in found.items():
@@ -281,61 +234,6 @@ def compare(
     return {"best": best, "ways": rows}
 
 
-def runs(args: argparse.Namespace) -> dict[str, Any]:
-    """Bandits that prompts share, over several runs: how much of their speed is due to the order of
-    prompts.
-
-    The mean over runs of the speed relative to the best fixed length, whose speed does not depend
-    on order.
-    """
-    texts, _ = prompts(args.domains)
-    options, _ = settings(args)
-    lengths, found = ("length 2", "length 4", "length 6"), dict[str, list[dict[str, float]]]()
-    asked = [(n, 0) for n in lengths] + [(n, r) for r in range(args.runs) for n in (UCB, SIMPLE)]
-    for name, number in track(asked):
-        order = random.Random(number).sample(texts, len(texts))
-        played = play((WAYS | MORE)[name], order, None, options)
-        tokens = sum(one.emitted for one in played)
-        speed = {p: tokens / sum(one.seconds(*c) for one in played) for p, c in PRICES.items()}
-        found.setdefault(name, []).append(speed)
-    best = {p: max(lengths, key=lambda name: found[name][0][p]) for p in PRICES}
-    rows: dict[str, Any] = {name: {} for name in (UCB, SIMPLE)}
-    for name, row in rows.items():
-        for p in PRICES:
-            ratios = np.array([one[p] for one in found[name]]) / found[best[p]][0][p]
-            mean, half = float(ratios.mean()), half_interval(ratios)
-            row[p] = [round(x, 3) for x in (mean, mean - half, mean + half)]
-    show(rows, f"over {best}")
-    return {"num_runs": args.runs, "costs_ms": PRICES, "best": best, "ways": rows}
-
-
-def means(args: argparse.Namespace) -> dict[str, Any]:
-    """Mean blend of each rule in the rounds it played, and in all rounds that showed it.
-
-    Rules are played at random, so the rounds they play are no selection; ``prefix:rules=true``
-    shows each of them also where it would have stopped another rule's draft, and those rounds are a
-    selection.
-    """
-    spec = rules_bandit("random", feedback="prefix:rules=true").speculator()
-    rounds = [
-        round_
-        for seed, text in enumerate(prompts(args.domains)[0])
-        for round_ in spec.start(text, max_new_tokens=args.tokens, seed=seed)
-    ]
-    found: dict[str, Any] = {}
-    for index, plan in enumerate(spec.plans):
-        own = [r for r in rounds if r.plan.rule == plan.rule and r.num_drafted]
-        blends = [r.num_accepted / 2 * (1 / plan.length + 1 / r.num_drafted) for r in own]
-        found[plan.rule] = {
-            "rounds": len(own),
-            "played": round(sum(blends) / len(own), 3),
-            "shown": round(float(rounds[-1].estimates[index]), 3),
-            "drafted": round(sum(r.num_drafted for r in own) / len(own), 2),
-        }
-    show(found)
-    return {"rules": found}
-
-
 def column_means(sums: Floats) -> dict[str, list[float | None]]:
     """Mean and interval of each column of [prompts, positions, (sum, num)]; None if empty."""
     picks = np.random.default_rng(0).integers(0, len(sums), (NUM_RESAMPLES, len(sums)))
@@ -378,19 +276,15 @@ def entropy(args: argparse.Namespace) -> dict[str, Any]:
     texts, domains = prompts(args.domains)
     module: Any = spec.drafters[0].model.module  # type: ignore[attr-defined]
     tables: dict[str, list[dict[str, Floats]]] = {}
-    for first in track(range(0, len(texts), TOGETHER)):
-        rows = [spec.tokenizer(text)["input_ids"] for text in texts[first : first + TOGETHER]]
-        rounds: list[list[Any]] = [[] for _ in rows]
-        for round_ in spec.start(rows, max_new_tokens=args.tokens, temperature=0.0):
-            rounds[round_.request].append(round_)
-        for own, row, domain in zip(rounds, rows, domains[first:], strict=False):
-            ids = [*row, *(token for round_ in own for token in round_.tokens)]
-            logs = module(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-            roots = (-(logs.exp() * logs).sum(-1)).clamp(min=0).sqrt().double().numpy()
-            shifted = np.concatenate(
-                [[np.nan], roots[:-1]]
-            )  # q at a position depends on the tokens before it
-            tables.setdefault(domain, []).append(along(own, shifted, len(row)))
+    for text, domain in track(list(zip(texts, domains, strict=True))):
+        row = spec.tokenizer(text)["input_ids"]
+        own = list(spec.start(row, max_new_tokens=args.tokens, temperature=0.0))
+        ids = [*row, *(token for round_ in own for token in round_.tokens)]
+        logs = module(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        roots = (-(logs.exp() * logs).sum(-1)).clamp(min=0).sqrt().double().numpy()
+        # q at a position depends on the tokens before it
+        shifted = np.concatenate([[np.nan], roots[:-1]])
+        tables.setdefault(domain, []).append(along(own, shifted, len(row)))
     tables["all"] = [one for found in list(tables.values()) for one in found]
     found = {
         domain: {key: column_means(np.array([one[key] for one in own])) for key in own[0]}
@@ -452,13 +346,15 @@ def arms(args: argparse.Namespace) -> dict[str, Any]:
     texts, domains = prompts(args.domains)
     options, folder = settings(args)
     fixed = [
-        remembered(folder / f"{n}.json", lambda n=n: play(rule(n), texts, None, options))
+        remembered(
+            folder / f"{n}.json", functools.partial(play, rule(n), texts, PRICES["zoo"], options)
+        )
         for n in TABLE_1
     ]
     found: dict[str, Any] = {}
     for domain in track([*dict.fromkeys(domains), "all"]):
         at = [i for i, d in enumerate(domains) if domain in {d, "all"}]
-        bandit = play(rules_bandit(), [texts[i] for i in at], None, options)
+        bandit = play(rules_bandit(), [texts[i] for i in at], PRICES["zoo"], options)
         values = np.array([[p.blend.get(r, (0, 0.0))[::-1] for r in TABLE_1] for p in bandit])
         alone = [[own[i].blend[r][::-1] for i in at] for r, own in zip(TABLE_1, fixed, strict=True)]
         found[domain] = {"rounds": values[..., 1].sum(0).astype(int).tolist()}
@@ -500,8 +396,8 @@ def draw_grid(titles: dict[str, str], draw: Callable[[Any, str], None], out: str
 
 
 if __name__ == "__main__":
-    parts = {"table": table, "runs": runs, "means": means, "entropy": entropy, "arms": arms}
+    parts = {"table": table, "entropy": entropy, "arms": arms}
     run(
-        __doc__, parts, work=".", temperature=0.0, domains=8, tokens=160, runs=8,
+        __doc__, parts, work=".", temperature=0.0, domains=8, tokens=160,
         more={"action": "store_true", "help": "tuned rules and variants, too"},
     )  # fmt: skip
