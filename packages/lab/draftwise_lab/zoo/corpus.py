@@ -16,7 +16,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from draftwise.train.answers import answers
 from draftwise.train.data import Text
 from draftwise_lab.zoo.domains import Document, documents, sample
-from draftwise_lab.zoo.lessons import Lesson, teach
 from draftwise_lab.zoo.recipe import (
     MAX_NEW_TOKENS,
     NUM_HELDOUT,
@@ -159,7 +158,7 @@ class Answers:
         prompts = list(islice(short, max(2, round(NUM_STOP_PROMPTS * self.scale))))
         return self._sampled(prompts, [1.0], f"head-answers-{domain}", SEED + 50)
 
-    def lesson(self, domain: str) -> Lesson:
+    def lesson(self, domain: str) -> list[Text]:
         """Answers at four temperatures in turn, each to a prompt of its own, and real documents."""
         document = drawn(domain, "samples")
         number = max(len(TEMPERATURES), round(NUM_SAMPLES * self.scale))
@@ -170,7 +169,7 @@ class Answers:
             real = document(i)
             start = len(encode_prompt(self.tokenizer, real.prompt))
             texts.append(Text(tuple(encode(self.tokenizer, real)[:512]), min(start, 511)))
-        return teach(self.target, texts, self.work / f"lesson-{domain}")
+        return texts
 
     def _sampled(
         self, prompts: list[str], temperatures: Sequence[float], name: str, seed: int
