@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shared.results import save
-from shared.script import show
+from shared.script import run, show
 
 from draftwise.controller import acceptance, choice
 from draftwise.controller.compiled import warm_up
@@ -103,10 +102,10 @@ class Text:
                 index[len(key)][key] = end
 
 
-def load(folder: Path) -> list[Text]:
-    """All requests of a folder."""
+def load(folder: Path, pattern: str = "acceptance_*.npz") -> list[Text]:
+    """All requests of a folder's files, with the tokens of the head that are right."""
     texts = []
-    for file in sorted(folder.glob("acceptance_*.npz")):
+    for file in sorted(folder.glob(pattern)):
         data = np.load(file)
         for kind in KINDS:
             parts = [
@@ -738,35 +737,28 @@ def figure(cells: list[dict[str, Any]], path: str) -> None:
     picture.savefig(path)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the data")
-    parser.add_argument("--model", default="llama8b_bf16_1xh100", help="whose step costs")
-    parser.add_argument("--requests", type=int, nargs="+", default=list(NUM_REQUESTS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--texts", type=int, help="answers of each run; default: 40 to 420")
-    parser.add_argument("--safety", action="store_true", help="also texts where drafting may lose")
-    parser.add_argument("--gap", action="store_true", help="also what each missing fact is worth")
-    parser.add_argument("--figure", help="picture of speeds over batch sizes")
-    parser.add_argument("--out", help="JSON file for the results")
-    args = parser.parse_args()
+def main() -> None:
+    run(
+        __doc__, replay, model="llama8b_bf16_1xh100", requests=list(NUM_REQUESTS), seeds=[0, 1, 2],
+        data={"type": Path, "required": True, "help": "folder of the data"},
+        texts={"type": int, "help": "answers of each run; default: 40 to 420"},
+        safety={"action": "store_true", "help": "also texts where drafting may lose"},
+        gap={"action": "store_true", "help": "also what each missing fact is worth"},
+        figure={"help": "picture of speeds over batch sizes"},
+    )  # fmt: skip
+
+
+def replay(args: argparse.Namespace) -> dict[str, Any]:
     if args.figure:
         require_matplotlib()
-    return args
-
-
-def main() -> None:
-    """Replay, print and save."""
-    args = arguments()
     warm_up()
     texts, prices = load(args.data), Prices(args.data / "step_costs.npz", args.model)
+    for text in texts:
+        text.index()
     cells, safe, gaps = [], [], []
     for size in args.requests:
         num = min(args.texts or NUM_REQUESTS.get(size, 3 * size), len(texts))
         some = random.Random(100).sample(texts, num)
-        for text in texts if args.safety else some:
-            if not text.lookup:
-                text.index()
         cells.append(cell(some, size, prices, args.seeds))
         if args.gap:
             gaps.append(gap(some, size, prices, args.seeds))
@@ -775,13 +767,15 @@ def main() -> None:
     names = [name for name in cells[0] if name != "rules"]
     for part in (names[:11], *([names[0], *names[i : i + 8]] for i in (11, 19))):
         show([{name: row[name] for name in part} for row in cells], args.model)
-    if gaps:
-        show(gaps, "speed with one thing known, relative to the chain")
-    if safe:
-        show(safe, "where drafting may lose")
+    for rows, title in (
+        (gaps, "speed with one thing known, relative to the chain"),
+        (safe, "where drafting may lose"),
+    ):
+        if rows:
+            show(rows, title)
     if args.figure:
         figure(cells, args.figure)
-    save(args.out, {"model": args.model, "cells": cells, "gaps": gaps, "safety": safe})
+    return {"model": args.model, "cells": cells, "gaps": gaps, "safety": safe}
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def rows_of_the_list() -> list[list[str]]:
     return [[f"`{name}`", shows(name), took(name)] for name in names()]
 
 
-TOOK = {"attention": "~33 s", "load": "~ over 40 s", "pictures": "~6 s", "tables": "~2 s",
+TOOK = {"pictures": "~6 s", "tables": "~2 s",
         "trees": "~ over 40 s"}  # fmt: skip
 """Processor time with default options of benchmarks without a result: each ran once, for 40 s at
 most."""

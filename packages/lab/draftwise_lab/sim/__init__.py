@@ -15,8 +15,8 @@ if TYPE_CHECKING:
         TruncatedGeometric, stream, text_of,
     )
     from draftwise_lab.sim.match import (
-        Match, Outcome, TextSums, averages, best_plans, every_plan, look_back, make_match,
-        policy_seed, report as text_report, results, run_match, sums_by_text,
+        Match, Outcome, TextSums, averages, best_plans, every_plan, half_width, look_back,
+        make_match, policy_seed, report as text_report, results, run_match, sums_by_text,
     )
     from draftwise_lab.sim.play import (
         HABITS, Contestant, Reference, Run, Trail, best_plan, fixed_path, fold, guides_of,
