@@ -312,7 +312,14 @@ def panel(points: Sequence[Point], runs: Mapping[str, Sequence[Run]] | None) -> 
     if runs is not None:
         every = [run for own in runs.values() for run in own]
         found["regression"] = asdict(regress(every))
-        found["regression_with_verified"] = asdict(regress(every, with_verified=True))
+        fit = regress(every, with_verified=True)
+        found["regression_with_verified"] = asdict(fit)
+        # theorem 4.1: no discards, |S| + 1 target forwards, the rest drafted
+        drafted_s = fit.draft_s + fit.verified_s
+        found["oracle_tok_per_s"] = {
+            p.way.name: 1 / (drafted_s * max(0.0, 1 - p.oracle_rate) + fit.target_s * p.oracle_rate)
+            for p in points
+        }
         base = max(fixed, key=lambda p: p.tok_per_s).way.name
         found["best_fixed"] = base
         found["over_best_fixed"] = {
