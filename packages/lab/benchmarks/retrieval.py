@@ -16,7 +16,7 @@ import numpy as np
 from shared.script import run, show
 
 from draftwise.drafters.datastore import Store, replacing, write
-from draftwise.drafters.retrieval import most_frequent_path, tree
+from draftwise.drafters.retrieval import most_frequent_path
 
 LENGTH = 8
 
@@ -63,7 +63,7 @@ def _synthetic(size: int, vocab_size: int) -> np.ndarray:
 def _search(store: Store, tokens: np.ndarray, num: int) -> dict[str, float]:
     """Microseconds per search for endings of the corpus whose 1st to 32nd last token is changed."""
     rng, matches = np.random.default_rng(1), []
-    seconds: dict[str, list[float]] = {"search": [], "next": [], "chain": [], "tree": []}
+    seconds: dict[str, list[float]] = {"search": [], "chain": []}
     for end in rng.integers(40, len(tokens), num).tolist():
         ending = tokens[end - 32 : end].tolist()
         ending[-int(rng.integers(2, 33))] = int(tokens[int(rng.integers(0, len(tokens)))])
@@ -71,15 +71,9 @@ def _search(store: Store, tokens: np.ndarray, num: int) -> dict[str, float]:
         length, first, last = store.find(ending)
         seconds["search"].append(searched := time.process_time() - start)
         matches.append(length)
-        # each use finds its pages cold: nothing of another use's is read again but the suffixes
-        for name, depth in (("next", 1), ("chain", LENGTH), ("tree", LENGTH)):
-            start = time.process_time()
-            rows = store.continuations(first, last, 64, depth)
-            if name == "tree":
-                tree(rows, 16, length=LENGTH)
-            else:
-                most_frequent_path(rows, depth)
-            seconds[name].append(searched + time.process_time() - start)
+        start = time.process_time()
+        most_frequent_path(store.continuations(first, last, 64, LENGTH), LENGTH)
+        seconds["chain"].append(searched + time.process_time() - start)
     found = {f"{name}_us": 1e6 * float(np.mean(times)) for name, times in seconds.items()}
     chain_p99_us = 1e6 * float(np.quantile(seconds["chain"], 0.99))
     return found | {"chain_p99_us": chain_p99_us, "match": float(np.mean(matches))}

@@ -1,7 +1,7 @@
 """Where to stop: fixed lengths, TapOut, SpecDec++ and draftwise's own rule, at given costs.
 
 One drafter of the zoo, and all held-out prompts of a run in one order. Answers are really
-generated; forwards are counted and priced afterwards (``PRICES``), so that a run is reproducible.
+generated; forwards are counted and priced afterwards (``PRICES``), whatever other programs do.
 Methods that choose by price run once for each price. ``--work`` keeps finished answers, so that an
 interrupted run can be resumed. Intervals are over prompts.
 """
