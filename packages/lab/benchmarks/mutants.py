@@ -283,9 +283,8 @@ def main() -> None:
         only = None if old is None else {key(each["was"], each["becomes"]) for each in left}
         new = tried(module, only)
         found[module] = new if old is None else {**old, "survivors": new["survivors"]}
-    from shared.results import (
-        save,
-    )  # late: it imports draftwise, which forks must import themselves
+    # late: it imports draftwise, which forks must import themselves
+    from shared.results import save
 
     save(options.out, {"modules": found})
 

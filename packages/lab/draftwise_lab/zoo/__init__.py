@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise_lab.zoo.corpus import (
-        Answers, batches, drawn, encode_prompt, load_tokenizer,
+        Answers, batches, encode_prompt, heldout_stream, load_tokenizer,
     )
     from draftwise_lab.zoo.domains import (
         ADJECTIVES, ANSWER, DOMAINS, NOUNS, SHARES, TIMES, VERBS, apply, documents, sample,

@@ -31,17 +31,9 @@ from draftwise.train.eagle import acceptance_by_depth, eagle_loss, new_head
 from draftwise.train.head import HeadOptions, Setting, judge_texts, make_head
 from draftwise.train.loop import TrainingSettings, fit
 from draftwise.train.options import DrafterOptions
+from draftwise_lab.zoo import corpus
 from draftwise_lab.zoo import recipe as r
-from draftwise_lab.zoo.corpus import (
-    Answers,
-    batches,
-    drawn,
-    encode,
-    encode_prompt,
-    heldout_prompts,
-    load_tokenizer,
-    train_tokenizer,
-)
+from draftwise_lab.zoo.corpus import Answers
 from draftwise_lab.zoo.domains import DOMAINS, SHARES
 from draftwise_lab.zoo.models import cross_entropy, deepen, make_llama, pack, prime_copying
 
@@ -60,7 +52,7 @@ class Site:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        return load_tokenizer(self.work / "tokenizer")
+        return corpus.load_tokenizer(self.work / "tokenizer")
 
     def model(self, name: str) -> PreTrainedModel:
         """A packed model of this build, loaded as a user would."""
@@ -78,7 +70,7 @@ class Site:
     def documents(self, phase: r.Phase, seed: int, domains: Sequence[str] = ()) -> Any:
         """step -> tokens of documents, as many as rows of the phase's context allow."""
         rows = r.TOKENS_PER_STEP // phase.context
-        return batches(
+        return corpus.batches(
             self.tokenizer, seed=seed, rows=rows, context=phase.context, domains=tuple(domains)
         )
 
@@ -97,7 +89,7 @@ class Site:
 
 def _tokenizer(site: Site) -> None:
     if not (site.work / "tokenizer" / "tokenizer.json").exists():
-        train_tokenizer(site.work / "tokenizer", seed=r.SEED)
+        corpus.train_tokenizer(site.work / "tokenizer", seed=r.SEED)
 
 
 def _llama(site: Site, num_layers: int) -> Any:
@@ -234,12 +226,12 @@ def _acceptance(site: Site) -> None:
 @torch.inference_mode()
 def heldout_loss(target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, domain: str) -> float:
     """The target's loss, in nats a token, on the answers of held-out documents of `domain`."""
-    document = drawn(domain, "held out", heldout=True)
+    document = corpus.drawn(domain, "held out", heldout=True)
     texts = []
     for number in range(2 * r.NUM_HELDOUT):
         found = document(number)
-        tokens = encode(tokenizer, found)[:512]
-        start = len(encode_prompt(tokenizer, found.prompt))
+        tokens = corpus.encode(tokenizer, found)[:512]
+        start = len(corpus.encode_prompt(tokenizer, found.prompt))
         texts.append(Text(tuple(tokens), min(start, len(tokens) - 1)))
     total, count = 0.0, 0
     for group in data.groups(texts, 4096):
@@ -268,7 +260,7 @@ def publish(work: Path, out: Path) -> None:
     measured = json.loads((work / "acceptance.json").read_text("utf-8"))
     seconds = json.loads((work / "seconds.json").read_text("utf-8"))
     _write(weights / "manifest.json", _manifest(weights, measured, seconds))
-    _write(out / "prompts.json", {domain: heldout_prompts(domain) for domain in SHARES})
+    _write(out / "prompts.json", {domain: corpus.heldout_prompts(domain) for domain in SHARES})
 
 
 def _manifest(weights: Path, measured: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
