@@ -28,8 +28,6 @@ from draftwise.drafters.lm import LMDrafter
 from draftwise.nn.load import load_model
 from draftwise.train import head as training
 from draftwise.train.data import Text
-from draftwise.train.head import load
-from draftwise.train.head import save as save_head
 from draftwise.train.speedup import MAX_LENGTH, measure_costs
 from draftwise.types import Costs
 from draftwise_lab.zoo import Answers, load_tokenizer
@@ -48,7 +46,7 @@ Rounds = tuple[np.ndarray, np.ndarray]
 
 class Scene:
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.work = args, Path(args.work)
+        self.work = Path(args.work)
         self.tokenizer = load_tokenizer(zoo.target_path())
         self.target = load_model(str(zoo.target_path()))
         self.answers = Answers(self.target.module, self.tokenizer, self.work)
@@ -99,7 +97,7 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
     for variant in track(variants()):
         folder = folder_of(scene.work, variant)
         head = training.train_head(judged.taught, variant)
-        save_head(head, folder, {"w_rej": variant.w_rej, "label": variant.label})
+        training.save(head, folder, {"w_rej": variant.w_rej, "label": variant.label})
         own = {
             n: training.measure_head(test, head, variant.w_rej).numbers for n, test in tests.items()
         }
@@ -133,7 +131,9 @@ class Places:
     def head(self, folder: Path, lag: bool) -> tuple[Rounds, float, float]:
         """A head's result at its best threshold; that threshold; the mean length there."""
         with torch.inference_mode():
-            odds = load(folder).eval()(self.hidden.flatten(0, 1)).view(self.hidden.shape[:2])
+            odds = (
+                training.load(folder).eval()(self.hidden.flatten(0, 1)).view(self.hidden.shape[:2])
+            )
         doubt = 1 - (0.5 + 0.5 * np.tanh(0.5 * odds.double().numpy())).cumprod(1)
         found = []
         for h in THRESHOLDS.tolist():

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shared.compare import span
+from shared.compare import span, zoo_texts
 from shared.script import run, show, track
 
-from draftwise import Speculator, zoo
+from draftwise import Speculator
 
 Cost2 = tuple[float, float]
 """Milliseconds of a forward, and of each of its tokens."""
@@ -115,12 +115,6 @@ class Played:
         return 1e-3 * sum(each * num + token * tokens for (each, token), (num, tokens) in pairs)
 
 
-def prompts(number: int) -> tuple[list[str], list[str]]:
-    """Held-out prompts, domain after domain, and the domain of each."""
-    chosen = [(d, text) for d, texts in zoo.prompts().items() for text in texts[:number]]
-    return [text for _, text in chosen], [domain for domain, _ in chosen]
-
-
 class Priced:
     """A model whose forwards, of one row, are counted and advance a clock by their price."""
 
@@ -174,7 +168,7 @@ def remembered(path: Path, make: Callable[[], list[Played]]) -> list[Played]:
 
 def table(args: argparse.Namespace) -> dict[str, Any]:
     """Every method relative to others, by price."""
-    texts, domains = prompts(args.domains)
+    texts = zoo_texts(args.domains)
     options = {"max_new_tokens": args.tokens, "temperature": args.temperature}
     folder = Path(args.work) / f"T{args.temperature:g}-{args.domains}x{args.tokens}"
     played: dict[str, dict[str, list[Played]]] = {price: {} for price in PRICES}
@@ -183,7 +177,7 @@ def table(args: argparse.Namespace) -> dict[str, Any]:
             path = folder / f"{name}{f' @{price}' if way.is_priced else ''}.json"
             make = functools.partial(play, way, texts, costs, options)
             played[price][name] = remembered(path, make)
-    found = {p: compare(played[p], costs, domains) for p, costs in PRICES.items()}
+    found = {p: compare(played[p], costs) for p, costs in PRICES.items()}
     for price, own in found.items():
         show(
             {n: {**row["over"], "m": row["m"], "%": row["rate"]} for n, row in own["ways"].items()},
@@ -192,17 +186,11 @@ def table(args: argparse.Namespace) -> dict[str, Any]:
     return {"temperature": args.temperature, "costs_ms": PRICES, "prices": found}
 
 
-def compare(
-    played: dict[str, list[Played]], costs: tuple[Cost2, Cost2], domains: list[str]
-) -> dict[str, Any]:
-    """Each method's speed on some prompts, relative to plain by domain, and the paper's m and %."""
+def compare(played: dict[str, list[Played]], costs: tuple[Cost2, Cost2]) -> dict[str, Any]:
+    """Each method's speed relative to others, and the paper's m and %."""
     seconds = {n: np.array([p.seconds(*costs) for p in rows]) for n, rows in played.items()}
     tokens = {n: np.array([float(p.emitted) for p in rows]) for n, rows in played.items()}
     speed = {n: float(tokens[n].sum() / seconds[n].sum()) for n in played}
-
-    def rate(name: str, domain: str) -> float:
-        at = np.array(domains) == domain
-        return float(tokens[name][at].sum() / seconds[name][at].sum())
 
     best = {
         "best length": max((f"length {k}" for k in FIXED), key=lambda n: speed[n]),
@@ -221,10 +209,6 @@ def compare(
             "over": {
                 base: span(tokens[name], seconds[name], tokens[of], seconds[of])
                 for base, of in over.items()
-            },
-            "by_domain": {
-                domain: round(rate(name, domain) / rate("plain", domain), 3)
-                for domain in dict.fromkeys(domains)
             },
         }
     return {"best": best, "ways": rows}
