@@ -110,16 +110,7 @@ def generating() -> tuple[list[str], list[str]]:
 def policy() -> list[str]:
     """From ``--policy ucbspec`` to its decisions."""
     touched = Touched(_holds_spec)
-    words = [
-        "generate",
-        "--policy",
-        SPEC,
-        "--drafter",
-        "lookup",
-        "--max-new-tokens",
-        "4",
-        "--quiet",
-    ]
+    words = f"generate --policy {SPEC} --drafter lookup --max-new-tokens 4 --quiet".split()
     for is_on in (False, True):
         touched.is_on = is_on
         sys.setprofile(touched)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from shared.claims import Row, half_interval, played, report
+from shared.claims import Row, played, report
 
 from draftwise.registry import make_reward
 from draftwise.types import Floats, Outcome, Plan
@@ -193,7 +193,7 @@ def switching(seeds: int) -> list[Row]:
         row: Row = {"tokens": tokens}
         for label, (regret, num) in found.items():
             name = label.partition("/")[0]
-            row |= {name: float(np.mean(regret + num)), f"{name} ci": half_interval(regret + num)}
+            row |= {name: float(np.mean(regret + num)), f"{name} ci": sim.half_width(regret + num)}
             row[f"{name} switches"] = float(np.mean(num))
         rows.append(row)
     return rows

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from shared.claims import half_interval, played
+from shared.claims import played
 from shared.script import rounded, run
 
-from draftwise_lab.sim import REGIMES, CostTable, Recorded, Text
+from draftwise_lab.sim import REGIMES, CostTable, Recorded, Text, half_width
 
 LENGTH, TENTHS, GENERALIST = 5, 10, "generalist"
 POLICIES = ("exp3spec", "ucbspec", "normalhedge/expected-length/panoramic:per_token=true")
@@ -37,7 +37,7 @@ def divergence(args: argparse.Namespace) -> dict[str, Any]:
         found[f"T = {temperature:g}"] = {
             "answers": len(mine), "mean": [float(t.mean()) for t in tenths],
             "sd": [float(t.std()) for t in tenths],
-            "last third over first": [float(drift.mean()), half_interval(drift)],
+            "last third over first": [float(drift.mean()), half_width(drift)],
             "an answer's own drift, sd": float(drift.std(ddof=1)),
         }  # fmt: skip
     return dict(rounded(found, 3))

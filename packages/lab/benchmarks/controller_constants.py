@@ -18,9 +18,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from shared.results import save
-from shared.script import show
+from shared.script import run, show, track
 
 import draftwise
 
@@ -77,12 +77,12 @@ def speeds(data: Path, sizes: list[int], folder: Path, module: str = "", name: s
         file = copy / "controller" / f"{module}.py"
         file.write_text(changed(file.read_text(), name, factor))
     paths = [str(copy.parent), str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    run = subprocess.run(
+    child = subprocess.run(
         [sys.executable, __file__, "--data", str(data), "--requests", *map(str, sizes), "--one"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=True, text=True,
         stdout=subprocess.PIPE,
     )  # fmt: skip
-    return list(json.loads(run.stdout))
+    return list(json.loads(child.stdout))
 
 
 def one(data: Path, sizes: list[int]) -> Iterator[float]:
@@ -97,31 +97,27 @@ def one(data: Path, sizes: list[int]) -> Iterator[float]:
         yield drive(some, size, prices, seed=0).speed()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the replay's data")
-    parser.add_argument("--requests", type=int, nargs="+", default=[4, 64])
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help="JSON file for the results")
-    args = parser.parse_args()
+def vary(args: argparse.Namespace) -> dict[str, Any]:
+    """Every constant at half and double; or, in a child process, the replay of its package."""
     if args.one:
         print(json.dumps(list(one(args.data, args.requests))))
-        return
+        raise SystemExit
     rows = []
     with tempfile.TemporaryDirectory() as place:
         base = speeds(args.data, args.requests, Path(place))
         for module, names in CONSTANTS.items():
-            for name in names:
+            for name in track(names, module):
                 row: dict[str, object] = {"constant": f"{module}.{name}"}
                 for label, factor in (("half", 0.5), ("double", 2.0)):
                     found = speeds(args.data, args.requests, Path(place), module, name, factor)
                     for size, now, before in zip(args.requests, found, base, strict=True):
                         row[f"{label}, {size}"] = now / before
                 rows.append(row)
-                print(rows[-1], flush=True, file=sys.stderr)
     show(rows, "speed relative to the constants as they are")
-    save(args.out, {"speeds": base, "constants": rows})
+    return {"speeds": base, "constants": rows}
 
 
 if __name__ == "__main__":
-    main()
+    data = {"type": Path, "required": True, "help": "folder of the replay's data"}
+    hidden = {"action": "store_true", "help": argparse.SUPPRESS}
+    run(__doc__, vary, data=data, requests=[4, 64], one=hidden)

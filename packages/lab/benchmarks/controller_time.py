@@ -31,8 +31,6 @@ from draftwise.controller.controller import Controller, Limits
 from draftwise.controller.costs import Step
 from draftwise.controller.retrieval import SLICE, RetrievalIndex
 
-AIMS_MS = {1: (0.05, 0.03), 16: (0.10, 0.05), 64: (0.25, 0.15), 256: (1.0, 0.5)}
-AIMS_OPEN_MS = {2000: 0.6, 128_000: 25.0}
 WARM_UP = 60
 RIGHT = 0.7
 PROMPT, ANSWER, LIMIT = 2000, 1200, 16
@@ -118,11 +116,10 @@ def steps(texts: list[list[int]], num: int, branches: bool, idle: bool) -> dict[
     kept_times = np.array(times[WARM_UP:])
     step_ms, work_ms = np.median(kept_times, 0).tolist()
     p99_ms = float(np.percentile(kept_times[:, 0], 99))
-    aims = AIMS_MS.get(num, (None, None))
     return {
         "requests": num, "branches": branches, "idle": idle, "steps": len(kept_times),
         "tokens_a_step": sum(at) / len(times) / num, "step_ms": step_ms, "p99_ms": p99_ms,
-        "aim_ms": aims[0], "work_ms": work_ms, "aim_work_ms": aims[1],
+        "work_ms": work_ms,
     }  # fmt: skip
 
 
@@ -148,7 +145,7 @@ def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
         longest.append(max(calls))
     return {
         "prompt": num, "total_ms": float(np.median(runs)), "longest_call_ms": max(longest),
-        "median_longest_ms": float(np.median(longest)), "aim_ms": AIMS_OPEN_MS.get(num),
+        "median_longest_ms": float(np.median(longest)),
         "mb": memory / 1e6,
     }  # fmt: skip
 
@@ -194,4 +191,4 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(__doc__, measure, requests=list(AIMS_MS))
+    run(__doc__, measure, requests=[1, 16, 64, 256])

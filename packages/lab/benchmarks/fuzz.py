@@ -7,14 +7,12 @@ drafters that raise or return invalid values, or are cancelled. No request may d
 drafter for the others. An answer is right if each token is the argmax of one plain forward over
 prompt and answer with the requested edits (so sampled requests have ``top_k=1``), and if it ends
 where it must. A cancelled answer must be right up to its end. Ties: a token counts as the argmax if
-its edited logit is within 1e-4 of the largest. With ``--out`` an interrupted run can be resumed
-(FILE.trials).
+its edited logit is within 1e-4 of the largest.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -281,22 +279,14 @@ def ends_wrong(made: Request, options: dict[str, Any]) -> str:
     return "" if made.answer.text == expected else f"its text is {made.answer.text!r}"
 
 
-def trials(num: int, seed: int, file: Path | None) -> tuple[Counter[str], list[str]]:
-    """Run trials until ``num`` answers were checked; those in the file are not repeated."""
+def trials(num: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """Run trials until ``num`` answers were checked."""
     counts, wrong, number = Counter[str](), list[str](), 0
-    known = file.read_text("utf-8").splitlines() if file is not None and file.exists() else []
     while counts["answers"] < num:
-        if number < len(known):
-            told = json.loads(known[number])
-        else:
-            trial = Trial(number, seed)
-            trial.run()
-            told = {"counts": dict(trial.counts), "wrong": trial.wrong}
-            if file is not None:
-                with file.open("a", encoding="utf-8") as lines:
-                    lines.write(json.dumps(told) + "\n")
-        counts.update(told["counts"])
-        wrong += told["wrong"]
+        trial = Trial(number, seed)
+        trial.run()
+        counts.update(trial.counts)
+        wrong += trial.wrong
         number += 1
         if number % 10 == 0:
             print(f"{number} trials: {counts['answers']} answers, {len(wrong)} wrong", flush=True)
@@ -307,10 +297,7 @@ def trials(num: int, seed: int, file: Path | None) -> tuple[Counter[str], list[s
 def fuzz(args: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore")  # warnings about each faulty request and drafter are expected
     start = time.monotonic()
-    file = Path(args.out).with_suffix(".trials") if args.out else None
-    counts, wrong = trials(args.num, args.seed, file)
-    if file is not None:
-        file.unlink(missing_ok=True)
+    counts, wrong = trials(args.num, args.seed)
     found = {"num_wrong": len(wrong), "wrong": wrong[:20], "counts": dict(sorted(counts.items()))}
     took_s = round(time.monotonic() - start)
     return {**found, "kinds": KINDS, "took_s": took_s, "failed": bool(wrong)}

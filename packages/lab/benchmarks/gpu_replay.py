@@ -17,20 +17,16 @@ all requests. Wrong tokens of the head are replaced by text that follows the sam
 from __future__ import annotations
 
 import argparse
-import csv
-import itertools
 import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shared.results import save
-from shared.script import show
+from shared.script import run, show
 
 from draftwise.controller import acceptance, choice
 from draftwise.controller.compiled import warm_up
@@ -45,7 +41,6 @@ KINDS = ("cnn", "gsm8k", "instructcoder", "sharegpt")
 NUM_REQUESTS = {1: 40, 4: 100, 16: 200, 64: 400, 128: 420}
 SCHEDULING_MS, DRAFT_MS = 0.6, 0.15
 LONGEST = 16
-PIECE = 2048
 
 
 class Prices:
@@ -107,10 +102,10 @@ class Text:
                 index[len(key)][key] = end
 
 
-def load(folder: Path) -> list[Text]:
-    """All requests of a folder."""
+def load(folder: Path, pattern: str = "acceptance_*.npz") -> list[Text]:
+    """All requests of a folder's files, with the tokens of the head that are right."""
     texts = []
-    for file in sorted(folder.glob("acceptance_*.npz")):
+    for file in sorted(folder.glob(pattern)):
         data = np.load(file)
         for kind in KINDS:
             parts = [
@@ -715,96 +710,6 @@ def safety(texts: list[Text], size: int, prices: Prices) -> list[dict[str, Any]]
     return rows
 
 
-def arrivals(file: Path, num: int) -> list[float]:
-    """Seconds from the first request of a trace to each of the first ``num``."""
-    times = []
-    with file.open() as lines:
-        for line in itertools.islice(csv.DictReader(lines), num):
-            times.append(datetime.fromisoformat(line["TIMESTAMP"][:26]).timestamp())
-    return [at - times[0] for at in times]
-
-
-Reading = list[tuple[Row, int, float]]
-
-
-def _read(reading: Reading) -> tuple[int, list[tuple[Row, float]], Reading]:
-    """One chunk of prefill: its tokens, requests whose prefill is complete, and the others."""
-    prefill, ready, still = 0, [], []
-    for row, done, at in reading:
-        part = min(len(row.text.prompt) - done, PIECE - prefill)
-        prefill += part
-        if done + part == len(row.text.prompt):
-            ready.append((row, at))
-        else:
-            still.append((row, done + part, at))
-    return prefill, ready, still
-
-
-def served(
-    texts: Sequence[Text], times: Sequence[float], prices: Prices, speedup: float, drafts: bool
-) -> dict[str, Any]:
-    """Requests arrive by a trace; prefill is chunked and shares steps with decoding."""
-    controller, rng = Controller(Limits(model=True)), random.Random(0)
-    choice = random.Random(1)
-    waiting = [(at / speedup, choice.choice(texts)) for at in times][::-1]
-    reading: Reading = []
-    rows: list[Row] = []
-    now_s = busy_s = 0.0
-    num_begun, waits, paces, began = 0, [], [], {}
-    while waiting or reading or rows:
-        if not (reading or rows):
-            now_s = max(now_s, waiting[-1][0])
-        while waiting and waiting[-1][0] <= now_s and len(reading) + len(rows) < 256:
-            at, text = waiting.pop()
-            reading.append((Row(text, f"request-{num_begun}"), 0, at))
-            num_begun += 1
-        prefill, ready, reading = _read(reading)
-        num, length = len(rows), controller.num_to_draft if drafts and rows else 0
-        tokens = num + prefill + sum(len(row.draft) for row in rows)
-        context = sum(len(row.text.prompt) + row.known for row in rows)
-        seconds = prices.ms(tokens, max(num, 1), context / max(num, 1), length) / 1e3
-        emitted = [_emit(row) for row in rows]
-        names = [row.name for row in rows]
-        begin_s = time.thread_time()
-        if drafts:
-            step = Step(num, tokens, seconds, length, context, prefill)
-            controller.observe(step, names, emitted)
-        own_s = time.thread_time() - begin_s
-        for row in rows:
-            if row.left <= 0:
-                controller.end(row.name)
-                paces.append((now_s + seconds - began[row.name]) / (len(row.text.answer) - 2))
-        rows = [row for row in rows if row.left > 0]
-        for row, at in ready:
-            waits.append(now_s + seconds - at)
-            began[row.name] = now_s + seconds
-            rows.append(row)
-            if drafts:
-                controller.begin(row.name, row.text.prompt + row.text.answer[: row.known])
-        if drafts and rows:
-            own_s += _choose(controller, rows, length, rng)
-            controller.work()
-        now_s, busy_s = now_s + seconds + own_s, busy_s + seconds + own_s
-    return {
-        "drafts": drafts, "busy_s": busy_s, "mean_ms_a_token": 1e3 * float(np.mean(paces)),
-        "p90_ms_a_token": 1e3 * float(np.quantile(paces, 0.9)),
-        "mean_first_token_ms": 1e3 * float(np.mean(waits)),
-    }  # fmt: skip
-
-
-def as_they_arrive(
-    texts: list[Text], prices: Prices, trace: Path, speedup: float
-) -> list[dict[str, Any]]:
-    """The first requests of a trace, without and with drafts."""
-    times = arrivals(trace, 300)
-    for text in texts:
-        if not text.lookup:
-            text.index()
-    rows = [served(texts, times, prices, speedup, drafts) for drafts in (False, True)]
-    show(rows, f"requests as they arrive, {speedup:g} times as fast")
-    return rows
-
-
 LINES = {
     "oracle": ("oracle, one drafter", "k:"),
     "tree": ("draftwise, two branches", "C0-"),
@@ -832,37 +737,28 @@ def figure(cells: list[dict[str, Any]], path: str) -> None:
     picture.savefig(path)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the data")
-    parser.add_argument("--model", default="llama8b_bf16_1xh100", help="whose step costs")
-    parser.add_argument("--requests", type=int, nargs="+", default=list(NUM_REQUESTS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--texts", type=int, help="answers of each run; default: 40 to 420")
-    parser.add_argument("--safety", action="store_true", help="also texts where drafting may lose")
-    parser.add_argument("--gap", action="store_true", help="also what each missing fact is worth")
-    parser.add_argument("--arrivals", type=Path, help="trace of requests: served as they arrive")
-    parser.add_argument("--speedup", type=float, default=4.0, help="of the trace's clock")
-    parser.add_argument("--figure", help="picture of speeds over batch sizes")
-    parser.add_argument("--out", help="JSON file for the results")
-    args = parser.parse_args()
+def main() -> None:
+    run(
+        __doc__, replay, model="llama8b_bf16_1xh100", requests=list(NUM_REQUESTS), seeds=[0, 1, 2],
+        data={"type": Path, "required": True, "help": "folder of the data"},
+        texts={"type": int, "help": "answers of each run; default: 40 to 420"},
+        safety={"action": "store_true", "help": "also texts where drafting may lose"},
+        gap={"action": "store_true", "help": "also what each missing fact is worth"},
+        figure={"help": "picture of speeds over batch sizes"},
+    )  # fmt: skip
+
+
+def replay(args: argparse.Namespace) -> dict[str, Any]:
     if args.figure:
         require_matplotlib()
-    return args
-
-
-def main() -> None:
-    """Replay, print and save."""
-    args = arguments()
     warm_up()
     texts, prices = load(args.data), Prices(args.data / "step_costs.npz", args.model)
+    for text in texts:
+        text.index()
     cells, safe, gaps = [], [], []
     for size in args.requests:
         num = min(args.texts or NUM_REQUESTS.get(size, 3 * size), len(texts))
         some = random.Random(100).sample(texts, num)
-        for text in texts if args.safety else some:
-            if not text.lookup:
-                text.index()
         cells.append(cell(some, size, prices, args.seeds))
         if args.gap:
             gaps.append(gap(some, size, prices, args.seeds))
@@ -871,17 +767,15 @@ def main() -> None:
     names = [name for name in cells[0] if name != "rules"]
     for part in (names[:11], *([names[0], *names[i : i + 8]] for i in (11, 19))):
         show([{name: row[name] for name in part} for row in cells], args.model)
-    if gaps:
-        show(gaps, "speed with one thing known, relative to the chain")
-    if safe:
-        show(safe, "where drafting may lose")
-    at_times = as_they_arrive(texts, prices, args.arrivals, args.speedup) if args.arrivals else []
+    for rows, title in (
+        (gaps, "speed with one thing known, relative to the chain"),
+        (safe, "where drafting may lose"),
+    ):
+        if rows:
+            show(rows, title)
     if args.figure:
         figure(cells, args.figure)
-    save(
-        args.out,
-        {"model": args.model, "cells": cells, "gaps": gaps, "safety": safe, "arrivals": at_times},
-    )
+    return {"model": args.model, "cells": cells, "gaps": gaps, "safety": safe}
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 Starts ``draftwise serve`` on the bundled models. The five clients run alone before and after; the
 median of these answers is the unloaded latency. In between, two attackers send every hostile
 request (options, sizes, nesting, files and pipes, framing, disconnects) twice, and eight
-connections send bodies at one byte per second, while the clients continue. Then each kind of
-request is sent ``ROUNDS`` times alone, which shows what delays and what leaks. Every answer is
+connections send bodies at one byte per second, while the clients continue. Every answer is
 compared with plain decoding by the same server. Memory is that of the idle server. Fails on a wrong
 answer, an answer under attack that takes ``MAX_DELAY_S`` longer than the unloaded median, a status
 of 500 or more other than 503, a traceback, or ``MAX_GROWTH_KIB`` more memory after the second
@@ -35,7 +34,7 @@ from shared.servers import Answer, ask, num_open, served, state
 
 from draftwise.bench.suites import load_suite
 
-CLIENTS, ATTACKERS, ROUNDS, MAX_DELAY_S, MAX_GROWTH_KIB = 5, 2, 3, 2.0, 16 * 1024
+CLIENTS, ATTACKERS, MAX_DELAY_S, MAX_GROWTH_KIB = 5, 2, 2.0, 16 * 1024
 DONE, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 MANY = 400_000
 
@@ -332,27 +331,12 @@ def attack(port: int, honest: Honest, attackers: Attackers) -> list[float]:
         return asking.result()
 
 
-def by_kind(port: int, pid: int, honest: Honest, todo: list[Attack]) -> tuple[Any, list[str]]:
-    """Send each kind of attack alone, ``ROUNDS`` times: memory, latency, and wrong answers."""
-    found: dict[str, Any] = {}
-    bad: list[str] = []
-    for kind in dict.fromkeys(kind for kind, _, _ in todo):
-        own_kib, under = list[int](), list[float]()
-        for _ in range(ROUNDS):
-            attackers = Attackers(port, [one for one in todo if one[0] == kind])
-            under += attack(port, honest, attackers)
-            own_kib.append(settled(port, pid))
-            bad += attackers.bad
-        found[kind] = {"own_kib": own_kib, "latency_s": times(under)}
-    return found, bad
-
-
 def times(seconds: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(seconds), 3), "most": round(max(seconds), 3)}
 
 
 def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
-    """Honest clients alone, two attacks, honest clients alone, and each kind of attack alone."""
+    """Honest clients alone, two attacks, and honest clients alone again."""
     never, todo = threading.Event(), attacks(pipe)
     honest = Honest(port, [item.turns[0] for item in load_suite("zoo", 2).items], tokens)
     honest.ask_until(never, 8)  # memory that a server allocates once is allocated here
@@ -362,13 +346,12 @@ def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
         under += attack(port, honest, attackers)
         kib.append(settled(port, pid))
     alone_again = honest.ask_until(never, 12)
-    kinds, bad = by_kind(port, pid, honest, todo)
     statuses = both[0].statuses + both[1].statuses
     return {
         "hostile_requests": len(todo),
         "by_kind": dict(Counter(kind for kind, _, _ in todo)),
         "statuses": {str(key): num for key, num in sorted(statuses.items())},
-        "server_errors": both[0].bad + both[1].bad + bad,
+        "server_errors": both[0].bad + both[1].bad,
         "slowest_attacks": sorted(both[0].slowest + both[1].slowest, reverse=True)[:5],
         "honest_answers": len(alone) + len(under) + len(alone_again),
         "honest_answers_attacked": len(under),
@@ -381,7 +364,6 @@ def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
         "most_delay_s": round(max(under) - statistics.median(alone + alone_again), 3),
         "most_delay_over_slowest_alone_s": round(max(under) - max(alone + alone_again), 3),
         "own_kib": dict(zip(("before", "after_one", "after_two"), kib, strict=True)),
-        "each_kind": kinds,
     }
 
 

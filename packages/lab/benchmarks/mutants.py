@@ -22,6 +22,7 @@ import os
 import re
 import resource
 import sys
+import tomllib
 from collections.abc import Callable, Collection, Iterator
 from importlib.abc import MetaPathFinder
 from itertools import count
@@ -29,9 +30,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
-from shared.equal_mutants import squeezed, why
-
 ROOT = Path(__file__).parents[3]
+EQUAL = tomllib.loads((Path(__file__).parent / "shared/equal_mutants.toml").read_text("utf-8"))
+"""Equivalent mutants, by module and by the reason why they are equivalent."""
 MODULES: dict[str, tuple[str, ...]] = {
     "engine/verify": ("tests/test_dist.py", "tests/engine/test_lossless_exact.py"),
     "nn/verify": ("tests/nn/test_verify.py",),
@@ -220,6 +221,18 @@ def _has_spec(module: ModuleType, name: str) -> bool:
     return spec is not None and spec.name == name and spec.origin is not None
 
 
+def squeezed(code: str) -> str:
+    return "".join(code.split())
+
+
+def why(module: str, becomes: str) -> str | None:
+    """The reason why this mutant is equivalent; None if none is known."""
+    for reason, known in EQUAL.get(module, {}).items():
+        if squeezed(becomes) in map(squeezed, known):
+            return str(reason)
+    return None
+
+
 def key(was: str, becomes: str) -> Key:
     return squeezed(was), squeezed(becomes)
 
@@ -270,9 +283,8 @@ def main() -> None:
         only = None if old is None else {key(each["was"], each["becomes"]) for each in left}
         new = tried(module, only)
         found[module] = new if old is None else {**old, "survivors": new["survivors"]}
-    from shared.results import (
-        save,
-    )  # late: it imports draftwise, which forks must import themselves
+    # late: it imports draftwise, which forks must import themselves
+    from shared.results import save
 
     save(options.out, {"modules": found})
 

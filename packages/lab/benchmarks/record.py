@@ -10,7 +10,7 @@ docs/lab/simulator.md, with the prompts' lengths and last tokens, and the answer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from draftwise.nn.sampling import distributions
 from draftwise.nn.transfer import answered
 from draftwise.policies.goodput.experience import WINDOW
 from draftwise.stop_rules.thresholds import Fixed
-from draftwise_lab.zoo import drawn
+from draftwise_lab.zoo import heldout_stream
 
 DEPTH, PROMPT, PROBE_TOKENS = 16, 16, 32
 """Tokens of a copied draft, of the prompt that is scored, and that a first impression reads."""
@@ -146,15 +146,6 @@ def arrays(
     return result
 
 
-def prompts_of(domain: str, stream: str | None) -> list[str] | Any:
-    """The zoo's held-out prompts, or an endless stream of others like them."""
-    if stream is None:
-        return zoo.prompts()[domain]
-    document = drawn(domain, stream, heldout=True)
-    found = (document(number) for number in count())
-    return (d.prompt for d in found if len(d.prompt) <= 700 and len(d.answer) >= 150)
-
-
 def main() -> None:
     args = options(
         __doc__, domains=5, tokens=160, temperature=[0.0],
@@ -167,7 +158,7 @@ def main() -> None:
     spec = Speculator.from_pretrained("zoo")
     found, domains, temperatures = [], [], []
     for domain in zoo.prompts():
-        own = prompts_of(domain, args.stream)
+        own = heldout_stream(domain, args.stream) if args.stream else zoo.prompts()[domain]
         chosen = list(islice(own, args.skip, args.skip + args.domains))
         for seed, prompt in enumerate(track(chosen, domain)):
             for temperature in args.temperature:

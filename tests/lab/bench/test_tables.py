@@ -82,4 +82,4 @@ def test_the_entry_lists_and_runs(tmp_path: Path) -> None:
     made = run("startup", "--repeats", "1", "--out", str(tmp_path / "x.json"))
     assert made.returncode == 0, made.stderr
     assert json.loads((tmp_path / "x.json").read_text())["startup_s"].keys() >= {"import draftwise"}
-    assert "the names are: adapt, alpha" in run("nonesuch").stderr
+    assert "the names are: claims_hedgespec, claims_metasd" in run("nonesuch").stderr

@@ -40,7 +40,7 @@ def run(way: str = "K=2", prompt: int = 0, **numbers: Any) -> Run:
 
 
 def at(discard: float, verified: float, name: str = "x") -> Point:
-    return Point(Way(name, 1, "fixed", {}), discard, verified, 0.0, 0.0, 0.0, 0.0)
+    return Point(Way(name, 1, "fixed", {}), discard, verified, 0.0, 0.0, 0.0)
 
 
 def test_rates_by_hand() -> None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from shared.results import save
 from shared.script import options, rounded, show
 
-from draftwise.types import Floats
 from draftwise_lab import sim
 
 Row = dict[str, Any]
@@ -41,7 +39,3 @@ def played(
     match = sim.make_match(setting, list(labels))
     rows = sim.results(match, sim.run_match(match, range(seeds)))
     return {(row["domain"], row["policy"]): row for row in rows}
-
-
-def half_interval(values: Floats) -> float:
-    return float(1.96 * values.std(ddof=1) / np.sqrt(len(values)))

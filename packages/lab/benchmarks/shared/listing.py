@@ -20,12 +20,12 @@ def shows(name: str) -> str:
 
 
 def took(name: str) -> str:
-    """Processor time of the longest run in results/, or the entry of TOOK."""
+    """Processor time of the longest run in results/; empty if unknown."""
     files = [file for file in RESULTS.glob(f"{name}*.json") if _made_by(file, name)]
     seconds = [json.loads(file.read_text()).get("processor_s") for file in files]
     known = [each for each in seconds if each is not None]
     if not known:
-        return TOOK.get(name, "")
+        return ""
     return f"{max(known)} s" if max(known) < 100 else f"{round(max(known) / 60)} min"
 
 
@@ -36,9 +36,3 @@ def _made_by(file: Path, name: str) -> bool:
 
 def rows_of_the_list() -> list[list[str]]:
     return [[f"`{name}`", shows(name), took(name)] for name in names()]
-
-
-TOOK = {"attention": "~33 s", "load": "~ over 40 s", "pictures": "~6 s", "tables": "~2 s",
-        "trees": "~ over 40 s"}  # fmt: skip
-"""Processor time with default options of benchmarks without a result: each ran once, for 40 s at
-most."""

@@ -13,6 +13,8 @@ import sys
 import time
 from typing import Any
 
+from gpu_engine import with_template
+
 SCHEDULER = "draftwise.integrations.vllm.Scheduler"
 WRAPPED = ("schedule", "get_grammar_bitmask", "update_from_output", "update_draft_token_ids")
 """Methods of vLLM's scheduler that draftwise's extends."""
@@ -86,12 +88,7 @@ def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -
     prompts = task["prompts"]
     if task.get("chat"):
         tokenizer = llm.get_tokenizer()
-        prompts = [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-            )
-            for prompt in prompts
-        ]
+        prompts = [with_template(tokenizer, prompt) for prompt in prompts]
     own, cpu, wall = spent[0], time.process_time(), time.perf_counter()
     step, steps = llm.llm_engine.step, itertools.count()
 

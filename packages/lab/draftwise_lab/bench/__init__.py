@@ -10,10 +10,9 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise_lab.bench.advice import (
-        ENGINES, Source, advise, batch_table, choose, transformers, vllm,
+        ENGINES, Source, advise, batch_table, choose, play_trace, transformers, vllm,
     )
     from draftwise_lab.bench.charts import family, short
-    from draftwise_lab.bench.replay import play_trace
     from draftwise_lab.bench.report import SECTIONS, STYLE, report_colours
     from draftwise_lab.bench.studio import file_name
     from draftwise_lab.bench.sweep import (

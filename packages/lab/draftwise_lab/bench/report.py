@@ -29,11 +29,6 @@ def page(title: str, parts: Sequence[str]) -> str:
     )
 
 
-def section(anchor: str, title: str, words: str, *body: str) -> str:
-    """A heading with an anchor, a caption, and the content."""
-    return f'<section id="{anchor}"><h2>{escape(title)}</h2><p>{words}</p>{"".join(body)}</section>'
-
-
 def chart(figure: Any, name: str, alt: str) -> str:
     svg = charts.to_svg(figure, name)
     named = svg.replace("<svg", f'<svg role="img" aria-label="{escape(alt)}"', 1)
@@ -144,6 +139,7 @@ def write_report(
 ) -> Path:
     hindsight = look_back(folder / TRACE)
     colours = report_colours(results["drafters"], runs)
+    said, *answers = samples(runs, suite, tokenizer, colours)
     with charts.style():
         parts = [
             _top(results),
@@ -157,7 +153,7 @@ def write_report(
                 chart(charts.phases(results), "phases", "milliseconds a token by phase"),
             ),
             _section("cost", chart(charts.mat_against_cost(results), "cost", "MAT against cost")),
-            section("writers", SECTIONS["writers"], *samples(runs, suite, tokenizer, colours)),
+            _section("writers", *answers, words=said),
             _learning(runs, hindsight, colours),
             _regret(results, runs),
             _section(
@@ -228,7 +224,9 @@ WORDS = {
 
 
 def _section(key: str, *body: str, words: str = "") -> str:
-    return section(key, SECTIONS[key], words or WORDS[key], *body)
+    """A heading with an anchor, a caption, and the content."""
+    title, said = escape(SECTIONS[key]), words or WORDS[key]
+    return f'<section id="{key}"><h2>{title}</h2><p>{said}</p>{"".join(body)}</section>'
 
 
 def _by_speed(results: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """A first pass over every item, and the speed of fixed plans and oracles replayed on it.
 
 The pass plays at random and scores all drafters, untimed. Its trace says which fixed plans are
-worth measuring, and can be read by ``draftwise replay`` and ``draftwise advise``.
+worth measuring, and can be read by ``draftwise replay`` and ``draftwise advise``. Also the kinds of
+drafters and the costs by batch size, for ``advise`` without a trace.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from draftwise.bench import Asked, Known, Question
-from draftwise.drafters import LMDrafter
+from draftwise.drafters import EagleDrafter, LMDrafter
 from draftwise.registry import MAX_LENGTH, Preset
 from draftwise.speculator import Speculator
 from draftwise.types import Floats, Plan
-from draftwise_lab.sim.play import fixed_path, make_plans, totals
+from draftwise_lab.bench.advice import Source
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.match import fixed_path, make_plans, totals
 from draftwise_lab.sim.text import Text
-from draftwise_lab.sim.traces import RoundTrace
+from draftwise_lab.sim.traces import RoundTrace, costs_by_batch
 
 Point = tuple[float, float]
 """Discard rate (discarded / emitted) and verification rate (target forwards / emitted)."""
@@ -161,3 +165,49 @@ def _best_model(trace: RoundTrace, models: Sequence[str]) -> str | None:
             for name, found in alphas.items():
                 found.append(float(text.tracks[name].alphas[: text.length].mean()))
     return max(alphas, key=lambda name: np.mean(alphas[name]), default=None)
+
+
+TIMED_TOKENS = 24
+"""Of each request while a batch size is timed."""
+
+
+def sources_of(speculator: Speculator, paths: Mapping[str, str]) -> dict[str, Source]:
+    """Kinds of its drafters as other engines know them. paths: folders of weights by name."""
+    found = {}
+    for drafter in speculator.drafters:
+        kind = next((k for k in ("suffix", "datastore") if drafter.name.startswith(k)), "lookup")
+        if isinstance(drafter, LMDrafter):
+            kind = "model"
+        elif isinstance(drafter, EagleDrafter):
+            kind = {"EAGLE-3": "eagle3"}.get(drafter.head.title, "eagle")
+        elif not drafter.retrieves:
+            kind = type(drafter).__name__
+        found[drafter.name] = Source(kind, paths.get(drafter.name, drafter.name))
+    return found
+
+
+def time_batches(
+    speculator: Speculator, prompts: Sequence[Sequence[int]], drafter: str, sizes: Sequence[int],
+    tick: Callable[[], Any] = lambda: None,
+) -> dict[int, CostTable]:  # fmt: skip
+    """Seconds of steps by number of requests: plain, and with drafts of each fixed length.
+
+    Prompts repeat if there are fewer than requests. All requests of a step play the same plan.
+    """
+    own = [one for one in speculator.drafters if one.name == drafter]
+    records: list[dict[str, Any]] = []
+    for size in sizes:
+        batch = [list(prompts[index % len(prompts)]) for index in range(size)]
+        for length in (0, *LENGTHS):
+            setting = Preset("fixed:0", "length", "bandit", (length,) if length else ())
+            made = Speculator(
+                speculator.target, speculator.tokenizer, own if length else [], setting
+            )
+            for _ in range(2):  # the first run is warm-up
+                rounds = [
+                    round_.as_json()
+                    for round_ in made.start(batch, max_new_tokens=TIMED_TOKENS, temperature=0.0)
+                ]
+            records += [one for one in rounds if one["batch_size"] == size]
+            tick()
+    return costs_by_batch(json.loads(json.dumps(records)), need_plain=True)

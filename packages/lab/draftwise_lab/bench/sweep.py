@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from draftwise.bench.results import ratio
 from draftwise.drafters.lm import LMDrafter
 from draftwise.engine.records import Round
 from draftwise.nn.model import CausalModel
@@ -192,9 +193,6 @@ def _read_in_vain(way: Way, rounds: Sequence[Round], num_tokens: int) -> int:
     return found
 
 
-_DRAWS = 1000
-
-
 @dataclass(frozen=True)
 class Point:
     """One way over all prompts: its place in figure 3, the oracle's, and the measured speed."""
@@ -202,7 +200,6 @@ class Point:
     way: Way
     discard_rate: float
     verification_rate: float
-    draft_forward_rate: float
     oracle_rate: float
     mean_length: float
     tok_per_s: float
@@ -216,7 +213,6 @@ def point(way: Way, runs: Sequence[Run]) -> Point:
         way,
         sum(run.num_discarded for run in runs) / total,
         rounds / total,
-        sum(run.num_draft_forwards for run in runs) / total,
         sum(run.oracle for run in runs) / total,
         sum(run.num_drafted for run in runs) / rounds,
         total / sum(run.seconds for run in runs),
@@ -257,13 +253,6 @@ class Regression:
     verified_s: float
     r2: float
 
-    def tok_per_s(self, p: Point) -> float:
-        """Tokens per second by equation 5.1, from rates alone; forwards without a token are
-        included."""
-        drafted = 1 - p.verification_rate + p.discard_rate  # N_draft + N_target = N + N_discarded
-        seconds = self.draft_s * p.draft_forward_rate + self.target_s * p.verification_rate
-        return 1 / (seconds + self.verified_s * drafted)
-
 
 def regress(runs: Sequence[Run], with_verified: bool = False) -> Regression:
     """Least squares of seconds on draft and target forwards, without a constant.
@@ -286,15 +275,18 @@ def regress(runs: Sequence[Run], with_verified: bool = False) -> Regression:
 
 
 def gain(runs: Mapping[str, Sequence[Run]], ours: str, base: str) -> tuple[float, float, float]:
-    """Speed of ``ours`` relative to ``base``: value and 95% bootstrap interval.
+    """Speed of ``ours`` relative to ``base`` on the same prompts, with a 95% bootstrap interval."""
+    found = ratio(*_by_prompt(runs[ours]), *_by_prompt(runs[base]))
+    return found.value, found.low, found.high
 
-    Both answered the same prompts; prompts are resampled with all their repeats.
-    """
-    fast, slow = (_by_prompt(runs[name]) for name in (ours, base))
-    picks = np.random.default_rng(0).integers(0, len(fast), (_DRAWS, len(fast)))
-    samples = slow[picks].sum(1) / fast[picks].sum(1)
-    low, high = np.quantile(samples, [0.025, 0.975])
-    return float(slow.sum() / fast.sum()), float(low), float(high)
+
+def _by_prompt(runs: Sequence[Run]) -> tuple[Floats, Floats]:
+    """[prompts] tokens and seconds, of all repeats together."""
+    tokens, seconds = np.zeros((2, 1 + max(run.prompt for run in runs)))
+    for run in runs:
+        tokens[run.prompt] += run.num_tokens
+        seconds[run.prompt] += run.seconds
+    return tokens, seconds
 
 
 def panel(points: Sequence[Point], runs: Mapping[str, Sequence[Run]] | None) -> dict[str, Any]:
@@ -312,7 +304,14 @@ def panel(points: Sequence[Point], runs: Mapping[str, Sequence[Run]] | None) -> 
     if runs is not None:
         every = [run for own in runs.values() for run in own]
         found["regression"] = asdict(regress(every))
-        found["regression_with_verified"] = asdict(regress(every, with_verified=True))
+        fit = regress(every, with_verified=True)
+        found["regression_with_verified"] = asdict(fit)
+        # theorem 4.1: no discards, |S| + 1 target forwards, the rest drafted
+        drafted_s = fit.draft_s + fit.verified_s
+        found["oracle_tok_per_s"] = {
+            p.way.name: 1 / (drafted_s * max(0.0, 1 - p.oracle_rate) + fit.target_s * p.oracle_rate)
+            for p in points
+        }
         base = max(fixed, key=lambda p: p.tok_per_s).way.name
         found["best_fixed"] = base
         found["over_best_fixed"] = {
@@ -340,18 +339,6 @@ def panel_table(name: str, found: Mapping[str, Any]) -> Table:
             "" if less is None else f"{less:.3f}", *timed,
         )  # fmt: skip
     return table
-
-
-def _by_prompt(runs: Sequence[Run]) -> Floats:
-    """[prompts] seconds per token."""
-    prompts = sorted({run.prompt for run in runs})
-    return np.array(
-        [
-            sum(run.seconds for run in runs if run.prompt == prompt)
-            / sum(run.num_tokens for run in runs if run.prompt == prompt)
-            for prompt in prompts
-        ]
-    )
 
 
 def as_json(p: Point) -> dict[str, Any]:

@@ -18,8 +18,16 @@ from draftwise.cli.load import check, check_chat, load
 from draftwise.cli.prompts import as_chat, read_batch
 from draftwise.cli.show import Bars, broken, counted, make_table
 from draftwise.types import NONE, DraftwiseError
-from draftwise_lab.bench.advice import ENGINES, advise, check_engines
-from draftwise_lab.bench.replay import ADAPTIVE, EXCLUDED, WELL_COVERED, play_trace, replay_report
+from draftwise_lab.bench.advice import (
+    ADAPTIVE,
+    ENGINES,
+    EXCLUDED,
+    WELL_COVERED,
+    advise,
+    check_engines,
+    play_trace,
+    replay_report,
+)
 from draftwise_lab.cli import options as lab
 
 Trace = Annotated[
@@ -140,8 +148,7 @@ def _after_a_run(
     base = load(wanted)
     from draftwise.bench import Asked, Question
     from draftwise.engine.options import encode_all
-    from draftwise_lab.bench.scout import scout
-    from draftwise_lab.bench.trial import sources_of, time_batches
+    from draftwise_lab.bench.scout import scout, sources_of, time_batches
 
     texts = [list(encode_all(one.prompt, base.tokenizer, base.target)[0].tokens) for one in given]
     paths = {one.name: str(home) for one in base.drafters if (home := getattr(one, "home", None))}

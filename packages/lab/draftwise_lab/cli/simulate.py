@@ -63,7 +63,7 @@ def simulate(
     if trace is not None and preset is not None:
         raise DraftwiseError("give --preset or --trace, not both")
     if plot is not None:
-        from draftwise_lab.sim.plots import prepare
+        from draftwise_lab.sim.regret import prepare
 
         prepare(plot)
     if costs is not None and trace is None:
@@ -83,7 +83,7 @@ def simulate(
         found.append(report(name, match, outcome, num_drafters=size))
     _show(found, as_json)
     if plot is not None:
-        from draftwise_lab.sim.plots import draw
+        from draftwise_lab.sim.regret import draw
 
         for path in draw(found, match, outcome, plot):
             print(f"wrote {path}", file=sys.stderr)

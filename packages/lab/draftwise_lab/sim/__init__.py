@@ -15,21 +15,18 @@ if TYPE_CHECKING:
         TruncatedGeometric, stream, text_of,
     )
     from draftwise_lab.sim.match import (
-        Match, Outcome, TextSums, averages, best_plans, every_plan, look_back, make_match,
-        policy_seed, report as text_report, results, run_match, sums_by_text,
+        HABITS, Contestant, Match, Outcome, Reference, Run, TextSums, Trail, averages, best_plan,
+        best_plans, every_plan, fixed_path, fold, guides_of, half_width, look_back, make_contestant,
+        make_match, make_plans, parse_lengths, play as play_all, policy_seed,
+        report as text_report, results, run_match, score_prompts, sums_by_text, totals,
     )
-    from draftwise_lab.sim.play import (
-        HABITS, Contestant, Reference, Run, Trail, best_plan, fixed_path, fold, guides_of,
-        make_contestant, make_plans, parse_lengths, play as play_all, score_prompts, totals,
-    )
-    from draftwise_lab.sim.plots import prepare
     from draftwise_lab.sim.presets import (
         DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B, METASD_LENGTH, PAPERS, SETTINGS, Setting,
         alpha_of, from_speedups, mean_tokens, metasd_table, multilingual_overhead, setting,
     )
     from draftwise_lab.sim.regret import (
         best_plan_curve, exp3spec_bound, fixed_mats, geometric_lower_bound, metasd_leading_term,
-        regret_curve, ucbspec_bound,
+        prepare, regret_curve, ucbspec_bound,
     )
     from draftwise_lab.sim.request import (
         GLANCE_WEIGHT, MAX_BACKLOG, PROBE_TOKENS, Reading, SimulatedRequest,

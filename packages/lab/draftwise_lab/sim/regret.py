@@ -1,15 +1,19 @@
-"""Stopping-time regret: the papers' bounds, and its growth in a match."""
+"""Stopping-time regret: the papers' bounds, its growth in a match, and the papers' figures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from draftwise.types import Floats
-from draftwise_lab.sim.play import Run, Totals
+from draftwise.colours import PALETTE, drafter_colours
+from draftwise.types import NONE, DraftwiseError, Floats
+from draftwise_lab.plotting import band, dress, panels, require_matplotlib
+from draftwise_lab.sim.match import Contestant, Match, Outcome, Run, Totals
 
 
 def ucbspec_bound(mats: Sequence[float], length: int, tokens: float, delta: float = 0.5) -> float:
@@ -122,3 +126,160 @@ def _curve(xs: Floats, rows: Floats) -> Curve:
     num = len(rows)
     spread = rows.std(axis=0, ddof=1) if num > 1 else np.zeros(len(xs))
     return Curve(xs, rows.mean(axis=0), 1.96 * spread / math.sqrt(num))
+
+
+_MOST_LINES = 8
+_PLAIN = "#767676"
+"""Of plain decoding."""
+
+
+def prepare(folder: Path) -> None:
+    """Create the folder; raise DraftwiseError, before any work, if plots cannot be drawn."""
+    require_matplotlib()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DraftwiseError(f"plots cannot go to {folder}: {error.strerror}") from error
+
+
+def draw(
+    reports: Sequence[dict[str, Any]], match: Match, outcome: Outcome, folder: Path
+) -> list[Path]:
+    """Write the PNGs of a match (``regret``, ``best-plan``, ``estimates``) and, for several pool
+    sizes, of all reports (``drafters``); return their paths."""
+    prepare(folder)
+    domain = match.environment.domains[0]
+    runs = [run for run in outcome.runs if run.domain == domain]
+    title = f"{reports[-1]['preset']}, {domain}"
+    made = [
+        _regret(title, match, outcome, domain, runs, folder / "regret.png"),
+        _best_plan(title, match, runs, folder / "best-plan.png"),
+        _estimates(title, match, runs, folder / "estimates.png"),
+    ]
+    if len(reports) > 1:
+        made.append(_pool_sizes(reports, folder / "drafters.png"))
+    return made
+
+
+def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
+    figure, (axes,) = panels(1, 1, 8.4, 4.4)
+    _dress(axes, title, x, y)
+    return figure, axes
+
+
+def _dress(axes: Any, title: str, x: str, y: str) -> None:
+    dress(axes, xlabel=x, ylabel=y)
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _save(figure: Any, path: Path, *, with_legend: bool = True) -> Path:
+    if with_legend:  # next to the axes
+        figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    figure.savefig(
+        path, metadata={"Software": None}
+    )  # without matplotlib's version, files are reproducible
+    return path
+
+
+def _line(axes: Any, curve: Curve, colour: str, label: str) -> None:
+    low, high = curve.means - curve.halves, curve.means + curve.halves
+    band(axes, curve.xs, (curve.means, low, high), colour, label=label)
+
+
+def _of(runs: Sequence[Run], contestant: Contestant) -> list[Run]:
+    return [run for run in runs if run.policy == contestant.label]
+
+
+def _regret(
+    title: str, match: Match, outcome: Outcome, domain: str, runs: Sequence[Run], path: Path
+) -> Path:
+    """Cumulative regret by tokens, with the theorem's bound (dashed) if there is one."""
+    figure, axes = _axes(title, "tokens emitted", "rounds above the best fixed plan")
+    found = list(outcome.hindsight[domain].values())
+    highest = 1.0
+    for index, contestant in enumerate(match.contestants[:_MOST_LINES]):
+        curve = regret_curve(_of(runs, contestant))
+        highest = max(highest, float(curve.means.max()))
+        _line(axes, curve, PALETTE[index], contestant.label)
+        mine = [match.plans.index(plan) for plan in contestant.plans]
+        mats = fixed_mats(found)[mine].tolist()
+        bound = _bound(contestant, mats, curve)
+        if bound is not None:
+            axes.plot(
+                curve.xs, bound, color=PALETTE[index], linestyle="--", linewidth=1.0,
+                label=f"bound of {contestant.policy.partition(':')[0]}",
+            )  # fmt: skip
+            highest = max(highest, float(bound.max()))
+    if highest > 200.0:
+        axes.set_yscale("symlog", linthresh=10.0)
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    return _save(figure, path)
+
+
+def _bound(contestant: Contestant, mats: Sequence[float], curve: Curve) -> Any:
+    """[G] the theorem's bound at each number of tokens; None without a theorem."""
+    name = contestant.policy.partition(":")[0]
+    length = max(plan.length for plan in contestant.plans)
+    if contestant.reward != "length" or contestant.feedback != "bandit" or len(mats) < 2:
+        return None
+    if name == "ucbspec":
+        return np.array([ucbspec_bound(mats, length, x) for x in curve.xs])
+    if name == "exp3spec":
+        return np.array([exp3spec_bound(length, len(mats), x, x / max(mats)) for x in curve.xs])
+    return None
+
+
+def _best_plan(title: str, match: Match, runs: Sequence[Run], path: Path) -> Path:
+    figure, axes = _axes(title, "round", "share of rounds with the best fixed plan")
+    for index, contestant in enumerate(match.contestants[:_MOST_LINES]):
+        _line(axes, best_plan_curve(_of(runs, contestant)), PALETTE[index], contestant.label)
+    axes.set_ylim(-0.02, 1.02)
+    return _save(figure, path)
+
+
+def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Path:
+    """Each policy's own values of its plans over one run; a panel for each policy."""
+    shown = match.contestants[:_MOST_LINES]
+    colours = drafter_colours(p.drafter for p in match.plans if p.drafter != NONE)
+    figure, grid = panels(len(shown), 2, 5.4, 2.9)
+    for axes, contestant in zip(grid, shown, strict=True):
+        trail = _of(runs, contestant)[0].trail
+        assert trail is not None
+        values = np.array(trail.estimates)
+        _dress(axes, contestant.label, "round", "estimate")
+        for plan in _to_show(values, contestant):
+            played = contestant.plans[plan]
+            axes.plot(
+                np.arange(1, len(values) + 1), values[:, plan], label=str(played), linewidth=1.2,
+                color=colours.get(played.drafter, _PLAIN),
+            )  # fmt: skip
+        axes.legend(fontsize=6.5, frameon=False, bbox_to_anchor=(1.0, 1.0), loc="upper left")
+    figure.suptitle(f"{title}: estimates of one run", fontsize=10)
+    return _save(figure, path, with_legend=False)
+
+
+def _to_show(values: Any, contestant: Contestant) -> list[int]:
+    """The best final plan of each drafter, and the best of these, as many as fit."""
+    best: dict[str, int] = {}
+    for index in np.argsort(-values[-1], kind="stable").tolist():
+        best.setdefault(contestant.plans[index].drafter, index)
+    return sorted(list(best.values())[:_MOST_LINES])
+
+
+def _pool_sizes(reports: Sequence[dict[str, Any]], path: Path) -> Path:
+    """MAT averaged over domains, by the number of drafters to choose from."""
+    figure, axes = _axes(str(reports[0]["preset"]), "drafters in the pool", "MAT")
+    sizes = [report["num_drafters"] for report in reports]
+    labels = [*reports[0]["policies"], "best fixed plan"]
+    for index, label in enumerate(labels[-_MOST_LINES:]):
+        means = np.array([report["average"][label]["mat"] for report in reports])
+        halves = np.array([report["average"][label]["ci95"] or 0.0 for report in reports])
+        style = ":" if label == "best fixed plan" else "-"
+        axes.errorbar(
+            sizes, means, yerr=halves, color=PALETTE[index], linestyle=style, marker="o",
+            markersize=3.5, label=label, capsize=2,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    return _save(figure, path)

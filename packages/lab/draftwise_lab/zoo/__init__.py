@@ -9,14 +9,12 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise_lab.zoo.copying import prime_copying
     from draftwise_lab.zoo.corpus import (
-        Answers, batches, drawn, encode_prompt, load_tokenizer,
+        Answers, batches, encode_prompt, heldout_stream, load_tokenizer,
     )
     from draftwise_lab.zoo.domains import (
         ADJECTIVES, ANSWER, DOMAINS, NOUNS, SHARES, TIMES, VERBS, apply, documents, sample,
     )
-    from draftwise_lab.zoo.lessons import distill, lesson_batches, reserve, teach
-    from draftwise_lab.zoo.models import cross_entropy, deepen, make_llama, pack
+    from draftwise_lab.zoo.models import cross_entropy, deepen, make_llama, pack, prime_copying
 
 __getattr__, __dir__ = exports(__name__)

@@ -24,34 +24,18 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from draftwise.files import write_text
 from draftwise.nn.heads.eagle import load_head, save_head
 from draftwise.nn.model import CausalModel
-from draftwise.train.data import (
-    Observed,
-    Text,
-    answer_logits,
-    groups,
-    observe,
-    observed_batches,
-    pad,
-)
-from draftwise.train.drafter import measure_acceptance
+from draftwise.train import data
+from draftwise.train.data import Observed, Text, answer_logits, observed_batches
+from draftwise.train.drafter import distillation_loss, drafter_batches, measure_acceptance
 from draftwise.train.eagle import acceptance_by_depth, eagle_loss, new_head
 from draftwise.train.head import HeadOptions, Setting, judge_texts, make_head
 from draftwise.train.loop import TrainingSettings, fit
+from draftwise.train.options import DrafterOptions
+from draftwise_lab.zoo import corpus
 from draftwise_lab.zoo import recipe as r
-from draftwise_lab.zoo.copying import prime_copying
-from draftwise_lab.zoo.corpus import (
-    Answers,
-    batches,
-    drawn,
-    encode,
-    encode_prompt,
-    heldout_prompts,
-    load_tokenizer,
-    train_tokenizer,
-)
+from draftwise_lab.zoo.corpus import Answers
 from draftwise_lab.zoo.domains import DOMAINS, SHARES
-from draftwise_lab.zoo.lessons import distill, load
-from draftwise_lab.zoo.models import cross_entropy, deepen, make_llama, pack
+from draftwise_lab.zoo.models import cross_entropy, deepen, make_llama, pack, prime_copying
 
 
 @dataclass(frozen=True)
@@ -68,7 +52,7 @@ class Site:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        return load_tokenizer(self.work / "tokenizer")
+        return corpus.load_tokenizer(self.work / "tokenizer")
 
     def model(self, name: str) -> PreTrainedModel:
         """A packed model of this build, loaded as a user would."""
@@ -86,7 +70,7 @@ class Site:
     def documents(self, phase: r.Phase, seed: int, domains: Sequence[str] = ()) -> Any:
         """step -> tokens of documents, as many as rows of the phase's context allow."""
         rows = r.TOKENS_PER_STEP // phase.context
-        return batches(
+        return corpus.batches(
             self.tokenizer, seed=seed, rows=rows, context=phase.context, domains=tuple(domains)
         )
 
@@ -105,7 +89,7 @@ class Site:
 
 def _tokenizer(site: Site) -> None:
     if not (site.work / "tokenizer" / "tokenizer.json").exists():
-        train_tokenizer(site.work / "tokenizer", seed=r.SEED)
+        corpus.train_tokenizer(site.work / "tokenizer", seed=r.SEED)
 
 
 def _llama(site: Site, num_layers: int) -> Any:
@@ -132,10 +116,9 @@ def _target(site: Site) -> None:
 
 
 def _lesson(site: Site, domain: str) -> None:
-    if not (site.work / f"lesson-{domain}" / "texts.json").exists():
-        answers = site.answers()
-        answers.heldout(domain)
-        answers.lesson(domain)
+    answers = site.answers()
+    answers.heldout(domain)
+    answers.lesson(domain)
 
 
 def _drafter(site: Site, name: str) -> None:
@@ -149,12 +132,12 @@ def _drafter(site: Site, name: str) -> None:
     model, everything = _llama(site, 1).to(site.device), name == r.GENERALIST
     documents = site.documents(r.PRETRAINING, r.SEED + 10, () if everything else (name,))
     site.fit(model, documents, r.PRETRAINING, f"pretrained-{name}")
-    domains = tuple(SHARES) if everything else (name,)
-    lessons = [load(site.work / f"lesson-{domain}") for domain in domains]
-    distill(
-        model, lessons, site.settings(r.DISTILLATION), seed=r.SEED + 30,
-        checkpoint=site.work / f"distilled-{name}.pt",
-    )  # fmt: skip
+    answers, domains = site.answers(), tuple(SHARES) if everything else (name,)
+    texts = [text for domain in domains for text in answers.lesson(domain)]
+    options = DrafterOptions(seed=r.SEED + 30)
+    lessons = drafter_batches(answers.target, texts, options, site.work / f"states-{name}")
+    checkpoint = site.work / f"distilled-{name}.pt"
+    fit(model, distillation_loss, lessons, site.settings(r.DISTILLATION), checkpoint=checkpoint)
     pack(model.cpu(), folder)
 
 
@@ -167,8 +150,9 @@ def _eagle(site: Site, name: str) -> None:
     folder = site.work / "eagles" / name
     if (folder / "config.json").exists():
         return
-    target, is_general = site.model("target"), name == r.EAGLE_GENERALIST
-    texts = {domain: load(site.work / f"lesson-{domain}").texts for domain in r.EAGLES[name]}
+    answers, is_general = site.answers(), name == r.EAGLE_GENERALIST
+    target = answers.target
+    texts = {domain: answers.lesson(domain) for domain in r.EAGLES[name]}
     head = new_head(target, None, seed=r.SEED)
     if not is_general:
         start = torch.load(site.work / f"lessons-{r.EAGLE_GENERALIST}.pt", weights_only=True)
@@ -179,7 +163,7 @@ def _eagle(site: Site, name: str) -> None:
     def documents(step: int) -> Observed:
         rows = [Text(tuple(row), 1) for row in tokens(step).tolist()]
         with torch.autocast(target.device.type, torch.bfloat16):
-            return observe(target, rows, taps)
+            return data.observe(target, rows, taps)
 
     lessons = observed_batches(target, texts, taps, seed=r.SEED + 50, keep=site.work / "states")
     first, last = r.EAGLE_PHASES if is_general else r.SPECIAL_PHASES
@@ -242,16 +226,16 @@ def _acceptance(site: Site) -> None:
 @torch.inference_mode()
 def heldout_loss(target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, domain: str) -> float:
     """The target's loss, in nats a token, on the answers of held-out documents of `domain`."""
-    document = drawn(domain, "held out", heldout=True)
+    document = corpus.drawn(domain, "held out", heldout=True)
     texts = []
     for number in range(2 * r.NUM_HELDOUT):
         found = document(number)
-        tokens = encode(tokenizer, found)[:512]
-        start = len(encode_prompt(tokenizer, found.prompt))
+        tokens = corpus.encode(tokenizer, found)[:512]
+        start = len(corpus.encode_prompt(tokenizer, found.prompt))
         texts.append(Text(tuple(tokens), min(start, len(tokens) - 1)))
     total, count = 0.0, 0
-    for group in groups(texts, 4096):
-        tokens_, positions = (x.to(target.device) for x in pad([texts[i] for i in group]))
+    for group in data.groups(texts, 4096):
+        tokens_, positions = (x.to(target.device) for x in data.pad([texts[i] for i in group]))
         logits = answer_logits(target, tokens_, positions).float()
         truth = tokens_.flatten()[positions + 1]
         loss = torch.nn.functional.cross_entropy(logits, truth, reduction="sum")
@@ -276,7 +260,7 @@ def publish(work: Path, out: Path) -> None:
     measured = json.loads((work / "acceptance.json").read_text("utf-8"))
     seconds = json.loads((work / "seconds.json").read_text("utf-8"))
     _write(weights / "manifest.json", _manifest(weights, measured, seconds))
-    _write(out / "prompts.json", {domain: heldout_prompts(domain) for domain in SHARES})
+    _write(out / "prompts.json", {domain: corpus.heldout_prompts(domain) for domain in SHARES})
 
 
 def _manifest(weights: Path, measured: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:

@@ -15,18 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from draftwise.train.answers import answers
 from draftwise.train.data import Text
+from draftwise_lab.zoo import recipe as r
 from draftwise_lab.zoo.domains import Document, documents, sample
-from draftwise_lab.zoo.lessons import Lesson, teach
-from draftwise_lab.zoo.recipe import (
-    MAX_NEW_TOKENS,
-    NUM_HELDOUT,
-    NUM_REAL,
-    NUM_SAMPLES,
-    NUM_STOP_PROMPTS,
-    ROWS_PER_SAMPLING,
-    SEED,
-    TEMPERATURES,
-)
 
 VOCAB_SIZE = 2048
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
@@ -117,22 +107,25 @@ def drawn(domain: str, purpose: str, *, heldout: bool = False) -> Callable[[int]
     """number -> document of `domain`; every purpose has a stream of its own."""
 
     def document(number: int) -> Document:
-        rng = random.Random(f"{SEED} {purpose} {domain} {number}")
+        rng = random.Random(f"{r.SEED} {purpose} {domain} {number}")
         return sample(domain, rng, heldout=heldout)
 
     return document
 
 
-def heldout_prompts(domain: str) -> list[str]:
-    """Prompts from sources or seeds that no training document comes from.
+def heldout_stream(domain: str, purpose: str = "held out") -> Iterator[str]:
+    """Prompts from sources or seeds that no training document comes from, without an end.
 
     Prompts longer than 700 characters and empty answers are passed over, so that a prompt and
     a long answer fit comfortably into 512 tokens.
     """
-    document = drawn(domain, "held out", heldout=True)
+    document = drawn(domain, purpose, heldout=True)
     found = (document(number) for number in count())
-    good = (d.prompt for d in found if len(d.prompt) <= 700 and len(d.answer) >= 150)
-    return list(islice(good, NUM_HELDOUT))
+    return (d.prompt for d in found if len(d.prompt) <= 700 and len(d.answer) >= 150)
+
+
+def heldout_prompts(domain: str) -> list[str]:
+    return list(islice(heldout_stream(domain), r.NUM_HELDOUT))
 
 
 @dataclass(frozen=True)
@@ -150,27 +143,27 @@ class Answers:
     def heldout(self, domain: str) -> list[Text]:
         """Answers at temperature 1 to the held-out prompts of `domain`."""
         prompts = heldout_prompts(domain)
-        return self._sampled(prompts, [1.0], f"heldout-{domain}", SEED + 40)
+        return self._sampled(prompts, [1.0], f"heldout-{domain}", r.SEED + 40)
 
     def for_stops(self, domain: str) -> list[Text]:
         """Answers at temperature 1 to prompts that no drafter was trained on."""
         document = drawn(domain, "head prompts")
         short = (p for p in (document(i).prompt for i in count()) if len(p) <= 700)
-        prompts = list(islice(short, max(2, round(NUM_STOP_PROMPTS * self.scale))))
-        return self._sampled(prompts, [1.0], f"head-answers-{domain}", SEED + 50)
+        prompts = list(islice(short, max(2, round(r.NUM_STOP_PROMPTS * self.scale))))
+        return self._sampled(prompts, [1.0], f"head-answers-{domain}", r.SEED + 50)
 
-    def lesson(self, domain: str) -> Lesson:
+    def lesson(self, domain: str) -> list[Text]:
         """Answers at four temperatures in turn, each to a prompt of its own, and real documents."""
         document = drawn(domain, "samples")
-        number = max(len(TEMPERATURES), round(NUM_SAMPLES * self.scale))
+        number = max(len(r.TEMPERATURES), round(r.NUM_SAMPLES * self.scale))
         prompts = [document(i).prompt for i in range(number)]
-        texts = self._sampled(prompts, TEMPERATURES, f"samples-{domain}", SEED + 20)
+        texts = self._sampled(prompts, r.TEMPERATURES, f"samples-{domain}", r.SEED + 20)
         document = drawn(domain, "real")
-        for i in range(max(1, round(NUM_REAL * self.scale))):
+        for i in range(max(1, round(r.NUM_REAL * self.scale))):
             real = document(i)
             start = len(encode_prompt(self.tokenizer, real.prompt))
             texts.append(Text(tuple(encode(self.tokenizer, real)[:512]), min(start, 511)))
-        return teach(self.target, texts, self.work / f"lesson-{domain}")
+        return texts
 
     def _sampled(
         self, prompts: list[str], temperatures: Sequence[float], name: str, seed: int
@@ -179,6 +172,6 @@ class Answers:
         heat = [temperatures[i % len(temperatures)] for i in range(len(prompts))]
         return answers(
             self.target, encoded, heat, self.work / f"{name}.json",
-            max_new_tokens=MAX_NEW_TOKENS, eos_token_id=self.tokenizer.eos_token_id, seed=seed,
-            rows=ROWS_PER_SAMPLING,
+            max_new_tokens=r.MAX_NEW_TOKENS, eos_token_id=self.tokenizer.eos_token_id, seed=seed,
+            rows=r.ROWS_PER_SAMPLING,
         )  # fmt: skip

@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 _WORDS_OF = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
 ANSWER = "### answer\n"
@@ -31,12 +30,11 @@ class Document:
         return self.prompt + self.answer
 
 
-class Domain(Protocol):
-    """A seeded generator of documents: the same `rng` state always gives the same document."""
+Domain = Callable[..., Document]
+"""A seeded generator of documents: the same `rng` state always gives the same document.
 
-    def __call__(
-        self, rng: random.Random, *, size: float = 1.0, heldout: bool = False
-    ) -> Document: ...
+Arguments: rng; size, which scales the document; heldout, for sources that training never sees.
+"""
 
 
 def scaled(rng: random.Random, low: int, high: int, size: float) -> int:
@@ -123,7 +121,8 @@ def _prose(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> D
     """A passage of about 300 to 800 characters, its first one or two lines given."""
     room = int(rng.randint(300, 800) * size)
     choices = passages(heldout)
-    text = rng.choices(choices, weights=_weights(heldout))[0]
+    # Long help topics hold many passages; weighting by length draws every passage about equally.
+    text = rng.choices(choices, weights=[len(text) for text in choices])[0]
     lines = text.splitlines(keepends=True)
     total = 0
     start = rng.randrange(max(1, len(lines) - 6))
@@ -136,11 +135,6 @@ def _prose(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> D
     given = 2 if end - start > 3 else 1
     answer = "".join(lines[start + given : end]).rstrip() + "\n"
     return Document("### prose\n" + "".join(lines[start : start + given]) + ANSWER, answer)
-
-
-def _weights(heldout: bool) -> list[int]:
-    # Long help topics hold many passages; weighting by length draws every passage about equally.
-    return [len(text) for text in passages(heldout)]
 
 
 _PEOPLE, _THINGS = _WORDS_OF["math"]["people"], _WORDS_OF["math"]["things"]
@@ -160,20 +154,6 @@ def _running(first: int, parts: list[int], sign: str) -> list[str]:
         lines.append(f"{first} {sign} {part} = {after}")
         first = after
     return lines
-
-
-def _add(a: int, b: int) -> list[str]:
-    return _running(a, _places(b), "+")
-
-
-def _subtract(a: int, b: int) -> list[str]:
-    return _running(max(a, b), _places(min(a, b)), "-")
-
-
-def _multiply(a: int, b: int) -> list[str]:
-    products = [part * b for part in _places(a)]
-    lines = [f"{part} * {b} = {part * b}" for part in _places(a)]
-    return lines + _running(products[0], products[1:], "+")
 
 
 def _numbers(rng: random.Random) -> tuple[str, int, int]:
@@ -196,7 +176,14 @@ def _question(rng: random.Random, sign: str, a: int, b: int) -> str:
 
 
 def _work(sign: str, a: int, b: int) -> list[str]:
-    return {"+": _add, "-": _subtract, "*": _multiply}[sign](a, b)
+    """The lines of a worked answer."""
+    if sign == "+":
+        return _running(a, _places(b), "+")
+    if sign == "-":
+        return _running(max(a, b), _places(min(a, b)), "-")
+    products = [part * b for part in _places(a)]
+    lines = [f"{part} * {b} = {part * b}" for part in _places(a)]
+    return lines + _running(products[0], products[1:], "+")
 
 
 def _math(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
@@ -407,22 +394,16 @@ def _instruction(rng: random.Random, code: str) -> str:
 def _edit(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
     """An instruction and 120 to 320 characters of code; the answer is the whole edited code."""
     room = int(rng.randint(120, 320) * size)
-    make: Callable[[], str] = (
-        (lambda: _synthetic(rng, room))
-        if rng.random() < 0.6
-        else (lambda: _library(rng, room, heldout))
-    )
-    code = make()
+    is_made_up = rng.random() < 0.6
+    code = _synthetic(rng, room) if is_made_up else _library(rng, room, heldout)
     instruction = _instruction(rng, code)
     return Document(f"### edit\n{instruction}\n{code}{ANSWER}", apply(instruction, code))
 
 
-def _mixed(
-    rng: random.Random, table: dict[str, Domain], *, size: float = 0.6, heldout: bool = False
-) -> Document:
+def _mixed(rng: random.Random, *, size: float = 0.6, heldout: bool = False) -> Document:
     """Two or three sections of different domains; all but the first section's prompt is answer."""
-    names = rng.sample(sorted(table), rng.randint(2, 3))
-    sections = [table[name](rng, size=size, heldout=heldout) for name in names]
+    names = rng.sample(sorted(DOMAINS), rng.randint(2, 3))
+    sections = [DOMAINS[name](rng, size=size, heldout=heldout) for name in names]
     answer = sections[0].answer + "".join(section.text for section in sections[1:])
     return Document(f"### mixed: {', '.join(names)}\n{sections[0].prompt}", answer)
 
@@ -441,13 +422,11 @@ SHARES = {
     "mixed": 0.15,
 }  # fmt: skip
 
-__all__ = ["ANSWER", "DOMAINS", "SHARES", "Document", "documents", "sample"]
-
 
 def sample(name: str, rng: random.Random, *, heldout: bool = False) -> Document:
     """One document of the domain `name` (a key of `SHARES`, `mixed` among them)."""
     if name == "mixed":
-        return _mixed(rng, DOMAINS, heldout=heldout)
+        return _mixed(rng, heldout=heldout)
     if name not in DOMAINS:
         raise KeyError(f"unknown domain {name!r}; valid are {sorted(SHARES)}")
     return DOMAINS[name](rng, heldout=heldout)

@@ -1,4 +1,4 @@
-"""Lessons on disk, and drafters that learn from them."""
+"""Drafters learn from the target's distributions, as the recipe of the bundled models teaches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from transformers import LlamaForCausalLM
 
 from draftwise.nn import CausalModel
 from draftwise.train import (
+    LOSSES,
     Ask,
+    DrafterOptions,
     Text,
     TrainingSettings,
-    answer_logits,
     continuations,
+    drafter_batches,
+    fit,
     measure_acceptance,
 )
-from draftwise_lab.zoo import distill, lesson_batches, make_llama, reserve, teach
+from draftwise_lab.zoo import make_llama
 
 VOCAB = 48
 
@@ -55,36 +58,15 @@ def texts(target: LlamaForCausalLM) -> list[Text]:
     return [Text((*prompts[i], *answer), len(prompts[i])) for i, answer in new]
 
 
-def test_a_lesson_keeps_the_logits_of_its_texts(
-    target: LlamaForCausalLM, texts: list[Text], tmp_path: Path
-) -> None:
-    lesson = teach(target, texts, tmp_path / "lesson")
-    again = teach(target, [], tmp_path / "lesson")  # finished: loaded, not made
-    assert again.texts == lesson.texts
-    batch = lesson_batches([lesson], seed=0, tokens_per_batch=128)(3)
-    with torch.inference_mode():
-        expected = answer_logits(target, batch.tokens, batch.positions)
-    assert torch.allclose(batch.logits.float(), expected, atol=2e-2)
-
-
 def test_distillation_raises_acceptance(
     target: LlamaForCausalLM, texts: list[Text], tmp_path: Path
 ) -> None:
-    lesson = teach(target, texts, tmp_path / "lesson")
+    batch = drafter_batches(target, texts, DrafterOptions(), tmp_path)
     drafter = tiny(1, 5)
     before = measure_acceptance(target, {"drafter": drafter}, texts)["drafter"]
     settings = TrainingSettings(steps=120, lr=1e-2, warmup_steps=5, decay_steps=40)
-    losses = distill(drafter, [lesson], settings, seed=0, checkpoint=tmp_path / "run.pt")
+    losses = fit(drafter, LOSSES["logits"], batch, settings, checkpoint=tmp_path / "run.pt")
     assert losses[-1] < losses[0]
     after = measure_acceptance(target, {"drafter": drafter.eval(), "target": target}, texts)
     assert after["drafter"] > before + 0.15
     assert after["target"] == pytest.approx(1.0, abs=1e-5)
-
-
-def test_a_table_has_its_room_before_it_is_filled(tmp_path: Path) -> None:
-    """A sparse file that outgrows the disk ends the process with a bus error, without a word."""
-    file = tmp_path / "table"
-    with file.open("wb") as opened:
-        opened.truncate(1 << 20)
-    reserve(file)
-    assert file.stat().st_blocks * 512 >= 1 << 20
