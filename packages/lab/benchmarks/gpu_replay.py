@@ -17,11 +17,14 @@ all requests. Wrong tokens of the head are replaced by text that follows the sam
 from __future__ import annotations
 
 import argparse
+import csv
+import itertools
 import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ KINDS = ("cnn", "gsm8k", "instructcoder", "sharegpt")
 NUM_REQUESTS = {1: 40, 4: 100, 16: 200, 64: 400, 128: 420}
 SCHEDULING_MS, DRAFT_MS = 0.6, 0.15
 LONGEST = 16
+PIECE = 2048
 
 
 class Prices:
@@ -710,6 +714,93 @@ def safety(texts: list[Text], size: int, prices: Prices) -> list[dict[str, Any]]
     return rows
 
 
+def arrivals(file: Path, num: int) -> list[float]:
+    """Seconds from the first request of a trace to each of the first ``num``."""
+    times = []
+    with file.open() as lines:
+        for line in itertools.islice(csv.DictReader(lines), num):
+            times.append(datetime.fromisoformat(line["TIMESTAMP"][:26]).timestamp())
+    return [at - times[0] for at in times]
+
+
+Reading = list[tuple[Row, int, float]]
+
+
+def _read(reading: Reading) -> tuple[int, list[tuple[Row, float]], Reading]:
+    """One chunk of prefill: its tokens, requests whose prefill is complete, and the others."""
+    prefill, ready, still = 0, [], []
+    for row, done, at in reading:
+        part = min(len(row.text.prompt) - done, PIECE - prefill)
+        prefill += part
+        if done + part == len(row.text.prompt):
+            ready.append((row, at))
+        else:
+            still.append((row, done + part, at))
+    return prefill, ready, still
+
+
+def served(
+    texts: Sequence[Text], times: Sequence[float], prices: Prices, speedup: float, drafts: bool
+) -> dict[str, Any]:
+    """Requests arrive by a trace; prefill is chunked and shares steps with decoding."""
+    controller, rng = Controller(Limits(model=True)), random.Random(0)
+    choice = random.Random(1)
+    waiting = [(at / speedup, choice.choice(texts)) for at in times][::-1]
+    reading: Reading = []
+    rows: list[Row] = []
+    now_s = busy_s = 0.0
+    num_begun, waits, paces, began = 0, [], [], {}
+    while waiting or reading or rows:
+        if not (reading or rows):
+            now_s = max(now_s, waiting[-1][0])
+        while waiting and waiting[-1][0] <= now_s and len(reading) + len(rows) < 256:
+            at, text = waiting.pop()
+            reading.append((Row(text, f"request-{num_begun}"), 0, at))
+            num_begun += 1
+        prefill, ready, reading = _read(reading)
+        num, length = len(rows), controller.num_to_draft if drafts and rows else 0
+        tokens = num + prefill + sum(len(row.draft) for row in rows)
+        context = sum(len(row.text.prompt) + row.known for row in rows)
+        seconds = prices.ms(tokens, max(num, 1), context / max(num, 1), length) / 1e3
+        emitted = [_emit(row) for row in rows]
+        names = [row.name for row in rows]
+        begin_s = time.thread_time()
+        if drafts:
+            step = Step(num, tokens, seconds, length, context, prefill)
+            controller.observe(step, names, emitted)
+        own_s = time.thread_time() - begin_s
+        for row in rows:
+            if row.left <= 0:
+                controller.end(row.name)
+                paces.append((now_s + seconds - began[row.name]) / (len(row.text.answer) - 2))
+        rows = [row for row in rows if row.left > 0]
+        for row, at in ready:
+            waits.append(now_s + seconds - at)
+            began[row.name] = now_s + seconds
+            rows.append(row)
+            if drafts:
+                controller.begin(row.name, row.text.prompt + row.text.answer[: row.known])
+        if drafts and rows:
+            own_s += _choose(controller, rows, length, rng)
+            controller.work()
+        now_s, busy_s = now_s + seconds + own_s, busy_s + seconds + own_s
+    return {
+        "drafts": drafts, "busy_s": busy_s, "mean_ms_a_token": 1e3 * float(np.mean(paces)),
+        "p90_ms_a_token": 1e3 * float(np.quantile(paces, 0.9)),
+        "mean_first_token_ms": 1e3 * float(np.mean(waits)),
+    }  # fmt: skip
+
+
+def as_they_arrive(
+    texts: list[Text], prices: Prices, trace: Path, speedup: float
+) -> list[dict[str, Any]]:
+    """The first requests of a trace, without and with drafts."""
+    times = arrivals(trace, 300)
+    rows = [served(texts, times, prices, speedup, drafts) for drafts in (False, True)]
+    show(rows, f"requests as they arrive, {speedup:g} times as fast")
+    return rows
+
+
 LINES = {
     "oracle": ("oracle, one drafter", "k:"),
     "tree": ("draftwise, two branches", "C0-"),
@@ -744,6 +835,8 @@ def main() -> None:
         texts={"type": int, "help": "answers of each run; default: 40 to 420"},
         safety={"action": "store_true", "help": "also texts where drafting may lose"},
         gap={"action": "store_true", "help": "also what each missing fact is worth"},
+        arrivals={"type": Path, "help": "trace of requests: served as they arrive"},
+        speedup={"type": float, "default": 4.0, "help": "of the trace's clock"},
         figure={"help": "picture of speeds over batch sizes"},
     )  # fmt: skip
 
@@ -773,9 +866,12 @@ def replay(args: argparse.Namespace) -> dict[str, Any]:
     ):
         if rows:
             show(rows, title)
+    at_times = as_they_arrive(texts, prices, args.arrivals, args.speedup) if args.arrivals else []
     if args.figure:
         figure(cells, args.figure)
-    return {"model": args.model, "cells": cells, "gaps": gaps, "safety": safe}
+    return {
+        "model": args.model, "cells": cells, "gaps": gaps, "safety": safe, "arrivals": at_times,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
