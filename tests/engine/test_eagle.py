@@ -12,7 +12,7 @@ import torch
 
 from draftwise.drafters import Context, DraftTask, EagleRunner
 from draftwise.nn import CausalModel, HiddenStates, distributions, save_head
-from draftwise.policies.goodput.probes import PROBE_TOKENS_PAID
+from draftwise.policies.goodput import PROBE_TOKENS_PAID
 from draftwise.speculator import Speculator
 from draftwise.stop_rules import Fixed
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape

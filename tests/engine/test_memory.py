@@ -15,7 +15,7 @@ import pytest
 
 from draftwise import DraftwiseError, Speculator
 from draftwise.engine import UnusableState, hold
-from draftwise.policies.goodput.policy import Goodput
+from draftwise.policies.goodput import Goodput
 from draftwise.registry import POLICIES
 from engine.pairs import POOLS, speculator
 from small_disk import files_of_at_most

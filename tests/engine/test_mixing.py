@@ -13,7 +13,7 @@ import torch
 
 from draftwise.drafters import Context, NeuralSession
 from draftwise.engine import Loop, Round
-from draftwise.policies.goodput.policy import Goodput
+from draftwise.policies.goodput import Goodput
 from draftwise.speculator import Speculator
 from draftwise.types import NONE, Costs, Decision, Feedback, SamplingParams, TreeShape
 from engine.pairs import PROMPTS, drafters, plain_greedy, speculator

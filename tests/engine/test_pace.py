@@ -9,7 +9,7 @@ import torch
 
 from draftwise.drafters import NeuralSession, RetrievalSession
 from draftwise.engine import LARGEST_PIECE, LEAST_PIECE, PrefillBudget
-from draftwise.policies.goodput.policy import Goodput
+from draftwise.policies.goodput import Goodput
 from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
 from engine.test_engine import LONG, ask, run
 

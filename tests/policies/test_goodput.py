@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.policies.goodput.acceptance import MATCH_PRIORS, MatchTable
-from draftwise.policies.goodput.policy import Goodput
+from draftwise.policies.goodput import MATCH_PRIORS, Goodput, MatchTable
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 
 PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "lookup") for k in (1, 2, 4))]

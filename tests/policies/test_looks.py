@@ -7,9 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from draftwise.policies.goodput.policy import Goodput
-from draftwise.policies.goodput.pricing import PlanCosts
-from draftwise.policies.goodput.probes import ProbeScheduler
+from draftwise.policies.goodput import Goodput, PlanCosts, ProbeScheduler
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 
 NAMES = ("a", "b")

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from draftwise.policies.goodput.acceptance import Bins, bin_of
-from draftwise.policies.goodput.mixing import GoodputMixer, Prices
+from draftwise.policies.goodput import Bins, GoodputMixer, Prices, bin_of
 from draftwise.types import DraftStep
 
 NAN = float("nan")

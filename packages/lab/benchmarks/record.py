@@ -22,7 +22,7 @@ from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.verify import overlap, ratio
 from draftwise.nn.sampling import distributions
 from draftwise.nn.transfer import answered
-from draftwise.policies.goodput.experience import WINDOW
+from draftwise.policies.goodput import WINDOW
 from draftwise.stop_rules.thresholds import Fixed
 from draftwise_lab.zoo import heldout_stream
 

@@ -1,26 +1,322 @@
-"""Goodput: the drafter and length with the most expected tokens per second, none included."""
+"""Goodput: the drafter and length with the most expected tokens per second, none included.
+
+Three parts: expected seconds and tokens of plans, probes of drafters that do not play, the policy.
+"""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
 
 from draftwise.checks import flag, share
 from draftwise.policies.base import check_feedback, one_hot
-from draftwise.policies.goodput.acceptance import MATCH_CAP, Bins, MatchTable, Rates, SeenValues
+from draftwise.policies.goodput.acceptance import (
+    MATCH_CAP,
+    PRIOR,
+    PRIOR_WEIGHT,
+    Bins,
+    MatchTable,
+    Rates,
+    SeenValues,
+)
 from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.mixing import RATE_SHARE, GoodputMixer, Prices
-from draftwise.policies.goodput.pricing import PlanCosts
-from draftwise.policies.goodput.probes import ProbeScheduler
-from draftwise.policies.state import dump, load
-from draftwise.types import NONE, Decision, Evidence, Feedback, Floats, Plan, Scores
+from draftwise.policies.state import Kept, dump, load
+from draftwise.types import (
+    NONE,
+    Costs,
+    Decision,
+    Evidence,
+    Feedback,
+    Floats,
+    Ints,
+    Plan,
+    Scores,
+)
+
+DEFAULT_DRAFT_SHARE = 0.05
+"""Prior seconds of a draft step, as a share of a target forward."""
+
+_CERTAIN = 1.0 - 1e-9  # the largest acceptance: the sum is then k + 1 to seven digits
+_TINY = 1e-12  # seconds: avoids division by zero where the clock is too coarse
+
+
+class PlanCosts:
+    """Seconds of a round of each plan, ``T(n + 1) + k c``, by the latest costs.
+
+    A forward longer than any measured costs as much as the longest: an overestimate would end
+    drafting, and with it all learning. Before any measurement a target forward takes 1 s and a
+    draft step 0.05 s. Unless catching up was measured, a drafter's forward is assumed to grow with
+    its tokens as the target's does.
+    target_s: by tokens. draft_s, read_s: [D] seconds of a draft step, and of catching up by one
+    token. seconds: [K]. batch_s: as in ``Costs``. names: [D]. places: the plans of each drafter.
+    drafters, lengths, sizes: [K] each plan's index in names, its length k, and its verified tokens
+    n.
+    """
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self.names = sorted({plan.drafter for plan in plans})
+        self.drafters: Ints = np.array([self.names.index(plan.drafter) for plan in plans])
+        self.lengths: Ints = np.array([plan.length for plan in plans])
+        self.sizes: Ints = np.array([plan.num_tokens for plan in plans])
+        self.longest = max(int(self.lengths.max()), 1)
+        self.places = [np.flatnonzero(self.drafters == row) for row in range(len(self.names))]
+        self._own_lengths = [self.lengths[own] for own in self.places]
+        self._taken: Costs | None = None
+        self.target_s: list[float] = [1.0]
+        self.batch_s: Floats | None = None
+        self.take(Costs(np.zeros(0), {}))
+
+    def take(self, costs: Costs) -> None:
+        """Replace the costs; those of target forwards stay if none is measured yet."""
+        if self._taken is not None and _are_equal(self._taken, costs):
+            return
+        self._taken = costs
+        if len(costs.target_s):
+            self.target_s = np.maximum(costs.target_s, _TINY).tolist()
+        self.batch_s = costs.batch_s
+        first, last = self.target_s[0], self.target_s[-1]
+        growth = (last / first - 1.0) / max(len(self.target_s) - 1, 1)
+        draft_s = [
+            0.0 if name == NONE else costs.draft_s.get(name, DEFAULT_DRAFT_SHARE * first)
+            for name in self.names
+        ]
+        read_s = [
+            costs.read_s.get(name, growth * step_s)
+            for name, step_s in zip(self.names, draft_s, strict=True)
+        ]
+        self.draft_s, self.read_s = np.array(draft_s), np.array(read_s)
+        forward_s = np.array(self.target_s)[np.minimum(self.sizes, len(self.target_s) - 1)]
+        self.seconds: Floats = forward_s + self.lengths * self.draft_s[self.drafters]
+
+    def state(self) -> dict[str, Any]:
+        kept = dump(self, ("target_s", "draft_s", "read_s", "batch_s"))
+        return kept | {"names": list(self.names)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of ``state``; ValueError if it does not fit."""
+        if state["names"] != self.names:
+            raise ValueError(f"it belongs to the drafters {state['names']}, not {self.names}")
+        known = [*state["target_s"], *state["draft_s"], *state["read_s"], *(state["batch_s"] or ())]
+        if not np.isfinite(np.array(known, dtype=np.float64)).all():
+            raise ValueError("its costs are not finite: the file is damaged")
+        steps = (dict(zip(self.names, state[key], strict=True)) for key in ("draft_s", "read_s"))
+        batch_s = None if state["batch_s"] is None else np.array(state["batch_s"])
+        self.take(Costs(np.array(state["target_s"]), next(steps), batch_s, next(steps)))
+
+    def expected_tokens(self, rates: Floats) -> Floats:
+        """[K] ``expected_tokens`` of each plan, by the acceptance of each drafter [D]."""
+        return expected_tokens(rates.take(self.drafters), self.lengths)
+
+    def retrieved(self, tokens: Floats, row: int, ladder: Sequence[float], match: int) -> None:
+        """Write ``retrieved_tokens`` of the plans of one drafter into tokens [K]."""
+        found = np.array(retrieved_tokens(ladder, match, self.longest))
+        tokens[self.places[row]] = found[self._own_lengths[row]]
+
+
+def _are_equal(costs: Costs, others: Costs) -> bool:
+    """Whether two costs are equal; False if comparing takes as long as replacing."""
+    if costs is others:
+        return True
+    return (
+        costs.batch_s is others.batch_s is None
+        and costs.draft_s == others.draft_s
+        and costs.read_s == others.read_s
+        and len(costs.target_s) == len(others.target_s)
+        and bool((costs.target_s == others.target_s).all())
+    )
+
+
+def expected_tokens(rates: Floats, lengths: Ints) -> Floats:
+    """Expected tokens of a round, ``1 + a + .. + a^k = (1 - a^(k + 1)) / (1 - a)``.
+
+    Source: Leviathan et al. 2023, equation 1. rates, lengths: shapes that broadcast.
+
+    >>> expected_tokens(np.array([0.5, 0.5]), np.array([1, 2])).tolist()
+    [1.5, 1.75]
+    """
+    alphas = np.minimum(rates, _CERTAIN)
+    found: Floats = (1.0 - alphas ** (lengths + 1)) / (1.0 - alphas)
+    return found
+
+
+def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[float]:
+    """[longest + 1] expected tokens of a round of retrieval by length; 0 without a match.
+
+    ladder: acceptance after a match of 1, 2, .. tokens. Each accepted token makes the match longer;
+    a match beyond the ladder counts as its end.
+
+    >>> retrieved_tokens([0.5, 0.5, 0.5], 1, 2)
+    [1.0, 1.5, 1.75]
+    """
+    if match <= 0:
+        return [0.0] * (longest + 1)
+    first = min(match - 1, len(ladder) - longest)
+    reached = accumulate(ladder[first : first + longest], operator.mul)
+    return list(accumulate(reached, initial=1.0))
+
+
+PROBE_TOKENS_PAID = 32
+"""Most tokens read by a probe."""
+HASTY = 0.25
+"""Weight of alphas from a probe that skipped a part of the text."""
+CHANGED = 0.02
+"""Probability that a drafter's acceptance has changed to that of an unknown one."""
+VAIN = 0.2
+"""Mean of scored alphas below which they were vain."""
+FIRST_LOOKS = 3
+"""Most probes before the first round of a request that has statistics of other requests."""
+ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)
+"""Acceptances at which expected gains are summed."""
+
+_NUM_MEANS, _LEAST_WEIGHT, _NUM_WEIGHTS = 51, 0.25, 19  # weights double every other row
+_ROUNDS_A_PRICE = 16  # gains change with costs, which change slowly
+
+
+@functools.cache
+def _beliefs() -> Floats:
+    """[mean x weight, acceptance] mass of Beta beliefs around each of ``ACCEPTANCES``."""
+    found = 1.0 / (1.0 + np.exp(-np.linspace(-12.0, 12.0, 1201)))
+    points = np.array(ACCEPTANCES)
+    nearest = np.searchsorted((points[1:] + points[:-1]) / 2, found)
+    table = np.zeros((_NUM_MEANS, _NUM_WEIGHTS, len(points)))
+    for row, mean in enumerate(np.linspace(0.0, 1.0, _NUM_MEANS).clip(0.01, 0.99)):
+        for column in range(_NUM_WEIGHTS):
+            weight = _LEAST_WEIGHT * 2.0 ** (column / 2)
+            logs = weight * (mean * np.log(found) + (1.0 - mean) * np.log1p(-found))
+            mass = np.exp(logs - logs.max())
+            table[row, column] = np.bincount(nearest, mass / mass.sum(), minlength=len(points))
+    return table.reshape(-1, len(points))
+
+
+def _place(means: Any, weights: Any) -> Any:
+    """The rows of ``_beliefs`` for beliefs of these means and weights."""
+    columns = np.minimum(2.0 * np.log2(weights / _LEAST_WEIGHT) + 0.5, _NUM_WEIGHTS - 1)
+    rows = means * (_NUM_MEANS - 1) + 0.5
+    return np.int64(rows) * _NUM_WEIGHTS + np.int64(columns)
+
+
+@functools.cache
+def _unknown() -> Floats:
+    row: Floats = _beliefs()[_place(PRIOR, PRIOR_WEIGHT)]
+    return row
+
+
+class ProbeScheduler(Kept):
+    """Decides which idle drafters to score on the last tokens of the text.
+
+    Source: this project; the value of information (Howard 1966) and ski rental: a probe is bought
+        once its price has been lost by not buying it.
+    Update: a drafter with belief Beta(n a, n (1 - a)) would save g = E[(1/V - 1/V')+] seconds per
+        token, where V is the best plan's rate and V' the drafter's own best rate at an acceptance
+        drawn from the posterior mean after a probe of q alphas: a Beta of the same mean and of
+        variance a (1 - a) / (n + 1) * q / (q + n). 1/V' includes catching up, over the tokens that
+        the drafter may be played for. A probe is due when g * tokens left, plus the seconds missed
+        so far, exceed its seconds; tokens left are those of the answer, at most the memory of the
+        rates. With statistics of other requests a drafter is taken for an unknown one with
+        probability 2%, which adds to the seconds missed. After n vain scores in a row both gains
+        are divided by n + 1, as in Laplace's rule of succession. Rows of a batch share these
+        seconds, since all of them wait for a probe.
+    State: by drafter the positions up to which it is scored and has read the text; the end of the
+        text; tokens since the last decision; seconds missed and vain scores in a row [D], shared
+        among requests that share statistics.
+    Cost: O(D) per round, O(K) every 16 rounds.
+    """
+
+    KEPT = ("scored_until", "read_until", "end", "num_new", "missed_s", "num_vain")
+
+    def __init__(self, num_drafters: int, memory: float) -> None:
+        self._memory = memory
+        self._scored_until: Floats = np.zeros(num_drafters)
+        self._read_until: Floats = np.zeros(num_drafters)
+        self._end = self._num_new = 0
+        self.missed_s: Floats = np.zeros(num_drafters)
+        self._doubt, self._most = 0.0, num_drafters
+        self.num_vain: Floats = np.zeros(num_drafters)
+        self._ideal: Floats | None = None
+        self._age = 0
+
+    def remember(self, missed_s: Floats, num_vain: Floats) -> None:
+        """Share the seconds missed and the vain scores in a row, both [D], with other requests."""
+        self.missed_s, self.num_vain = missed_s, num_vain
+        self._doubt, self._most = CHANGED, FIRST_LOOKS
+
+    def scored(self, drafter: int, end: int, is_hasty: bool, mean: float = 1.0) -> None:
+        """A drafter was scored up to ``end``.
+
+        is_hasty: without reading all of the text. mean: of its alphas.
+        """
+        self.num_vain[drafter] = self.num_vain[drafter] + 1.0 if mean < VAIN else 0.0
+        self._scored_until[drafter], self.missed_s[drafter] = end, 0.0
+        if not is_hasty:
+            self._read_until[drafter] = end
+
+    def reached(self, end: int, num_emitted: int) -> None:
+        """The text now ends at ``end``, after num_emitted more tokens."""
+        self._num_new += num_emitted
+        self._end = end
+
+    def catching_up(self, read_s: Floats, left: float) -> Floats:
+        """[D] seconds of catching up, per token that a drafter may be played for."""
+        missed: Floats = np.maximum(self._end - self._read_until, 0.0)
+        return missed * read_s / max(1.0, min(left, self._memory))
+
+    def due(
+        self, best: float, rates: Floats, weights: Floats, costs: PlanCosts, left: float, rows: int,
+        catching_up: Floats | None = None,
+    ) -> list[int]:  # fmt: skip
+        """Drafters to probe now: the best few before the first round, later only the best.
+
+        best: tokens per second of the best plan. rates, weights: [D] beliefs; weight 0: no model
+        to probe. left: tokens of the answer. rows: rows that wait for the probe. catching_up: [D]
+        the result of ``catching_up``, None = compute it.
+        """
+        if catching_up is None:
+            catching_up = self.catching_up(costs.read_s, left)
+        unread, num = (
+            self._end - self._read_until,
+            np.minimum(PROBE_TOKENS_PAID, self._end - self._scored_until),
+        )
+        read = np.minimum(PROBE_TOKENS_PAID, unread)
+        num = np.where(unread > PROBE_TOKENS_PAID, HASTY, 1.0) * num + 1e-3
+        narrow = np.maximum((weights + 1.0) * (num + weights) / num - 1.0, _LEAST_WEIGHT)
+        place = _place(rates, narrow)
+        spared = np.maximum((1.0 / best - catching_up)[:, np.newaxis] - self._ideal_s(costs), 0.0)
+        gains = (_beliefs().take(place, axis=0) * spared).sum(axis=1)
+        hopes = spared @ _unknown()
+        succeeds = 1.0 / (1.0 + self.num_vain)
+        gains *= succeeds
+        self.missed_s += (gains + self._doubt * succeeds * hopes) * self._num_new / rows
+        self._num_new = 0
+        value = gains * min(left, self._memory) + self.missed_s
+        value -= rows * (costs.draft_s + costs.read_s * read)
+        value[(weights <= 0.0) | (num < 1.0)] = 0.0
+        if self._scored_until.any():
+            best_one = int(value.argmax())
+            return [best_one] if value[best_one] > 0.0 else []
+        best_ones = np.argsort(-value)[: self._most]
+        return [int(drafter) for drafter in best_ones if value[drafter] > 0.0]
+
+    def _ideal_s(self, costs: PlanCosts) -> Floats:
+        """[D, A] seconds per token of each drafter's best plan, by acceptance."""
+        if self._ideal is None or self._age >= _ROUNDS_A_PRICE:
+            acceptances = np.array(ACCEPTANCES)[:, np.newaxis]
+            tokens = expected_tokens(acceptances, costs.lengths)
+            self._ideal = np.full((len(costs.names), len(ACCEPTANCES)), np.inf)
+            np.minimum.at(self._ideal, costs.drafters, (costs.seconds / tokens).T)
+            self._age = 0
+        self._age += 1
+        return self._ideal
+
 
 ANSWER_TOKENS = 256.0
 """Prior length of an answer, in tokens."""
 
-_TINY = 1e-12  # avoids division by zero
 _PARTS = ("_rates", "_looks", "_seen", "_costs")
 _FIELDS = (*_PARTS, "_matches", "_is_blind", "_num_chosen", "_left")
 
