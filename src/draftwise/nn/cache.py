@@ -105,24 +105,23 @@ class RowKVCache:
             self.blocks = []
         first = start - self.first
         end = first + keys.shape[2]
-        self.keys[layer][:, :, first:end] = keys
-        self.values[layer][:, :, first:end] = values
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+        all_keys, all_values = self.keys[layer], self.values[layer]
+        all_keys[:, :, first:end] = keys
+        all_values[:, :, first:end] = values
+        return all_keys[:, :, :end], all_values[:, :, :end]
 
     def grown(self, length: int, num_slots: int, first: int = 0) -> RowKVCache:
         """A copy with ``num_slots`` slots, of the tokens from ``first`` up to ``length``."""
-        new, kept = (
-            RowKVCache(num_slots, first=first),
-            slice(first - self.first, length - self.first),
-        )
-        for block, places in self.blocks or self._joined():
-            num, heads, _, size = block.shape
-            # zeros: garbage after a row's length must at least be finite
-            rest = block.new_zeros((num, heads, num_slots - (length - first), size))
-            block = torch.cat((block[:, :, kept], rest), dim=2)
+        new, num = RowKVCache(num_slots, first=first), length - first
+        kept = slice(first - self.first, length - self.first)
+        for old, places in self.blocks or self._joined():
+            count, heads, _, size = old.shape
+            block = old.new_empty((count, heads, num_slots, size))
+            block[:, :, :num] = old[:, :, kept]
+            block[:, :, num:] = 0  # garbage after a row's length must at least be finite
             new.blocks.append((block, places))
-            for index, (is_value, layer) in enumerate(places):
-                (new.values if is_value else new.keys)[layer] = block[index : index + 1]
+            for tensor, (is_value, layer) in zip(block.split(1), places, strict=True):
+                (new.values if is_value else new.keys)[layer] = tensor
         return new
 
     def _joined(self) -> list[Block]:
@@ -323,6 +322,10 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         """
         if not self._spans:
             raise RuntimeError("place() comes before a forward through this cache")
+        if len(self._spans) == 1 and not self._is_packed:
+            span = self._spans[0]
+            storage = self.storage(span.row, layer_idx)
+            return storage.write(layer_idx, span.start, key_states, value_states)
         views, first = [], 0
         for index, span in enumerate(self._spans):
             storage = self.storage(span.row, layer_idx)
@@ -450,8 +453,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
 def _side_by_side(views: Sequence[Tensor]) -> Tensor:
     """[R, H, used, D] of rows of different lengths, the shorter ones followed by zeros."""
-    if len(views) == 1:
-        return views[0]
     used = max(view.shape[2] for view in views)
     _, heads, _, size = views[0].shape
     found = views[0].new_zeros((len(views), heads, used, size))
