@@ -259,7 +259,7 @@ def verify_batch(states: Sequence[RoundState]) -> None:
     drawn = [state for state in states if state.context.sampling.temperature > 0]
     judged = _SampledVerdicts(drawn, p) if drawn else None
     following = p.tokens
-    ends = list(accumulate(len(state.draft) + 1 for state in states))
+    ends = list(accumulate([len(state.draft) + 1 for state in states]))
     if judged is not None:
         sampled = torch.from_numpy(np.flatnonzero(p.places >= 0)).to(following.device)
         following = following.index_copy(0, sampled, judged.following)
@@ -271,14 +271,14 @@ def verify_batch(states: Sequence[RoundState]) -> None:
         if state.logits is not None and state.request.num_logprobs is not None
     ]
     offpath_probs = [q for state in greedy for _, q in state.draft.offpath_probs]
-    tensors = [p.tokens, torch.stack(offpath_probs) if offpath_probs else p.tokens[:0]]
+    tensors = [p.tokens, *([torch.stack(offpath_probs)] if offpath_probs else ())]
     tensors += judged.tensors if judged is not None else ()
     values = iter(fetch([*tensors, *(tensor for own in requested for tensor in own)]))
-    points = np.split(next(values).astype(np.int64), ends[:-1])
-    offpath_tokens = iter(next(values).tolist())
-    for state, own in zip(states, points, strict=True):
+    points: list[int] = next(values).astype(np.int64).tolist()
+    offpath_tokens = iter(next(values).tolist() if offpath_probs else ())
+    for state, end in zip(states, ends, strict=True):
         if state.context.sampling.temperature == 0:
-            _verify_greedy(state, own, offpath_tokens)
+            _verify_greedy(state, points[end - len(state.draft) - 1 : end], offpath_tokens)
     if judged is not None:
         judged.fill_in(values)
     for state in states:
@@ -356,14 +356,18 @@ def _distributions(states: Sequence[RoundState]) -> Dists:
     return warped(torch.cat(blocks) if len(blocks) > 1 else blocks[0], spans)
 
 
-def _verify_greedy(state: RoundState, points: Ints, offpath_tokens: Iterator[float]) -> None:
+def _verify_greedy(state: RoundState, points: list[int], offpath_tokens: Iterator[float]) -> None:
+    """points: p after the text and after each node, as tokens."""
     draft = state.draft
-    state.verdict = verify(draft, points.tolist(), np.zeros(len(draft) + 1))
-    before = np.arange(len(draft)) if draft.parents is None else draft.parents + 1
-    state.alphas = state.ratios = (points[before] == draft.tokens).astype(np.float64)
+    state.verdict = verify(draft, points, state.uniforms)
+    if len(draft):
+        parents = range(-1, len(draft) - 1) if draft.parents is None else draft.parents.tolist()
+        pairs = zip(parents, draft.tokens.tolist(), strict=True)
+        agrees = [float(points[parent + 1] == token) for parent, token in pairs]
+        state.alphas = state.ratios = np.array(agrees)
     agree = [float(points[node + 1] == next(offpath_tokens)) for node, _ in draft.offpath_probs]
     state.offpath_scores = [(each, each) for each in agree]
-    state.targets = points[[0, *(state.verdict.path + 1)]].tolist()
+    state.targets = [points[0], *(points[node + 1] for node in state.verdict.path.tolist())]
 
 
 class _SampledVerdicts:
