@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 
@@ -43,38 +42,38 @@ class Loop:
         self._pool, self._cache, self._drafting = pool, cache, drafting
         self.seconds: dict[str, float] = {}  # by phase
         self._verify_s = self._plain_s = self._probe_s = 0.0
-        self._num_idle = 0
+        self._num_idle, self._lap_start = 0, 0.0
 
     def round(self, requests: Sequence[Request]) -> list[Round]:
         """Run one round; return one record per request."""
         start = self._pool.cost_clock()
-        with self.phase("choose"):
-            rests = self._rests(requests)
-            states = choose(requests, self._pool.guard.allows_drafts, rests)
+        self.start_lap()
+        rests = self._rests(requests)
+        states = choose(requests, self._pool.guard.allows_drafts, rests)
+        self.end_lap("choose")
         drafted = [] if rests else [state for state in states if state.context.is_drafted]
-        with self.phase("read"):
-            self._drafting.catch_up(drafted, self._verify_s)
-        with self.phase("draft"):
-            self._drafting.propose(drafted)
-        with self.phase("verify"):
-            self._verify(states)
-        with self.phase("commit"):
-            for state in states:
-                self._commit(state)
-            if drafted:
-                self._drafting.commit(drafted)
-        with self.phase("look"):
-            start_probe = self._pool.cost_clock()
-            if drafted and self._drafting.probe(drafted, self._probe_s > 0.0):
-                self._probe_s -= self._pool.cost_clock() - start_probe
-        with self.phase("reveal"):
-            evidence = self._collect_evidence(states, drafted)
-        with self.phase("learn"):
-            for state, facts in zip(states, evidence, strict=True):
-                if rests:
-                    state.request.num_unseen += state.num_emitted
-                elif not state.waits:  # its plan is played in a later round
-                    state.request.learn(state.decision, facts)
+        self._drafting.catch_up(drafted, self._verify_s)
+        self.end_lap("read")
+        self._drafting.propose(drafted)
+        self.end_lap("draft")
+        self._verify(states)
+        self.end_lap("verify")
+        for state in states:
+            self._commit(state)
+        if drafted:
+            self._drafting.commit(drafted)
+        self.end_lap("commit")
+        if drafted:
+            self._probe(drafted)
+        self.end_lap("look")
+        evidence = self._collect_evidence(states, drafted)
+        self.end_lap("reveal")
+        for state, facts in zip(states, evidence, strict=True):
+            if rests:
+                state.request.num_unseen += state.num_emitted
+            elif not state.waits:  # its plan is played in a later round
+                state.request.learn(state.decision, facts)
+        self.end_lap("learn")
         charged = self._account(states, self._pool.cost_clock() - start)
         seconds, self.seconds = self.seconds, {}  # each row is charged all of the round's
         return [
@@ -113,11 +112,14 @@ class Loop:
         guard.charge(min(seconds, num * plain_s))  # more means that the machine paused
         guard.grant(REQUEST_CREDIT * plain_s * num / max(num_running, 1))
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = self._pool.clock()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + self._pool.clock() - start
+    def start_lap(self) -> None:
+        self._lap_start = self._pool.clock()
+
+    def end_lap(self, phase: str) -> None:
+        """Book the time since the last lap on a phase; the next lap starts."""
+        now = self._pool.clock()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._lap_start
+        self._lap_start = now
 
     def costs(self, requests: Sequence[Request]) -> Costs:
         longest = max(request.longest for request in requests)
@@ -125,6 +127,12 @@ class Loop:
         packs = self._pool.target.packs
         costs = self._pool.cost_model.costs(len(requests), longest + 1, context, packs)
         return self._drafting.shared(costs)
+
+    def _probe(self, drafted: Sequence[RoundState]) -> None:
+        """Collect scores; probes are paid from a share of the time."""
+        start = self._pool.cost_clock()
+        if self._drafting.probe(drafted, self._probe_s > 0.0):
+            self._probe_s -= self._pool.cost_clock() - start
 
     def _verify(self, states: Sequence[RoundState]) -> None:
         """Run one target forward, and accept or reject the drafts of all rows."""

@@ -247,6 +247,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.lengths: list[int] = []
         self.states, self.longrope = states or States(), longrope
         self._storage: list[RowKVCache] = []
+        self._empty = RowKVCache()  # the blocks of a row without slots, once they are known
         self._windows, self._recent = windows, list[RowKVCache]()  # of the layers that forget
         self._settled: list[int] = []
         self._spans: Sequence[Span] = ()
@@ -423,7 +424,10 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     def _grow(self, row: int, num_tokens: int) -> None:
         old = self._storage[row]
         if self._shelf is None:
-            self._storage[row] = old.grown(self.lengths[row], self._num_slots(num_tokens))
+            old = old if old.keys else self._empty
+            new = self._storage[row] = old.grown(self.lengths[row], self._num_slots(num_tokens))
+            if new.blocks and not self._empty.blocks:
+                self._empty = new.grown(0, 0)
             return
         self._storage[row] = self._shelf.take(num_tokens)
         self._fill(self._storage[row], old, self.lengths[row])

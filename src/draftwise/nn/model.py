@@ -66,6 +66,8 @@ def last_places(counts: Sequence[int], num: int) -> list[int]:
     >>> last_places([7, 3], 2)
     [1, 2, 5, 6]
     """
+    if len(counts) == 1:
+        return list(range(max(0, counts[0] - num), counts[0]))
     return sorted({place for count in counts for place in range(max(0, count - num), count)})
 
 
@@ -419,8 +421,9 @@ class CausalModel:
             head = [t[: max(0, len(t) - keep)] for t in tokens]
             hidden = self._forward(replace(feed, tokens=head, trees=(), keep=0))[1]
             feed = replace(feed, tokens=[t[max(0, len(t) - keep) :] for t in tokens])
-        trees = feed.trees if any(feed.trees) else ()
-        logits, states, ends = self._forward(replace(feed, trees=trees))
+        if feed.trees and not any(feed.trees):
+            feed = replace(feed, trees=())
+        logits, states, ends = self._forward(feed)
         for tap, new in states.items():
             before = hidden.get(tap)
             pairs = zip(before, new, strict=True) if before else ()
