@@ -120,8 +120,8 @@ class RowKVCache:
             block[:, :, :num] = old[:, :, kept]
             block[:, :, num:] = 0  # garbage after a row's length must at least be finite
             new.blocks.append((block, places))
-            for tensor, (is_value, layer) in zip(block.split(1), places, strict=True):
-                (new.values if is_value else new.keys)[layer] = tensor
+            for index, (is_value, layer) in enumerate(places):
+                (new.values if is_value else new.keys)[layer] = block[index : index + 1]
         return new
 
     def _joined(self) -> list[Block]:
@@ -299,7 +299,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         packed: rows are concatenated, [1, sum of counts], instead of padded, [R, widest]. fed: [R]
         their tokens, from which unknown states are recomputed.
         """
-        longest = max(span.end for span in spans)
+        longest = max([span.end for span in spans])
         if longest > self.capacity:
             raise ValueError(
                 f"the KV cache holds {self.capacity} tokens a row, and {longest} are needed"

@@ -103,12 +103,16 @@ class SampledSpan:
     blame: Callable[[Exception], None] | None = None
 
 
+_NO_PLACES: Ints = np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Dists:
     """N distributions over the vocabulary, on the device.
 
     tokens: [N] the token of greedy rows, -1 in any row with logits that are not finite. probs: [n,
-    V] float32 of the sampled rows. places: [N] each row's index in ``probs``; -1 = a point mass.
+    V] float32 of the sampled rows. places: [N] each row's index in ``probs``, -1 = a point mass;
+    empty if all are point masses.
     """
 
     tokens: Tensor
@@ -116,17 +120,17 @@ class Dists:
     places: Ints
 
     def __len__(self) -> int:
-        return len(self.places)
+        return self.tokens.shape[0]
 
     @property
     def are_points(self) -> bool:
-        """Whether all are greedy."""
+        """Whether all are point masses."""
         return not self.probs.shape[0]
 
     def take(self, rows: slice | Sequence[int]) -> Dists:
+        if self.are_points:
+            return Dists(self.tokens[rows], self.probs, self.places)
         places = self.places[rows]
-        if self.are_points and isinstance(rows, slice):
-            return Dists(self.tokens[rows], self.probs, places)
         is_drawn = places >= 0
         renumbered = np.where(is_drawn, np.cumsum(is_drawn) - 1, -1)
         wanted = np.arange(len(self))[rows]
@@ -160,7 +164,7 @@ def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
     if num_rows != logits.shape[0]:
         raise ValueError(f"spans of {num_rows} rows for logits of {len(logits)}")
     if all([span.sampling.temperature == 0 and not span.sampling.edits for span in spans]):
-        return Dists(_argmax(logits), *_no_draws(logits))
+        return Dists(_argmax(logits), logits[:0].float(), _NO_PLACES)
     blocks = []
     for span, end in zip(spans, accumulate(span.num_rows for span in spans), strict=True):
         rows = logits[end - span.num_rows : end]
@@ -172,7 +176,8 @@ def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
     greedy = [b for b, span in zip(blocks, spans, strict=True) if span.sampling.temperature == 0]
     drawn = [b for b, span in zip(blocks, spans, strict=True) if span.sampling.temperature > 0]
     if not drawn:
-        return Dists(_argmax(_joined(greedy, logits, untouched)), *_no_draws(logits))
+        points = _argmax(_joined(greedy, logits, untouched))
+        return Dists(points, logits[:0].float(), _NO_PLACES)
     params = [span.sampling for span in spans for _ in range(span.num_rows)]
     chosen = [own for own in params if own.temperature > 0]
     probs = _probabilities(_joined(drawn, logits, untouched and not greedy).float(), chosen)
@@ -220,10 +225,6 @@ def _rows(tensor: Tensor, rows: Ints) -> Tensor:
 
 def _joined(blocks: Sequence[Tensor], logits: Tensor, is_whole: bool) -> Tensor:
     return logits if is_whole else torch.cat(list(blocks))
-
-
-def _no_draws(logits: Tensor) -> tuple[Tensor, Ints]:
-    return logits[:0].float(), np.full(logits.shape[0], -1)
 
 
 def _argmax(scores: Tensor) -> Tensor:
