@@ -227,7 +227,7 @@ def prefill_logits(
             chain.add_offpath(len(chain.tokens) - back - 1, q, end - 1 - back)
     if len(last) == len(q):
         return DraftLogits(q, logits, hidden), readings, q
-    rows = slice(last[0], end) if len(last) == 1 else last
+    rows: slice | list[int] = slice(last[0], end) if len(last) == 1 else last
     return DraftLogits(q.take(rows), logits[rows], hidden), readings, q
 
 

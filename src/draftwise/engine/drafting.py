@@ -325,9 +325,9 @@ class Drafting:
             id(state): set(state.request.drafters_to_probe(len(states)) if may_pay else ())
             for state in states
         }
-        all_scores = [state for state in states if state.request.is_panoramic]
-        free_scores = [state for state in states if state not in all_scores]
-        groups = [(True, all_scores), (False, free_scores)]
+        groups: dict[bool, list[RoundState]] = {True: [], False: []}
+        for state in states:
+            groups[state.request.is_panoramic].append(state)
 
         def gather(
             name: str, session: DraftSession
@@ -337,7 +337,7 @@ class Drafting:
             if probed:
                 scores = yield from session.probe([state.context for state in probed])
                 found += zip(probed, _checked_scores(scores, len(probed)), strict=True)
-            for everything, members in groups:
+            for everything, members in groups.items():
                 if group := [state for state in members if state.context.allows(name)]:
                     scores = yield from session.score([s.context for s in group], everything)
                     found += zip(group, _checked_scores(scores, len(group)), strict=True)

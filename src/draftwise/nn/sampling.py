@@ -129,7 +129,8 @@ class Dists:
 
     def take(self, rows: slice | Sequence[int]) -> Dists:
         if self.are_points:
-            return Dists(self.tokens[rows], self.probs, self.places)
+            own = rows if isinstance(rows, slice) else list(rows)
+            return Dists(self.tokens[own], self.probs, self.places)
         places = self.places[rows]
         is_drawn = places >= 0
         renumbered = np.where(is_drawn, np.cumsum(is_drawn) - 1, -1)
