@@ -78,7 +78,8 @@ class Speculator:
         )
         self._learning = new_learning(setting, _ALL)
         self._learning_of = lru_cache(_MAX_SETTINGS)(new_learning)
-        self._compilable = [target, *models_of(drafters)]
+        models = (target, *models_of(drafters))
+        self._compiled = [model.compiled for model in models if model.compiled]
         self._pool = pool_of(target, drafters, self.clock, self._cost_clock, deterministic)
         # what was read before would show in first impressions
         self._num_prefixes = 0 if deterministic else num_prefixes
@@ -151,18 +152,18 @@ class Speculator:
 
     def clock(self) -> float:
         """Seconds, excluding compilation."""
-        return time.perf_counter() - self.compiling()[0]
+        return time.perf_counter() - sum([steps.spent_s for steps in self._compiled])
 
     def _cost_clock(self) -> float:
         """``clock``; with one thread on a CPU its own time, which other programs do not change."""
         if self.target.device.type != "cpu" or torch.get_num_threads() > 1:
             return self.clock()
-        return time.thread_time() - self.compiling()[1]
+        return time.thread_time() - sum([steps.spent_cpu_s for steps in self._compiled])
 
     def compiling(self) -> tuple[float, float]:
         """Seconds of compilation so far: wall time, and CPU time of this process."""
-        made = [model.compiled for model in self._compilable if model.compiled]
-        return sum(c.spent_s for c in made), sum(c.spent_cpu_s for c in made)
+        spent = [(steps.spent_s, steps.spent_cpu_s) for steps in self._compiled]
+        return sum(wall for wall, _ in spent), sum(cpu for _, cpu in spent)
 
     @property
     def drafters(self) -> Sequence[Drafter]:

@@ -78,7 +78,7 @@ class _LookupFinder(Finder):
                     last[tuple(text[found - size - 1 : found])] = ~found
             last[ending] = end
             length, source = size, found
-        self._match = self._matched(text, length, source)
+        self._match = self._matched((), length, source)
 
     def find(self, draft: Sequence[int]) -> Match:
         if not draft:
@@ -96,21 +96,22 @@ class _LookupFinder(Finder):
                 while length < most and text[source - 1 - length] == tail[-1 - length]:
                     length += 1
                 break
-        return self._matched([*self._text, *draft] if length else [], length, source)
+        return self._matched(draft, length, source)
 
-    def _matched(self, text: Sequence[int], length: int, source: int) -> Match:
+    def _matched(self, draft: Sequence[int], length: int, source: int) -> Match:
         if not length:
             return NO_MATCH
+        text, num, end = self._text, len(self._text), len(self._text) + len(draft)
         if length == self._sizes[-1]:
-            length = _common_suffix(text, source, len(text), length)
-        end = len(text)
+            length = _common_suffix([*text, *draft] if draft else text, source, end, length)
 
         def rows(depth: int) -> list[list[int]]:
-            row = list(text[source : min(source + depth, end)])
+            row = text[source : min(source + depth, num)]
+            row += draft[max(0, source - num) : max(0, source + depth - num)]
             row *= -(-depth // len(row))
             return [row[:depth]]
 
-        return Match(length, rows, lambda: [text[source]])
+        return Match(length, rows, lambda: [text[source] if source < num else draft[source - num]])
 
 
 def _common_suffix(tokens: Sequence[int], source: int, end: int, known: int) -> int:

@@ -225,9 +225,10 @@ def prefill_logits(
         last.append(end - 1)
         for back in range(min(len(chain.tokens), num - 1), 0, -1):
             chain.add_offpath(len(chain.tokens) - back - 1, q, end - 1 - back)
-    every = len(last) == len(q)
-    current = DraftLogits(q if every else q.take(last), logits if every else logits[last], hidden)
-    return current, readings, q
+    if len(last) == len(q):
+        return DraftLogits(q, logits, hidden), readings, q
+    rows: slice | list[int] = slice(last[0], end) if len(last) == 1 else last
+    return DraftLogits(q.take(rows), logits[rows], hidden), readings, q
 
 
 def drawn_span(

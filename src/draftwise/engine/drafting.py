@@ -173,10 +173,11 @@ class Sessions:
     def _look_up(self, context: Context, what: Callable[[Retrieving], T]) -> dict[str, T]:
         found: dict[str, T] = {}
         for name, session in list(self._retrieving.items()):
-            if not context.allows(name):
-                continue
-            if (answer := self._try(name, partial(what, session))) is not None:
-                found[name] = answer
+            if context.allows(name):
+                try:
+                    found[name] = what(session)
+                except Exception as error:
+                    self.leave_out(name, error)
         return found
 
     def _try(self, name: str, what: Callable[[], T]) -> T | None:
@@ -324,7 +325,9 @@ class Drafting:
             id(state): set(state.request.drafters_to_probe(len(states)) if may_pay else ())
             for state in states
         }
-        panoramic = {id(state) for state in states if state.request.is_panoramic}
+        groups: dict[bool, list[RoundState]] = {True: [], False: []}
+        for state in states:
+            groups[state.request.is_panoramic].append(state)
 
         def gather(
             name: str, session: DraftSession
@@ -334,9 +337,8 @@ class Drafting:
             if probed:
                 scores = yield from session.probe([state.context for state in probed])
                 found += zip(probed, _checked_scores(scores, len(probed)), strict=True)
-            allowed = [state for state in states if state.context.allows(name)]
-            for everything in (True, False):
-                if group := [s for s in allowed if (id(s) in panoramic) == everything]:
+            for everything, members in groups.items():
+                if group := [state for state in members if state.context.allows(name)]:
                     scores = yield from session.score([s.context for s in group], everything)
                     found += zip(group, _checked_scores(scores, len(group)), strict=True)
             return found

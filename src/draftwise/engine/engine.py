@@ -538,20 +538,21 @@ class Engine:
 
     def _prefill_group(self, requests: Sequence[Request]) -> list[Request]:
         """Prefill a part of these prompts; return the requests that are complete."""
-        with self._loop.phase("prefill"):
-            start = self._pool.clock()
-            budget = self._prefill_budget.budget(is_idle=not self._running)
-            num = self._prefill_scheduler.prefill(requests, budget)
-            self._prefill_budget.record(num, self._pool.clock() - start)
-            done = [request for request in requests if self._prefill_scheduler.is_done(request)]
-            start = self._pool.cost_clock()
-            may_pay = self._pool.guard.allows_drafts
-            self._prefill_scheduler.score_prompts(done, len(self._running), may_pay)
-            if guarded := sum(request.is_guarded for request in done):
-                seconds = self._pool.cost_clock() - start
-                self._loop.begin(guarded, len(self._running) + len(done), seconds)
-            for request in done:
-                request.check_callbacks()
+        self._loop.start_lap()
+        start = self._pool.clock()
+        budget = self._prefill_budget.budget(is_idle=not self._running)
+        num = self._prefill_scheduler.prefill(requests, budget)
+        self._prefill_budget.record(num, self._pool.clock() - start)
+        done = [request for request in requests if self._prefill_scheduler.is_done(request)]
+        start = self._pool.cost_clock()
+        may_pay = self._pool.guard.allows_drafts
+        self._prefill_scheduler.score_prompts(done, len(self._running), may_pay)
+        if guarded := sum(request.is_guarded for request in done):
+            seconds = self._pool.cost_clock() - start
+            self._loop.begin(guarded, len(self._running) + len(done), seconds)
+        for request in done:
+            request.check_callbacks()
+        self._loop.end_lap("prefill")
         return done
 
     def _prefill_one_by_one(self, requests: Sequence[Request], error: Exception) -> None:

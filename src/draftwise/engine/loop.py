@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 
@@ -43,38 +42,38 @@ class Loop:
         self._pool, self._cache, self._drafting = pool, cache, drafting
         self.seconds: dict[str, float] = {}  # by phase
         self._verify_s = self._plain_s = self._probe_s = 0.0
-        self._num_idle = 0
+        self._num_idle, self._lap_start = 0, 0.0
 
     def round(self, requests: Sequence[Request]) -> list[Round]:
         """Run one round; return one record per request."""
         start = self._pool.cost_clock()
-        with self.phase("choose"):
-            rests = self._rests(requests)
-            states = choose(requests, self._pool.guard.allows_drafts, rests)
+        self.start_lap()
+        rests = self._rests(requests)
+        states = choose(requests, self._pool.guard.allows_drafts, rests)
+        self.end_lap("choose")
         drafted = [] if rests else [state for state in states if state.context.is_drafted]
-        with self.phase("read"):
-            self._drafting.catch_up(drafted, self._verify_s)
-        with self.phase("draft"):
-            self._drafting.propose(drafted)
-        with self.phase("verify"):
-            self._verify(states)
-        with self.phase("commit"):
-            for state in states:
-                self._commit(state)
-            if drafted:
-                self._drafting.commit(drafted)
-        with self.phase("look"):
-            start_probe = self._pool.cost_clock()
-            if drafted and self._drafting.probe(drafted, self._probe_s > 0.0):
-                self._probe_s -= self._pool.cost_clock() - start_probe
-        with self.phase("reveal"):
-            evidence = self._collect_evidence(states, drafted)
-        with self.phase("learn"):
-            for state, facts in zip(states, evidence, strict=True):
-                if rests:
-                    state.request.num_unseen += state.num_emitted
-                elif not state.waits:  # its plan is played in a later round
-                    state.request.learn(state.decision, facts)
+        self._drafting.catch_up(drafted, self._verify_s)
+        self.end_lap("read")
+        self._drafting.propose(drafted)
+        self.end_lap("draft")
+        self._verify(states)
+        self.end_lap("verify")
+        for state in states:
+            self._commit(state)
+        if drafted:
+            self._drafting.commit(drafted)
+        self.end_lap("commit")
+        if drafted:
+            self._probe(drafted)
+        self.end_lap("look")
+        evidence = self._collect_evidence(states, drafted)
+        self.end_lap("reveal")
+        for state, facts in zip(states, evidence, strict=True):
+            if rests:
+                state.request.num_unseen += state.num_emitted
+            elif not state.waits:  # its plan is played in a later round
+                state.request.learn(state.decision, facts)
+        self.end_lap("learn")
         charged = self._account(states, self._pool.cost_clock() - start)
         seconds, self.seconds = self.seconds, {}  # each row is charged all of the round's
         return [
@@ -113,11 +112,14 @@ class Loop:
         guard.charge(min(seconds, num * plain_s))  # more means that the machine paused
         guard.grant(REQUEST_CREDIT * plain_s * num / max(num_running, 1))
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = self._pool.clock()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + self._pool.clock() - start
+    def start_lap(self) -> None:
+        self._lap_start = self._pool.clock()
+
+    def end_lap(self, phase: str) -> None:
+        """Book the time since the last lap on a phase; the next lap starts."""
+        now = self._pool.clock()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._lap_start
+        self._lap_start = now
 
     def costs(self, requests: Sequence[Request]) -> Costs:
         longest = max(request.longest for request in requests)
@@ -125,6 +127,12 @@ class Loop:
         packs = self._pool.target.packs
         costs = self._pool.cost_model.costs(len(requests), longest + 1, context, packs)
         return self._drafting.shared(costs)
+
+    def _probe(self, drafted: Sequence[RoundState]) -> None:
+        """Collect scores; probes are paid from a share of the time."""
+        start = self._pool.cost_clock()
+        if self._drafting.probe(drafted, self._probe_s > 0.0):
+            self._probe_s -= self._pool.cost_clock() - start
 
     def _verify(self, states: Sequence[RoundState]) -> None:
         """Run one target forward, and accept or reject the drafts of all rows."""
@@ -260,7 +268,7 @@ def verify_batch(states: Sequence[RoundState]) -> None:
     drawn = [state for state in states if state.context.sampling.temperature > 0]
     judged = _SampledVerdicts(drawn, p) if drawn else None
     following = p.tokens
-    ends = list(accumulate(len(state.draft) + 1 for state in states))
+    ends = list(accumulate([len(state.draft) + 1 for state in states]))
     if judged is not None:
         sampled = torch.from_numpy(np.flatnonzero(p.places >= 0)).to(following.device)
         following = following.index_copy(0, sampled, judged.following)
@@ -272,14 +280,14 @@ def verify_batch(states: Sequence[RoundState]) -> None:
         if state.logits is not None and state.request.num_logprobs is not None
     ]
     offpath_probs = [q for state in greedy for _, q in state.draft.offpath_probs]
-    tensors = [p.tokens, torch.stack(offpath_probs) if offpath_probs else p.tokens[:0]]
+    tensors = [p.tokens, *([torch.stack(offpath_probs)] if offpath_probs else ())]
     tensors += judged.tensors if judged is not None else ()
     values = iter(fetch([*tensors, *(tensor for own in requested for tensor in own)]))
-    points = np.split(next(values).astype(np.int64), ends[:-1])
-    offpath_tokens = iter(next(values).tolist())
-    for state, own in zip(states, points, strict=True):
+    points: list[int] = next(values).astype(np.int64).tolist()
+    offpath_tokens = iter(next(values).tolist() if offpath_probs else ())
+    for state, end in zip(states, ends, strict=True):
         if state.context.sampling.temperature == 0:
-            _verify_greedy(state, own, offpath_tokens)
+            _verify_greedy(state, points[end - len(state.draft) - 1 : end], offpath_tokens)
     if judged is not None:
         judged.fill_in(values)
     for state in states:
@@ -372,14 +380,18 @@ def _distributions(states: Sequence[RoundState]) -> Dists:
     return warped(torch.cat(blocks) if len(blocks) > 1 else blocks[0], spans)
 
 
-def _verify_greedy(state: RoundState, points: Ints, offpath_tokens: Iterator[float]) -> None:
+def _verify_greedy(state: RoundState, points: list[int], offpath_tokens: Iterator[float]) -> None:
+    """points: p after the text and after each node, as tokens."""
     draft = state.draft
-    state.verdict = verify(draft, points.tolist(), np.zeros(len(draft) + 1))
-    before = np.arange(len(draft)) if draft.parents is None else draft.parents + 1
-    state.alphas = state.ratios = (points[before] == draft.tokens).astype(np.float64)
+    state.verdict = verify(draft, points, state.uniforms)
+    if len(draft):
+        parents = range(-1, len(draft) - 1) if draft.parents is None else draft.parents.tolist()
+        pairs = zip(parents, draft.tokens.tolist(), strict=True)
+        agrees = [float(points[parent + 1] == token) for parent, token in pairs]
+        state.alphas = state.ratios = np.array(agrees)
     agree = [float(points[node + 1] == next(offpath_tokens)) for node, _ in draft.offpath_probs]
     state.offpath_scores = [(each, each) for each in agree]
-    state.targets = points[[0, *(state.verdict.path + 1)]].tolist()
+    state.targets = [points[0], *(points[node + 1] for node in state.verdict.path.tolist())]
 
 
 class _SampledVerdicts:

@@ -41,16 +41,17 @@ def verify(draft: Draft, target_probs: Sequence[Dist] | NDArray[Any], uniforms: 
         )
     node = -1
     path: list[int] = []
+    tokens: list[int] = draft.tokens.tolist()
     while True:
         p = target_probs[node + 1]
         for child in draft.children(node):
-            token, q = int(draft.tokens[child]), draft.q(child)
+            token, q = tokens[child], draft.q(child)
             if uniforms[child] * mass(q, token) < mass(p, token):
                 break
             p = residual(p, q)
         else:
             bonus = draw(p, uniforms[num])
-            kept = [int(draft.tokens[accepted]) for accepted in path]
+            kept = [tokens[accepted] for accepted in path]
             return Verdict(np.array([*kept, bonus]), np.array(path, dtype=np.int64))
         path.append(child)
         node = child

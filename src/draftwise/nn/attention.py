@@ -79,8 +79,8 @@ def ragged_attention(
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> Tensor:
-    is_simple = not any(more.get(name) for name in ("dropout", "softcap")) and (
-        more.get("position_bias") is None
+    is_simple = (
+        not more.get("dropout") and not more.get("softcap") and more.get("position_bias") is None
     )
     is_ordered = isinstance(mask, InOrder)
     if is_ordered:
@@ -101,7 +101,9 @@ def _attention(
     output = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=more.get("scaling"), enable_gqa=shares
     )
-    return output.reshape(rows, heads, width, -1).transpose(1, 2)  # values may be narrower
+    if folds:
+        output = output.reshape(rows, heads, width, -1)  # values may be narrower
+    return output.transpose(1, 2)
 
 
 def attend_raggedly(module: Any) -> None:

@@ -105,21 +105,20 @@ class RowKVCache:
             self.blocks = []
         first = start - self.first
         end = first + keys.shape[2]
-        self.keys[layer][:, :, first:end] = keys
-        self.values[layer][:, :, first:end] = values
-        return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
+        all_keys, all_values = self.keys[layer], self.values[layer]
+        all_keys[:, :, first:end] = keys
+        all_values[:, :, first:end] = values
+        return all_keys[:, :, :end], all_values[:, :, :end]
 
     def grown(self, length: int, num_slots: int, first: int = 0) -> RowKVCache:
         """A copy with ``num_slots`` slots, of the tokens from ``first`` up to ``length``."""
-        new, kept = (
-            RowKVCache(num_slots, first=first),
-            slice(first - self.first, length - self.first),
-        )
-        for block, places in self.blocks or self._joined():
-            num, heads, _, size = block.shape
-            # zeros: garbage after a row's length must at least be finite
-            rest = block.new_zeros((num, heads, num_slots - (length - first), size))
-            block = torch.cat((block[:, :, kept], rest), dim=2)
+        new, num = RowKVCache(num_slots, first=first), length - first
+        kept = slice(first - self.first, length - self.first)
+        for old, places in self.blocks or self._joined():
+            count, heads, _, size = old.shape
+            block = old.new_empty((count, heads, num_slots, size))
+            block[:, :, :num] = old[:, :, kept]
+            block[:, :, num:] = 0  # garbage after a row's length must at least be finite
             new.blocks.append((block, places))
             for index, (is_value, layer) in enumerate(places):
                 (new.values if is_value else new.keys)[layer] = block[index : index + 1]
@@ -248,6 +247,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.lengths: list[int] = []
         self.states, self.longrope = states or States(), longrope
         self._storage: list[RowKVCache] = []
+        self._empty = RowKVCache()  # the blocks of a row without slots, once they are known
         self._windows, self._recent = windows, list[RowKVCache]()  # of the layers that forget
         self._settled: list[int] = []
         self._spans: Sequence[Span] = ()
@@ -299,7 +299,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         packed: rows are concatenated, [1, sum of counts], instead of padded, [R, widest]. fed: [R]
         their tokens, from which unknown states are recomputed.
         """
-        longest = max(span.end for span in spans)
+        longest = max([span.end for span in spans])
         if longest > self.capacity:
             raise ValueError(
                 f"the KV cache holds {self.capacity} tokens a row, and {longest} are needed"
@@ -323,6 +323,10 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         """
         if not self._spans:
             raise RuntimeError("place() comes before a forward through this cache")
+        if len(self._spans) == 1 and not self._is_packed:
+            span = self._spans[0]
+            storage = self.storage(span.row, layer_idx)
+            return storage.write(layer_idx, span.start, key_states, value_states)
         views, first = [], 0
         for index, span in enumerate(self._spans):
             storage = self.storage(span.row, layer_idx)
@@ -420,7 +424,10 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     def _grow(self, row: int, num_tokens: int) -> None:
         old = self._storage[row]
         if self._shelf is None:
-            self._storage[row] = old.grown(self.lengths[row], self._num_slots(num_tokens))
+            old = old if old.keys else self._empty
+            new = self._storage[row] = old.grown(self.lengths[row], self._num_slots(num_tokens))
+            if new.blocks and not self._empty.blocks:
+                self._empty = new.grown(0, 0)
             return
         self._storage[row] = self._shelf.take(num_tokens)
         self._fill(self._storage[row], old, self.lengths[row])
@@ -450,8 +457,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
 def _side_by_side(views: Sequence[Tensor]) -> Tensor:
     """[R, H, used, D] of rows of different lengths, the shorter ones followed by zeros."""
-    if len(views) == 1:
-        return views[0]
     used = max(view.shape[2] for view in views)
     _, heads, _, size = views[0].shape
     found = views[0].new_zeros((len(views), heads, used, size))

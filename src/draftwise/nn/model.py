@@ -66,6 +66,8 @@ def last_places(counts: Sequence[int], num: int) -> list[int]:
     >>> last_places([7, 3], 2)
     [1, 2, 5, 6]
     """
+    if len(counts) == 1:
+        return list(range(max(0, counts[0] - num), counts[0]))
     return sorted({place for count in counts for place in range(max(0, count - num), count)})
 
 
@@ -87,16 +89,19 @@ class AttentionInputs:
     ) -> tuple[Tensor, Mask]:
         """Positions [R, T] of padded rows, and their mask."""
         counts = [span.count for span in spans]
-        used, width = max(span.end for span in spans), max(counts)
-        is_even = min(span.start for span in spans) == used - width and min(counts) == width
+        used, width = max([span.end for span in spans]), max(counts)
+        is_even = min([span.start for span in spans]) == used - width and min(counts) == width
         if trees or not is_even:
             places = ragged_slots([span.start for span in spans], counts)
             return self.of_places(trees, places, used, near)
-        positions = self._slots(used)[used - width :].expand(len(counts), width)
+        slots = self._slots(used)
+        positions = slots[None, used - width :]
+        if len(counts) > 1:
+            positions = positions.expand(len(counts), width)
         # one token sees everything; from the first on it is plain causal attention
         if self._masks.can_skip and (width == 1 or width == used):
             return positions, None
-        return positions, self._masks.in_order(positions, self._slots(used), near)
+        return positions, self._masks.in_order(positions, slots, near)
 
     def of_row(self, span: Span, tree: Branches | None, near: Near | None) -> tuple[Tensor, Mask]:
         """Positions [T] of one row, and its mask; None = it attends to all slots."""
@@ -419,8 +424,9 @@ class CausalModel:
             head = [t[: max(0, len(t) - keep)] for t in tokens]
             hidden = self._forward(replace(feed, tokens=head, trees=(), keep=0))[1]
             feed = replace(feed, tokens=[t[max(0, len(t) - keep) :] for t in tokens])
-        trees = feed.trees if any(feed.trees) else ()
-        logits, states, ends = self._forward(replace(feed, trees=trees))
+        if feed.trees and not any(feed.trees):
+            feed = replace(feed, trees=())
+        logits, states, ends = self._forward(feed)
         for tap, new in states.items():
             before = hidden.get(tap)
             pairs = zip(before, new, strict=True) if before else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -102,12 +103,16 @@ class SampledSpan:
     blame: Callable[[Exception], None] | None = None
 
 
+_NO_PLACES: Ints = np.zeros(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Dists:
     """N distributions over the vocabulary, on the device.
 
     tokens: [N] the token of greedy rows, -1 in any row with logits that are not finite. probs: [n,
-    V] float32 of the sampled rows. places: [N] each row's index in ``probs``; -1 = a point mass.
+    V] float32 of the sampled rows. places: [N] each row's index in ``probs``, -1 = a point mass;
+    empty if all are point masses.
     """
 
     tokens: Tensor
@@ -115,9 +120,17 @@ class Dists:
     places: Ints
 
     def __len__(self) -> int:
-        return len(self.places)
+        return self.tokens.shape[0]
+
+    @property
+    def are_points(self) -> bool:
+        """Whether all are point masses."""
+        return not self.probs.shape[0]
 
     def take(self, rows: slice | Sequence[int]) -> Dists:
+        if self.are_points:
+            own = rows if isinstance(rows, slice) else list(rows)
+            return Dists(self.tokens[own], self.probs, self.places)
         places = self.places[rows]
         is_drawn = places >= 0
         renumbered = np.where(is_drawn, np.cumsum(is_drawn) - 1, -1)
@@ -126,13 +139,15 @@ class Dists:
 
     def draw(self, uniforms: Tensor) -> Tensor:
         """[N] a token of each, -1 where it is not finite; uniforms: [N], for sampled rows."""
-        if not len(self.probs):
+        if self.are_points:
             return self.tokens
         index = torch.from_numpy(np.flatnonzero(self.places >= 0)).to(self.tokens.device)
         return self.tokens.index_copy(0, index, draw(self.probs, uniforms[index]))
 
     def q(self, row: int) -> Tensor | None:
         """[V] of a sampled row, None of a point mass."""
+        if self.are_points:
+            return None
         place = int(self.places[row])
         return None if place < 0 else self.probs[place]
 
@@ -146,13 +161,13 @@ def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
     needed. Nothing is sent to the host, unless ``process`` does. Raises ValueError if the rows are
     not as many as the logits.
     """
-    ends = list(accumulate(span.num_rows for span in spans))
-    if (ends or [0])[-1] != len(logits):
-        raise ValueError(f"spans of {(ends or [0])[-1]} rows for logits of {len(logits)}")
-    if not any(span.sampling.temperature > 0 or span.sampling.edits for span in spans):
-        return Dists(_argmax(logits), *_no_draws(logits, len(logits)))
+    num_rows = sum([span.num_rows for span in spans])
+    if num_rows != logits.shape[0]:
+        raise ValueError(f"spans of {num_rows} rows for logits of {len(logits)}")
+    if all([span.sampling.temperature == 0 and not span.sampling.edits for span in spans]):
+        return Dists(_argmax(logits), logits[:0].float(), _NO_PLACES)
     blocks = []
-    for span, end in zip(spans, ends, strict=True):
+    for span, end in zip(spans, accumulate(span.num_rows for span in spans), strict=True):
         rows = logits[end - span.num_rows : end]
         blocks.append(_edited(rows, span) if span.sampling.edits else rows)
     is_greedy = np.repeat(
@@ -162,7 +177,8 @@ def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
     greedy = [b for b, span in zip(blocks, spans, strict=True) if span.sampling.temperature == 0]
     drawn = [b for b, span in zip(blocks, spans, strict=True) if span.sampling.temperature > 0]
     if not drawn:
-        return Dists(_argmax(_joined(greedy, logits, untouched)), *_no_draws(logits, len(logits)))
+        points = _argmax(_joined(greedy, logits, untouched))
+        return Dists(points, logits[:0].float(), _NO_PLACES)
     params = [span.sampling for span in spans for _ in range(span.num_rows)]
     chosen = [own for own in params if own.temperature > 0]
     probs = _probabilities(_joined(drawn, logits, untouched and not greedy).float(), chosen)
@@ -212,10 +228,6 @@ def _joined(blocks: Sequence[Tensor], logits: Tensor, is_whole: bool) -> Tensor:
     return logits if is_whole else torch.cat(list(blocks))
 
 
-def _no_draws(logits: Tensor, num: int) -> tuple[Tensor, Ints]:
-    return logits.new_empty((0, logits.shape[-1]), dtype=torch.float32), np.full(num, -1)
-
-
 def _argmax(scores: Tensor) -> Tensor:
     """[N] the likeliest token of [N, V], of equals the first; -1 where it is not finite."""
     if scores.device.type == "cpu":
@@ -228,7 +240,8 @@ def _argmax(scores: Tensor) -> Tensor:
 def _argmax_on_host(scores: Floats32) -> Tensor:
     """As ``_argmax``, by numpy, whose ``argmax`` takes a tenth of the time of torch's."""
     tokens = scores.argmax(-1)
-    if not np.isfinite(best := scores[np.arange(len(scores)), tokens]).all():
+    best = scores[np.arange(len(scores)), tokens]
+    if not all(map(math.isfinite, best.tolist())):
         tokens[~np.isfinite(best)] = -1
     return torch.from_numpy(tokens)
 

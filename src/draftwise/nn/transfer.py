@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -23,13 +23,13 @@ def fetch(tensors: Sequence[Tensor]) -> list[Floats]:
         return []
     if len(tensors) == 1:
         return [tensors[0].detach().double().cpu().numpy()]
-    parts = [tensor.detach().reshape(-1).double() for tensor in tensors]
-    flat = torch.cat(parts).cpu().numpy()
-    ends = list(accumulate(tensor.numel() for tensor in tensors))
-    return [
-        flat[end - tensor.numel() : end].reshape(tuple(tensor.shape))
-        for tensor, end in zip(tensors, ends, strict=True)
-    ]
+    parts = [tensor.reshape(-1).double() for tensor in tensors]
+    flat = torch.cat(parts).detach().cpu().numpy()
+    found, end = [], 0
+    for tensor in tensors:
+        start, end = end, end + tensor.numel()
+        found.append(flat[start:end].reshape(tensor.shape))
+    return found
 
 
 def together(asks: Sequence[DeviceRead[T]]) -> DeviceRead[list[T]]:

@@ -94,8 +94,10 @@ def tree_masks(
             fed = slots[row] - end  # counted from the tree's end: negative
             queries[row] = tree.positions[fed]
             keys[row, tree.base : end] = torch.from_numpy(tree.positions).to(device)
-            own = torch.as_tensor(tree.seen, device=device)
-            seen[row, :, tree.base : end] = own[torch.from_numpy(fed + len(own)).to(device)]
+            index: Any = fed + len(tree.seen)
+            if isinstance(tree.seen, Tensor):
+                index = torch.from_numpy(index).to(device)
+            seen[row, :, tree.base : end] = torch.as_tensor(tree.seen[index], device=device)
     return torch.from_numpy(queries).to(device), keys, seen
 
 
