@@ -249,15 +249,15 @@ class Bins:
     def of(cls, state: Mapping[str, Any]) -> Bins:
         """Restore the result of ``state``; ValueError if it does not fit."""
         num, den, next_num, next_den = tallies(state["tokens"], _OWN, len(_CENTRES))
-        more = [
-            Ratios(priors, BIN_WEIGHT, *tallies(state[name], ("kept", "seen"), len(priors)))
-            for name, priors in (
-                ("siblings", _SHARES), ("branches", BRANCH_PRIORS), ("added", ADDED_PRIORS)
-            )
-        ]  # fmt: skip
+
+        def ratios(name: str, priors: Sequence[float]) -> Ratios:
+            return Ratios(priors, BIN_WEIGHT, *tallies(state[name], ("kept", "seen"), len(priors)))
+
         return cls(
-            Ratios(_CENTRES, num=num, den=den), Ratios(_NEXT, num=next_num, den=next_den), *more
-        )
+            Ratios(_CENTRES, num=num, den=den), Ratios(_NEXT, num=next_num, den=next_den),
+            ratios("siblings", _SHARES), ratios("branches", BRANCH_PRIORS),
+            ratios("added", ADDED_PRIORS),
+        )  # fmt: skip
 
 
 MATCH_PRIORS = (0.2, 0.4, 0.6, 0.65, 0.8, 0.9)
