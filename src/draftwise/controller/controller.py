@@ -26,7 +26,7 @@ from draftwise.controller.acceptance import (
     new_slots,
     new_tables,
 )  # fmt: skip
-from draftwise.controller.batches import ANSWER, Batches
+from draftwise.controller.batches import Batches
 from draftwise.controller.choice import best_length, choose, mean_surplus
 from draftwise.controller.compiled import warm_up
 from draftwise.controller.costs import Step, StepCosts, like
@@ -138,13 +138,13 @@ class Controller:
 
     def begin(
         self, name: str, tokens: Sequence[int], *, tenant: int = 0, shares: bool = True,
-        model: bool = True, retrieval: bool = True, num_left: int = ANSWER,
+        model: bool = True, retrieval: bool = True, num_left: int | None = None,
     ) -> None:  # fmt: skip
         """Add a request after its prefill, with its text so far.
 
         tenant: texts of other tenants are never proposed. shares: whether its answer may be
         proposed to other requests of its tenant. model, retrieval: drafters that it may use.
-        num_left: most tokens that it may still emit, where that is limited.
+        num_left: most tokens that it may still emit; None: without a limit.
         """
         if name in self._slots:
             self.end(name)

@@ -6,16 +6,21 @@ seconds, whatever other programs do.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 SCHEDULER = "draftwise.integrations.vllm.Scheduler"
 WRAPPED = ("schedule", "get_grammar_bitmask", "update_from_output", "update_draft_token_ids")
 """Methods of vLLM's scheduler that draftwise's extends."""
+
+MAPS = Path("/proc/self/maps")
+HUGE_PAGE, MADV_COLLAPSE = 1 << 21, 25
 
 
 class Constant:
@@ -42,8 +47,28 @@ def main() -> None:
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     spent = watch(scheduler) if hasattr(scheduler, "draftwise") else [0.0, 0.0]
     print(json.dumps({"ready": True}), file=pipe)
-    for line in sys.stdin:
-        print(json.dumps(answer(llm, scheduler, json.loads(line), spent)), file=pipe)
+    for number, line in enumerate(sys.stdin):
+        done = answer(llm, scheduler, json.loads(line), spent)
+        if number == 0:  # after the warm-up, which has packed the weights
+            done["huge_pages"] = use_huge_pages()
+        print(json.dumps(done), file=pipe)
+
+
+def use_huge_pages() -> int:
+    """Move this process's memory to huge pages; their number (0 without Linux 6.1).
+
+    In pages of 4 KB, two processes with the same engine differ by up to 20% throughout.
+    """
+    libc, num = ctypes.CDLL(None), 0
+    libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    for line in MAPS.read_text().splitlines() if MAPS.exists() else ():
+        addresses, mode, _, _, inode = line.split()[:5]
+        if inode != "0" or not mode.startswith("rw"):
+            continue
+        begin, end = (int(address, 16) for address in addresses.split("-"))
+        for at in range(-(-begin // HUGE_PAGE) * HUGE_PAGE, end - HUGE_PAGE + 1, HUGE_PAGE):
+            num += libc.madvise(at, HUGE_PAGE, MADV_COLLAPSE) == 0
+    return num
 
 
 def watch(scheduler: Any) -> list[float]:

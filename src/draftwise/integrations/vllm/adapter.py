@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.controller.batches import ANSWER
 from draftwise.controller.controller import Controller
 from draftwise.controller.costs import Step
 from draftwise.errors import DraftwiseError
@@ -344,7 +343,7 @@ class Adapter:
             shares=kind is Kind.SHARED and not wishes.private,
             model=limit > 0 and MODEL in wishes.drafters,
             retrieval=limit > 0 and RETRIEVAL in wishes.drafters,
-            num_left=left if has_limit else ANSWER,  # without a limit of its own, a usual answer
+            num_left=left if has_limit else None,
         )
         row = self._rows[request.request_id] = _Row(num, limit, wishes.label)
         return row
