@@ -55,6 +55,9 @@ PROBE_EVERY = 64
 """Steps between two probes with longer drafts of the model."""
 PROBE_LONGER = 2
 """Additional tokens of a probe."""
+FIRST_PLAIN = 4
+"""Drafts of the model before the first step without one, which tells its price from that of the
+step. Their number doubles up to the next."""
 STATE_VERSION = 2
 
 _NOTHING = np.zeros(0, np.int64)
@@ -110,7 +113,7 @@ class Controller:
         self._tables = new_tables(length)
         self._index = RetrievalIndex(length, history_tokens)
         self._worth = np.zeros(length + 2)
-        self._num_lengths = 0
+        self._num_lengths, self._next_plain = 0, FIRST_PLAIN
         self._rates = np.zeros((2, 2))
         self._price = 0.0
         self._last_s = 0.0
@@ -402,7 +405,9 @@ class Controller:
             self.num_to_draft = int(self.guard.may_probe(self._last_s, price_s))
             return
         self._num_lengths += 1
-        if self._num_lengths % PROBE_EVERY == 0:  # a longer draft, to price and score it
+        if self._num_lengths == self._next_plain:
+            length, self._next_plain = 0, 2 * self._next_plain
+        elif self._num_lengths % PROBE_EVERY == 0:  # a longer draft, to price and score it
             length = min(length + PROBE_LONGER, longest)
         self.num_to_draft = length
 
