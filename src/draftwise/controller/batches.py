@@ -8,6 +8,8 @@ one is closed.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from draftwise.types import Ints
@@ -31,11 +33,11 @@ class Batches:
     next SKIPPED[0] closed batches are decoded without drafts; the number doubles, up to SKIPPED[1],
     each time that the trial after them loses again.
 
-    Where all requests have a limit, a batch that may be closed drafts nothing more once it has lost
-    the credit itself. Without limits the remaining steps are a guess, and the batch goes on.
+    Where all requests have a limit, drafts of a batch that may be closed take no more seconds than
+    its credit has left. Without limits the remaining steps are a guess, and the batch goes on.
 
-    Bound: drafting loses at most the credit, and the credit again (without limits: one batch's
-    loss) for each trial, and the loss of one step.
+    Bound, as far as the cost model is accurate: drafting loses at most the credit, and the credit
+    again (without limits: one batch's loss) for each trial.
 
     State: by slot, the length of the text at its start and its expected end. Of the present batch:
     whether it is open, whether a request has ended, whether all have limits, the number of
@@ -107,13 +109,13 @@ class Batches:
         return credit_of(self._num_requests) * self._plain_s
 
     @property
-    def allow_drafts(self) -> bool:
-        """Whether drafting is allowed: not in a closed batch that is skipped or has lost enough."""
+    def credit_left_s(self) -> float:
+        """Seconds that drafts of the coming step may lose; infinite where no bound applies."""
         if self.is_closed and self._to_skip:
-            return False
-        if not (self._is_limited and self.may_be_closed):
-            return True
-        return self._saved_s >= -self._credit_s
+            return 0.0
+        if self._is_limited and self.may_be_closed:
+            return max(self._credit_s + self._saved_s, 0.0)
+        return math.inf
 
     @property
     def may_be_closed(self) -> bool:
