@@ -57,7 +57,7 @@ PROBE_LONGER = 2
 """Additional tokens of a probe."""
 FIRST_PLAIN = 4
 """Drafts of the model before the first step without one, which tells its price from that of the
-step. Their number doubles up to the next."""
+step. The next follow after 4, 16, .. times as many."""
 STATE_VERSION = 2
 
 _NOTHING = np.zeros(0, np.int64)
@@ -410,7 +410,7 @@ class Controller:
             return
         self._num_lengths += 1
         if self._num_lengths == self._next_plain:
-            length, self._next_plain = 0, 2 * self._next_plain
+            length, self._next_plain = 0, 4 * self._next_plain
         elif self._num_lengths % PROBE_EVERY == 0:  # a longer draft, to price and score it
             length = min(length + PROBE_LONGER, longest)
         self.num_to_draft = length

@@ -96,8 +96,8 @@ def test_the_drafter_is_priced_right_although_the_engine_was_cold(slowness: floa
     for request in requests(16, max_tokens=250):
         engine.add(request)
     engine.run(200)
-    assert engine.controller.costs.draft_seconds(8) == pytest.approx(8 * 0.6, rel=0.25)
-    assert max(engine.drafted[-40:]) <= 3
+    assert engine.controller.costs.draft_seconds(1) == pytest.approx(0.6, rel=0.3)
+    assert max(engine.drafted[-40:]) <= 1, "it does not pay"
 
 
 def test_the_batch_drafts_less_where_a_token_is_dear() -> None:
