@@ -16,9 +16,13 @@ from draftwise.types import Ints
 
 TOGETHER = 32
 """Most tokens that any request of a closed batch has emitted when its last request begins."""
-CREDIT, MOST_CREDIT = 384.0, 24.0
-"""Balance at the start, and largest balance, in plain steps: CREDIT over the square of the number
-of requests, at most MOST_CREDIT. The more requests, the less often the slowest one is drafted."""
+CREDIT = 32.0
+"""Balance at the start, and largest balance, in plain steps, times the number of requests. The more
+requests, the less often the slowest one is drafted."""
+STEP_SHARE = 0.125
+"""Share of the balance that the drafts of one step may cost."""
+LEAST_SHARE = 0.25
+"""Share of the largest balance below which the account counts as empty."""
 SKIPPED = 8, 256
 """Closed batches decoded without drafts before the next trial: at first, and at most."""
 ANSWER = 256
@@ -33,16 +37,17 @@ class Batches:
     next SKIPPED[0] closed batches are decoded without drafts; the number doubles, up to SKIPPED[1],
     each time that the trial after them loses again.
 
-    Where all requests have a limit, drafts of a batch that may be closed take no more seconds than
-    its credit has left. Without limits the remaining steps are a guess, and the batch goes on.
+    Where all requests have a limit, each step's drafts in a batch that may be closed cost at most
+    STEP_SHARE of the balance. Without limits the remaining steps are a guess, and no bound applies.
 
-    Bound, as far as the cost model is accurate: drafting loses at most the credit, and the credit
+    Bound, as far as the cost model is accurate: drafting loses at most the largest balance, and
     again (without limits: one batch's loss) for each trial.
 
     State: by slot, the length of the text at its start and its expected end. Of the present batch:
     whether it is open, whether a request has ended, whether all have limits, the number of
-    requests, the seconds saved, and the seconds by which the guard overestimated them. The balance,
-    the number of batches yet to be skipped, and the number to skip after the next loss.
+    requests, the seconds saved, and the seconds by which the guard overestimated them. The balance
+    as a share of the largest one, the number of batches yet to be skipped, and the number to skip
+    after the next loss.
     """
 
     def __init__(self) -> None:
@@ -51,7 +56,7 @@ class Batches:
         self._is_open = self._has_ended = self._is_limited = False
         self._num_requests = 0
         self._saved_s = self._excess_s = self._plain_s = 0.0
-        self._balance: float | None = None
+        self._share = 1.0
         self._to_skip, self._next_skip = 0, SKIPPED[0]
 
     def grow(self, num_slots: int) -> None:
@@ -94,27 +99,25 @@ class Batches:
         if self._to_skip:
             self._to_skip -= 1
             return self._excess_s
-        most = self._credit_s
-        before = most if self._balance is None else max(self._balance, 0.0)
-        self._balance = min(most, before + self._saved_s)
-        if self._balance > 0:
+        self._share = min(1.0, self._share + self._saved_s / max(self._credit_s, 1e-9))
+        if self._saved_s > 0:
             self._next_skip = SKIPPED[0]
-        else:
-            self._to_skip = self._next_skip
+        if self._share < LEAST_SHARE:
+            self._share, self._to_skip = 1.0, self._next_skip
             self._next_skip = min(2 * self._next_skip, SKIPPED[1])
         return self._excess_s
 
     @property
     def _credit_s(self) -> float:
-        return credit_of(self._num_requests) * self._plain_s
+        return CREDIT / self._num_requests * self._plain_s
 
     @property
-    def credit_left_s(self) -> float:
-        """Seconds that drafts of the coming step may lose; infinite where no bound applies."""
+    def step_credit_s(self) -> float:
+        """Seconds that the drafts of the coming step may cost; infinite where no bound applies."""
         if self.is_closed and self._to_skip:
             return 0.0
         if self._is_limited and self.may_be_closed:
-            return max(self._credit_s + self._saved_s, 0.0)
+            return max(STEP_SHARE * (self._share * self._credit_s + self._saved_s), 0.0)
         return math.inf
 
     @property
@@ -136,12 +139,3 @@ class Batches:
         self._saved_s += batch_s - seconds
         self._excess_s += worth_s - batch_s
         self._plain_s = plain_s
-
-
-def credit_of(num_requests: int) -> float:
-    """The credit of a batch, in plain steps.
-
-    >>> credit_of(4), credit_of(16)
-    (24.0, 1.5)
-    """
-    return min(MOST_CREDIT, CREDIT / num_requests**2)

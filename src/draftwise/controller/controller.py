@@ -280,7 +280,7 @@ class Controller:
         # 2. and 3. expected tokens, and seconds by the number of tokens
         context = int(self._known.facts[slots, LENGTH].sum())
         seconds = self.costs.seconds(num, context, 0, most)
-        if (left_s := self.batches.credit_left_s) < math.inf:
+        if (left_s := self.batches.step_credit_s) < math.inf:
             num_in = int(np.searchsorted(seconds, seconds.item(0) + left_s, "right"))
             most = max(num_in - 1, 0)
             seconds = seconds[: most + 1]
@@ -325,7 +325,7 @@ class Controller:
 
     def _margin(self, num: int) -> float:
         """What drafts must promise, relative to their price; infinite: no drafts."""
-        return self.guard.margin(num) if self.batches.credit_left_s else math.inf
+        return self.guard.margin(num) if self.batches.step_credit_s else math.inf
 
     def _rate(self, which: int, num: int, plain_s: float) -> float:
         """Tokens per second of num requests whose plain step takes plain_s.
@@ -380,7 +380,7 @@ class Controller:
 
         While an account is empty, rare searches still update the acceptance tables.
         """
-        allowed = self.guard.allows_drafts and self.batches.credit_left_s > 0
+        allowed = self.guard.allows_drafts and self.batches.step_credit_s > 0
         every = 1 + self._num_idle // IDLE_STEPS if allowed else IDLE_MOST
         return number % min(every, IDLE_MOST) == 0
 
