@@ -47,11 +47,10 @@ def main() -> None:
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     spent = watch(scheduler) if hasattr(scheduler, "draftwise") else [0.0, 0.0]
     print(json.dumps({"ready": True}), file=pipe)
-    for number, line in enumerate(sys.stdin):
+    for line in sys.stdin:
+        num = use_huge_pages()  # each time: memory may have been short
         done = answer(llm, scheduler, json.loads(line), spent)
-        if number == 0:  # after the warm-up, which has packed the weights
-            done["huge_pages"] = use_huge_pages()
-        print(json.dumps(done), file=pipe)
+        print(json.dumps(done | {"huge_pages": num}), file=pipe)
 
 
 def use_huge_pages() -> int:
