@@ -93,10 +93,10 @@ def test_the_drafter_is_priced_right_although_the_engine_was_cold(slowness: floa
         return noise(text) if noise([*text, 1]) % 2 else 0
 
     engine = FakeEngine(noise, drafter, cost, longest=16)
-    for request in requests(16, max_tokens=250):
+    for request in requests(16, max_tokens=5000):
         engine.add(request)
     engine.run(200)
-    assert engine.controller.costs.draft_seconds(1) == pytest.approx(0.6, rel=0.3)
+    assert 0.3 < engine.controller.costs.draft_seconds(1) < 1.2
     assert max(engine.drafted[-40:]) <= 1, "it does not pay"
 
 
