@@ -28,6 +28,7 @@ class Batch:
         self.at: dict[str, int] = {}
         self.seconds = self.plain_s = 0.0
         self.num_steps = self.num_drafted = 0
+        self.is_limited = True
 
     def begin(self, *, repeats: bool) -> str:
         rng, name = self.rng, f"request {self.num_begun}"
@@ -38,7 +39,8 @@ class Batch:
             if repeats and rng.random() < 0.1:
                 text[i] = rng.randrange(5000)
         self.texts[name], self.at[name] = text[: 48 + LENGTH], 49
-        self.controller.begin(name, text[:49], num_left=LENGTH - 1)
+        num_left = LENGTH - 1 if self.is_limited else None
+        self.controller.begin(name, text[:49], num_left=num_left)
         return name
 
     def step(self) -> list[str]:
@@ -88,9 +90,21 @@ def test_drafts_end_where_they_shorten_no_batch(batch: Batch) -> None:
     assert len(tries) <= 5
     assert max(j - i for i, j in pairwise(tries)) > 2 * SKIPPED[0], "pauses become longer"
     a_batch_s = max(drafted) * (seconds_of(1) - seconds_of(0))
-    lost_s = CREDIT / 4 * seconds_of(16) + (len(tries) - 1) * a_batch_s
+    lost_s = CREDIT / 16 * seconds_of(16) + (len(tries) - 1) * a_batch_s
     assert batch.seconds - batch.plain_s < lost_s
     assert batch.controller.guard.speed == pytest.approx(batch.plain_s / batch.seconds, rel=0.02)
+
+
+def test_the_first_closed_batch_loses_no_more_than_its_credit(batch: Batch) -> None:
+    batch.closed(15, 1)
+    assert batch.num_drafted
+    assert batch.seconds - batch.plain_s < 1.05 * CREDIT / 16 * seconds_of(16)
+
+
+def test_without_limits_a_batch_that_may_be_closed_goes_on(batch: Batch) -> None:
+    batch.is_limited = False
+    batch.closed(15, 1)
+    assert batch.num_drafted > LENGTH
 
 
 def test_drafts_go_on_where_they_shorten_the_batch(batch: Batch) -> None:

@@ -1,10 +1,11 @@
 """draftwise inside vLLM and vLLM's own methods, interleaved; runs in vLLM's environment.
 
-Every method answers every block of prompts, in random order, by engines that are all loaded; ratios
-are of CPU seconds of the engine's process, with a bootstrap over blocks. vLLM's own methods run at
-each of ``--lengths`` (``suffix``, which decides lengths itself, once), and the best of them in
-hindsight is the baseline. ``--out`` keeps every answered block: the same command resumes an
-interrupted run, and ``--minutes`` limits the time of a table.
+Every method answers every block of prompts, in random order, by engines that are all loaded and
+whose memory is moved to huge pages; ratios are of CPU seconds of the engine's process, with a
+bootstrap over blocks. vLLM's own methods run at each of ``--lengths`` (``suffix``, which decides
+lengths itself, once), and the best of them in hindsight is the baseline. ``--out`` keeps every
+answered block: the same command resumes an interrupted run, and ``--minutes`` limits the time of a
+table.
 """
 
 from __future__ import annotations
@@ -199,7 +200,6 @@ def main() -> None:
     args = parser.parse_args()
     record, prompts = Record(args), read_prompts(args)
     names = sorted({engine for engine, _ in methods(args).values()})
-    # two processes with the same engine differ by up to 5% throughout, hence copies
     engines = {name: [started(name, args) for _ in range(args.copies)] for name in names}
     first = [prompts.pop() for _ in range(4)]  # warm-up, not counted
     for name, (engine, length) in methods(args).items():

@@ -8,14 +8,21 @@ one is closed.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from draftwise.types import Ints
 
 TOGETHER = 32
 """Most tokens that any request of a closed batch has emitted when its last request begins."""
-CREDIT = 48.0
-"""Balance at the start, and largest balance, in plain steps, times the root of the batch's size."""
+CREDIT = 32.0
+"""Balance at the start, and largest balance, in plain steps, times the number of requests. The more
+requests, the less often the slowest one is drafted."""
+STEP_SHARE = 0.125
+"""Share of the balance that the drafts of one step may cost."""
+LEAST_SHARE = 0.25
+"""Share of the largest balance below which the account counts as empty."""
 SKIPPED = 8, 256
 """Closed batches decoded without drafts before the next trial: at first, and at most."""
 ANSWER = 256
@@ -30,22 +37,26 @@ class Batches:
     next SKIPPED[0] closed batches are decoded without drafts; the number doubles, up to SKIPPED[1],
     each time that the trial after them loses again.
 
-    Bound: drafting loses at most CREDIT plain steps over the root of the number of requests, and
-    one batch's loss for each trial.
+    Where all requests have a limit, each step's drafts in a batch that may be closed cost at most
+    STEP_SHARE of the balance. Without limits the remaining steps are a guess, and no bound applies.
+
+    Bound, as far as the cost model is accurate: drafting loses at most the largest balance, and
+    again (without limits: one batch's loss) for each trial.
 
     State: by slot, the length of the text at its start and its expected end. Of the present batch:
-    whether it is open, whether a request has ended, the number of requests, the seconds saved, and
-    the seconds by which the guard overestimated them. The balance, the number of batches yet to be
-    skipped, and the number to skip after the next loss.
+    whether it is open, whether a request has ended, whether all have limits, the number of
+    requests, the seconds saved, and the seconds by which the guard overestimated them. The balance
+    as a share of the largest one, the number of batches yet to be skipped, and the number to skip
+    after the next loss.
     """
 
     def __init__(self) -> None:
         self.is_closed = False
         self._start = self._goal = np.zeros(0, np.int64)
-        self._is_open = self._has_ended = False
+        self._is_open = self._has_ended = self._is_limited = False
         self._num_requests = 0
         self._saved_s = self._excess_s = self._plain_s = 0.0
-        self._balance: float | None = None
+        self._share = 1.0
         self._to_skip, self._next_skip = 0, SKIPPED[0]
 
     def grow(self, num_slots: int) -> None:
@@ -53,20 +64,25 @@ class Batches:
         self._start = np.concatenate([self._start, more])
         self._goal = np.concatenate([self._goal, more])
 
-    def begin(self, slot: int, length: int, num_left: int, running: Ints, lengths: Ints) -> None:
+    def begin(
+        self, slot: int, length: int, num_left: int | None, running: Ints, lengths: Ints
+    ) -> None:
         """Add a request with a text of ``length`` tokens that may emit ``num_left`` more.
 
+        num_left: None without a limit.
         running, lengths: slots of the running requests, and the lengths of their texts.
         """
         if len(running) == 0:
-            self._is_open = self._has_ended = False
+            self._is_open, self._has_ended, self._is_limited = False, False, True
             self._num_requests, self._saved_s, self._excess_s = 0, 0.0, 0.0
         elif not self._is_open:
             late = (lengths - self._start[running]).max() > TOGETHER
             self._is_open = bool(self._has_ended or late)
         self.is_closed = self.is_closed and not self._is_open
         self._num_requests += 1
-        self._start[slot], self._goal[slot] = length, length + num_left
+        self._is_limited = self._is_limited and num_left is not None
+        self._start[slot] = length
+        self._goal[slot] = length + (ANSWER if num_left is None else num_left)
 
     def end(self, num_running: int) -> float:
         """Remove a request, and settle the account with the last one.
@@ -83,20 +99,26 @@ class Batches:
         if self._to_skip:
             self._to_skip -= 1
             return self._excess_s
-        most = CREDIT / self._num_requests**0.5 * self._plain_s
-        before = most if self._balance is None else max(self._balance, 0.0)
-        self._balance = min(most, before + self._saved_s)
-        if self._balance > 0:
+        self._share = min(1.0, self._share + self._saved_s / max(self._credit_s, 1e-9))
+        if self._saved_s > 0:
             self._next_skip = SKIPPED[0]
-        else:
-            self._to_skip = self._next_skip
+        if self._share < LEAST_SHARE:
+            self._share, self._to_skip = 1.0, self._next_skip
             self._next_skip = min(2 * self._next_skip, SKIPPED[1])
         return self._excess_s
 
     @property
-    def allow_drafts(self) -> bool:
-        """Whether drafting is allowed: always, except in a closed batch that is skipped."""
-        return not (self.is_closed and self._to_skip)
+    def _credit_s(self) -> float:
+        return CREDIT / self._num_requests * self._plain_s
+
+    @property
+    def step_credit_s(self) -> float:
+        """Seconds that the drafts of the coming step may cost; infinite where no bound applies."""
+        if self.is_closed and self._to_skip:
+            return 0.0
+        if self._is_limited and self.may_be_closed:
+            return max(STEP_SHARE * (self._share * self._credit_s + self._saved_s), 0.0)
+        return math.inf
 
     @property
     def may_be_closed(self) -> bool:

@@ -26,7 +26,7 @@ from draftwise.controller.acceptance import (
     new_slots,
     new_tables,
 )  # fmt: skip
-from draftwise.controller.batches import ANSWER, Batches
+from draftwise.controller.batches import Batches
 from draftwise.controller.choice import best_length, choose, mean_surplus
 from draftwise.controller.compiled import warm_up
 from draftwise.controller.costs import Step, StepCosts, like
@@ -55,6 +55,9 @@ PROBE_EVERY = 64
 """Steps between two probes with longer drafts of the model."""
 PROBE_LONGER = 2
 """Additional tokens of a probe."""
+FIRST_PLAIN = 4
+"""Drafts of the model before the first step without one, which tells its price from that of the
+step. The next follow after 4, 16, .. times as many."""
 STATE_VERSION = 2
 
 _NOTHING = np.zeros(0, np.int64)
@@ -110,7 +113,7 @@ class Controller:
         self._tables = new_tables(length)
         self._index = RetrievalIndex(length, history_tokens)
         self._worth = np.zeros(length + 2)
-        self._num_lengths = 0
+        self._num_lengths, self._next_plain = 0, FIRST_PLAIN
         self._rates = np.zeros((2, 2))
         self._price = 0.0
         self._last_s = 0.0
@@ -138,13 +141,13 @@ class Controller:
 
     def begin(
         self, name: str, tokens: Sequence[int], *, tenant: int = 0, shares: bool = True,
-        model: bool = True, retrieval: bool = True, num_left: int = ANSWER,
+        model: bool = True, retrieval: bool = True, num_left: int | None = None,
     ) -> None:  # fmt: skip
         """Add a request after its prefill, with its text so far.
 
         tenant: texts of other tenants are never proposed. shares: whether its answer may be
         proposed to other requests of its tenant. model, retrieval: drafters that it may use.
-        num_left: most tokens that it may still emit, where that is limited.
+        num_left: most tokens that it may still emit; None: without a limit.
         """
         if name in self._slots:
             self.end(name)
@@ -277,6 +280,10 @@ class Controller:
         # 2. and 3. expected tokens, and seconds by the number of tokens
         context = int(self._known.facts[slots, LENGTH].sum())
         seconds = self.costs.seconds(num, context, 0, most)
+        if (left_s := self.batches.step_credit_s) < math.inf:
+            num_in = int(np.searchsorted(seconds, seconds.item(0) + left_s, "right"))
+            most = max(num_in - 1, 0)
+            seconds = seconds[: most + 1]
         # 4. choice: one price of a token for all requests
         rate = self._rate(0, num, seconds.item(0)) * (1.0 if width else margin)
         drafted, expected, price = choose(
@@ -318,7 +325,7 @@ class Controller:
 
     def _margin(self, num: int) -> float:
         """What drafts must promise, relative to their price; infinite: no drafts."""
-        return self.guard.margin(num) if self.batches.allow_drafts else math.inf
+        return self.guard.margin(num) if self.batches.step_credit_s else math.inf
 
     def _rate(self, which: int, num: int, plain_s: float) -> float:
         """Tokens per second of num requests whose plain step takes plain_s.
@@ -373,7 +380,7 @@ class Controller:
 
         While an account is empty, rare searches still update the acceptance tables.
         """
-        allowed = self.guard.allows_drafts and self.batches.allow_drafts
+        allowed = self.guard.allows_drafts and self.batches.step_credit_s > 0
         every = 1 + self._num_idle // IDLE_STEPS if allowed else IDLE_MOST
         return number % min(every, IDLE_MOST) == 0
 
@@ -402,7 +409,9 @@ class Controller:
             self.num_to_draft = int(self.guard.may_probe(self._last_s, price_s))
             return
         self._num_lengths += 1
-        if self._num_lengths % PROBE_EVERY == 0:  # a longer draft, to price and score it
+        if self._num_lengths == self._next_plain:
+            length, self._next_plain = 0, 4 * self._next_plain
+        elif self._num_lengths % PROBE_EVERY == 0:  # a longer draft, to price and score it
             length = min(length + PROBE_LONGER, longest)
         self.num_to_draft = length
 

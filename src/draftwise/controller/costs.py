@@ -49,6 +49,9 @@ NOISE_DISCOUNT = 0.98
 """Discount of the measured variance, for each step."""
 FIRST_STEPS = 16
 """Steps within which one that takes half as long as the first resets the prior."""
+WARM_UP, FASTER = 64, 0.75
+"""Steps within which the prior is reset by one that takes FASTER times the seconds of the prior
+or less, with at least as many tokens: the engine was not warm."""
 OUTLIER = 4.0
 """Standard deviations at which an innovation is clipped."""
 NEW = 4.0
@@ -233,7 +236,7 @@ class StepCosts:
         self.largest = 0
         self.longest = 0
         self.counted_s = 0.0
-        self._num_mixed = 0
+        self._num_mixed = self._first_tokens = 0
         self._mean: Floats = np.zeros(SIZE)
         self._spread: Floats = np.zeros((SIZE, SIZE))
         self._scales = np.ones(NUM_OTHERS)
@@ -256,9 +259,7 @@ class StepCosts:
         if not self.is_known and step.num_prefill and self._num_mixed < FIRST_MIXED:
             self._num_mixed += 1
             return step.seconds
-        # the first steps may be slow (warm-up, a long prompt): take the prior from a plain step
-        is_first = self.num_steps < FIRST_STEPS
-        if not self.is_known or (is_first and 2 * step.seconds < self._scalars.item(PLAIN)):
+        if not self.is_known or self._was_slow(step):
             self._begin(step)
         plain, believed = observe(
             step.num_tokens, step.num_requests, num_context, step.num_prefill, step.num_drafted,
@@ -271,6 +272,14 @@ class StepCosts:
         self.largest = max(self.largest, step.num_tokens)
         self.longest = max(self.longest, step.num_drafted)
         return float(plain)
+
+    def _was_slow(self, step: Step) -> bool:
+        """Whether the first steps were slower than this one (warm-up, a long prompt)."""
+        share = step.seconds / self._scalars.item(PLAIN)
+        if self.num_steps < FIRST_STEPS and share < 0.5:
+            return True
+        is_as_large = step.num_tokens >= self._first_tokens
+        return self.num_steps < WARM_UP and is_as_large and share < FASTER
 
     def seconds(
         self, num_requests: int, num_context: int, num_drafted: int, num_tokens: int
@@ -324,7 +333,7 @@ class StepCosts:
         self._spread[known, known] = (TABLE_SPREAD * prices[0]) ** 2
         if draft_s is not None:
             self._mean[[DRAFTS, LENGTH]] = draft_s
-        self.num_steps, self.largest = FIRST_STEPS, int(tokens[-1])
+        self.num_steps, self.largest = WARM_UP, int(tokens[-1])
 
     def prefill_seconds(self, num_requests: int, num_prefill: int) -> float:
         """Seconds of num_prefill prompt tokens in a step in which num_requests requests decode."""
@@ -338,6 +347,7 @@ class StepCosts:
     def _begin(self, step: Step) -> None:
         """The prior, in shares of the first step's seconds."""
         plain = step.seconds
+        self._first_tokens = step.num_tokens
         self._scalars[:] = 1.0
         self._scalars[PLAIN], self._scalars[VARIANCE] = plain, (NOISE * plain) ** 2
         self._scalars[RUN] = self._scalars[STRIKES] = 0

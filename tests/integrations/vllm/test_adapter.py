@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from types import SimpleNamespace
 
@@ -78,6 +79,25 @@ def test_a_perfect_drafter_of_vllms_is_used_and_a_useless_one_is_given_up() -> N
     assert len(steps["perfect"].steps) < 150
     assert steps["perfect"].adapter.counts.accepted["model"] > 300
     assert sum(steps["useless"].drafted[-100:]) < 25
+
+
+@pytest.mark.parametrize("slowness", [1.0, 3.0])
+def test_the_drafter_is_priced_right_although_the_engine_was_cold(slowness: float) -> None:
+    """Its first steps are slower,."""
+    steps = itertools.count()
+
+    def cost(rows: int, tokens: int, drafted: int) -> float:
+        return (1 + slowness * max(0, 1 - next(steps) / 20)) * (12 + 0.3 * tokens + 0.6 * drafted)
+
+    def drafter(text: list[int]) -> int:
+        return noise(text) if noise([*text, 1]) % 2 else 0
+
+    engine = FakeEngine(noise, drafter, cost, longest=16)
+    for request in requests(16, max_tokens=5000):
+        engine.add(request)
+    engine.run(200)
+    assert 0.3 < engine.controller.costs.draft_seconds(1) < 1.2
+    assert max(engine.drafted[-40:]) <= 1, "it does not pay"
 
 
 def test_the_batch_drafts_less_where_a_token_is_dear() -> None:

@@ -354,6 +354,40 @@ def test_bad_wishes_are_refused_where_draftwise_drafts_and_nowhere_else() -> Non
     validate(asked, None)
 
 
+class FakeRejectionSampler:
+    """vLLM's module: its caller names it, its ``forward`` runs."""
+
+    def __init__(self, sampler: Any, spec_config: Any = None, device: Any = None) -> None:
+        self.sampler, self.device = sampler, device
+
+    def forward(self, *given: Any) -> Any:
+        return "verified", *given
+
+
+@pytest.mark.parametrize(
+    ("config", "num_draft_tokens", "is_plain"),
+    [
+        (SimpleNamespace(method="custom_class", model=NULL_PROPOSER), [0, 0], True),
+        (SimpleNamespace(method="custom_class", model=NULL_PROPOSER), [0, 1], False),
+        (SimpleNamespace(method="mtp", model="m", **{plugin.LENGTHS: [[1, 8, 3]]}), [0], True),
+        (SimpleNamespace(method="suffix", model="m"), [0, 0], False),
+        (None, [0], False),
+    ],
+)
+def test_steps_without_drafts_are_sampled_as_without_speculation(
+    monkeypatch: pytest.MonkeyPatch, config: Any, num_draft_tokens: list[int], is_plain: bool
+) -> None:
+    """In draftwise's servers only."""
+    init = plugin.with_plain_steps(FakeRejectionSampler.__init__)
+    monkeypatch.setattr(FakeRejectionSampler, "__init__", init)
+    sampler = FakeRejectionSampler(lambda **given: given, config, "cpu")
+    assert sampler.device == "cpu"
+    drafts = SimpleNamespace(num_draft_tokens=num_draft_tokens)
+    found = sampler.forward(drafts, None, "logits", "parameters")
+    plain = {"logits": "logits", "sampling_metadata": "parameters", "predict_bonus_token": True}
+    assert found == (plain if is_plain else ("verified", drafts, None, "logits", "parameters"))
+
+
 def test_the_null_proposer_proposes_nothing() -> None:
     proposer = NullProposer(None)
     proposer.load_model(None)

@@ -6,11 +6,13 @@ seconds, whatever other programs do.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from gpu_engine import with_template
@@ -18,6 +20,9 @@ from gpu_engine import with_template
 SCHEDULER = "draftwise.integrations.vllm.Scheduler"
 WRAPPED = ("schedule", "get_grammar_bitmask", "update_from_output", "update_draft_token_ids")
 """Methods of vLLM's scheduler that draftwise's extends."""
+
+MAPS = Path("/proc/self/maps")
+HUGE_PAGE, MADV_COLLAPSE = 1 << 21, 25
 
 
 class Constant:
@@ -45,7 +50,26 @@ def main() -> None:
     spent = watch(scheduler) if hasattr(scheduler, "draftwise") else [0.0, 0.0]
     print(json.dumps({"ready": True}), file=pipe)
     for line in sys.stdin:
-        print(json.dumps(answer(llm, scheduler, json.loads(line), spent)), file=pipe)
+        num = use_huge_pages()  # each time: memory may have been short
+        done = answer(llm, scheduler, json.loads(line), spent)
+        print(json.dumps(done | {"huge_pages": num}), file=pipe)
+
+
+def use_huge_pages() -> int:
+    """Move this process's memory to huge pages; their number (0 without Linux 6.1).
+
+    In pages of 4 KB, two processes with the same engine differ by up to 20% throughout.
+    """
+    libc, num = ctypes.CDLL(None), 0
+    libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    for line in MAPS.read_text().splitlines() if MAPS.exists() else ():
+        addresses, mode, _, _, inode = line.split()[:5]
+        if inode != "0" or not mode.startswith("rw"):
+            continue
+        begin, end = (int(address, 16) for address in addresses.split("-"))
+        for at in range(-(-begin // HUGE_PAGE) * HUGE_PAGE, end - HUGE_PAGE + 1, HUGE_PAGE):
+            num += libc.madvise(at, HUGE_PAGE, MADV_COLLAPSE) == 0
+    return num
 
 
 def watch(scheduler: Any) -> list[float]:

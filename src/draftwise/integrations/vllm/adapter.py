@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftwise.controller.batches import ANSWER
 from draftwise.controller.controller import Controller
 from draftwise.controller.costs import Step
 from draftwise.errors import DraftwiseError
@@ -30,6 +29,9 @@ from draftwise.integrations.vllm.options import (
 
 logger = logging.getLogger("vllm.draftwise")
 
+LATE_STEPS = 8
+"""Plain steps without a search that the controller learns from together: between two steps a model
+displaces draftwise from the processor's caches, so that one step costs as much as several."""
 PAUSE_S = 0.05
 """Seconds between two steps beyond which the engine did something else in between."""
 
@@ -52,6 +54,16 @@ def fused(method: Callable[..., None]) -> Callable[..., None]:
             logger.exception(self.failure)
 
     return call
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A step that has ended, not learnt yet: vLLM's objects, and its seconds."""
+
+    scheduled: Any
+    output: Any
+    seconds: float
+    own_s: float
 
 
 @dataclass(slots=True)
@@ -90,6 +102,7 @@ class Adapter:
         self.has_failed = False
         self._tenants = Tenants()
         self._rows: dict[str, _Row] = {}
+        self._ended_steps: list[_Ended] = []
         self._told = 0
         self._under_way = 0
         self._mark = self._ended = clock()
@@ -128,10 +141,37 @@ class Adapter:
 
     @fused
     def learn(self, scheduled: Any, output: Any) -> None:
-        """After vLLM has processed the output: learn from it, and update the requests."""
+        """After vLLM has processed the output: learn from it, and update the requests.
+
+        A step that only emits a token for each request may wait until ``draft`` searches.
+        """
         begin = self.clock()
+        self._ended_steps.append(_Ended(scheduled, output, self._seconds, self._own_before_s))
+        if self._overlapping or not self._is_plain(scheduled):
+            self._learn_ended()
+        self._is_busy = bool(self._requests)
+        self._ended = self.clock()
+        self._own_s += self._ended - begin
+
+    def _is_plain(self, scheduled: Any) -> bool:
+        """Whether a step has no drafts and no prefill, and no request ended in it."""
+        num, rows = scheduled.num_scheduled_tokens, self._rows
+        return (
+            len(num) == scheduled.total_num_scheduled_tokens
+            and not scheduled.scheduled_spec_decode_tokens
+            and num.keys() <= rows.keys() <= self._requests.keys()
+        )
+
+    def _learn_ended(self) -> None:
+        """Learn from all steps that have ended."""
+        steps, self._ended_steps = self._ended_steps, []
+        for step in steps:
+            self._learn(step)
+
+    def _learn(self, step: _Ended) -> None:
+        scheduled, output, rows = step.scheduled, step.output, self._rows
         sampled, index = output.sampled_token_ids, output.req_id_to_index
-        spec, rows = scheduled.scheduled_spec_decode_tokens, self._rows
+        spec = scheduled.scheduled_spec_decode_tokens
         names, fresh, verified = list[str](), list[str](), list[int]()
         emitted: list[Sequence[int]] = []
         for id_, num in scheduled.num_scheduled_tokens.items():
@@ -148,27 +188,33 @@ class Adapter:
             verified.append(num_verified)
         if self._overlapping:
             emitted = self._judged(names, verified)
-        self._observe(scheduled, names, emitted, verified)
+        self._observe(step, names, emitted, verified)
         for id_ in rows.keys() - self._requests.keys():
             del rows[id_]
             self.controller.end(id_)
         for id_ in fresh:
             if self._runs(id_) and not self._overlapping:
                 self._begin(self._requests[id_])
-        self._is_busy = bool(self._requests)
-        self._ended = self.clock()
-        self._own_s += self._ended - begin
 
     @fused
     def draft(self, offered: Any) -> None:
         """Replace the drafts of the server's own drafter by the controller's."""
         begin = self.clock()
-        if self.controller.rests(len(self._rows)):
+        if self._rests():
             offered.draft_token_ids = [[] for _ in offered.req_ids]
+            if len(self._ended_steps) >= LATE_STEPS:
+                self._learn_ended()
         else:
+            self._learn_ended()
             self._draft(offered)
         self._ended = self.clock()
         self._own_s += self._ended - begin
+
+    def _rests(self) -> bool:
+        """Whether the coming step drafts nothing, whatever the texts are."""
+        if not self.controller.limits.model and not any(r.max_draft for r in self._rows.values()):
+            return True
+        return self.controller.rests(len(self._rows))
 
     def _draft(self, offered: Any) -> None:
         has_model = self.controller.limits.model
@@ -220,6 +266,7 @@ class Adapter:
     @fused
     def forget(self) -> None:
         """Drop all texts, because the weights may have changed."""
+        self._learn_ended()
         self._tenants.forget()
         for id_ in list(self._rows):
             if self._runs(id_):
@@ -227,17 +274,18 @@ class Adapter:
         logger.info("draftwise: the history of answers is cleared")
 
     def _observe(
-        self, scheduled: Any, names: Sequence[str], emitted: Sequence[Sequence[int]],
+        self, ended: _Ended, names: Sequence[str], emitted: Sequence[Sequence[int]],
         verified: Sequence[int],
     ) -> None:  # fmt: skip
-        total, num, num_verified = scheduled.total_num_scheduled_tokens, len(names), sum(verified)
+        scheduled, total = ended.scheduled, ended.scheduled.total_num_scheduled_tokens
+        num, num_verified = len(names), sum(verified)
         if not total:
             return
         has_model, guard = self.controller.limits.model, self.controller.guard
         step = Step(
-            num, total, self._seconds,
+            num, total, ended.seconds,
             num_drafted=scheduled.num_spec_tokens_to_schedule if has_model else 0,
-            num_prefill=total - num - num_verified, own_seconds=self._own_before_s,
+            num_prefill=total - num - num_verified, own_seconds=ended.own_s,
         )  # fmt: skip
         before = guard.plain_s, guard.spent_s
         self.controller.observe(step, names, emitted, verified)
@@ -261,8 +309,8 @@ class Adapter:
             counts.steps += 1
             counts.rounds += num
             counts.emitted += num_emitted
-            counts.step_s += self._seconds + self._own_before_s
-            counts.own_s += self._own_before_s
+            counts.step_s += ended.seconds + ended.own_s
+            counts.own_s += ended.own_s
 
     def _judged(self, names: Sequence[str], verified: Sequence[int]) -> list[Sequence[int]]:
         """Overlapping steps: 0 for each accepted token, 1 for the bonus token."""
@@ -295,7 +343,7 @@ class Adapter:
             shares=kind is Kind.SHARED and not wishes.private,
             model=limit > 0 and MODEL in wishes.drafters,
             retrieval=limit > 0 and RETRIEVAL in wishes.drafters,
-            num_left=left if has_limit else ANSWER,  # without a limit of its own, a usual answer
+            num_left=left if has_limit else None,
         )
         row = self._rows[request.request_id] = _Row(num, limit, wishes.label)
         return row

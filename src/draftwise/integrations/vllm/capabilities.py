@@ -54,6 +54,13 @@ NEEDS = (
         "method", "model", "num_speculative_tokens", "draft_sample_method",
         "rejection_sample_method",
     )),
+    Need("v1/sample/rejection_sampler.py", "RejectionSampler.__init__", (
+        "sampler", "spec_config",
+    )),
+    Need("v1/sample/rejection_sampler.py", "RejectionSampler.forward", (
+        "metadata", "draft_probs", "logits", "sampling_metadata", "predict_bonus_token",
+    )),
+    Need("v1/spec_decode/metadata.py", "SpecDecodeMetadata", ("num_draft_tokens",)),
     Need("config/vllm.py", "VllmConfig", (
         "speculative_config", "additional_config", "use_v2_model_runner",
     )),

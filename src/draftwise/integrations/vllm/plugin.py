@@ -59,6 +59,7 @@ def plug_in() -> None:
 
     if current_platform.is_cpu():
         wrap(rejection_sampler, "expand_batch_to_tokens", checked)
+    wrap(rejection_sampler.RejectionSampler, "__init__", with_plain_steps)
     wrap(EngineArgs, "create_engine_config", with_drafts)
     wrap(logits_processor, "build_logitsprocs", with_processors)
     wrap(SamplingParams, "_validate_spec_decode", with_all_parameters)
@@ -170,6 +171,41 @@ def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[
     return given | {LENGTHS: [*each, [longest + 1, last, longest]]}
 
 
+def with_plain_steps(init: Callable[..., None]) -> Callable[..., None]:
+    """Wrap ``RejectionSampler.__init__``: steps without drafts are sampled as without speculation.
+
+    vLLM's rejection sampler copies the logits of all requests and verifies empty drafts. In a step
+    without drafts its output is the bonus tokens, which the sampler draws from the same logits.
+    """
+
+    @functools.wraps(init)
+    def initialise(
+        self: Any, sampler: Any, spec_config: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        init(self, sampler, spec_config, *args, **kwargs)
+        if not is_of_draftwise(spec_config):
+            return
+        verify = self.forward
+
+        def forward(metadata: Any, draft_probs: Any, logits: Any, sampling_metadata: Any) -> Any:
+            if any(metadata.num_draft_tokens):
+                return verify(metadata, draft_probs, logits, sampling_metadata)
+            return sampler(
+                logits=logits, sampling_metadata=sampling_metadata, predict_bonus_token=True
+            )
+
+        self.forward = forward
+
+    return initialise
+
+
+def is_of_draftwise(speculative: Any) -> bool:
+    """Whether a speculative config is one that ``prepare`` has made."""
+    if speculative is None:
+        return False
+    return is_null(speculative) or bool(getattr(speculative, LENGTHS, None))
+
+
 def with_processors(build: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``build_logitsprocs`` to keep min_p and logit_bias under a draftwise scheduler.
 
@@ -203,7 +239,7 @@ def with_all_parameters(validate: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(validate)
     def validate_spec_decode(self: Any, speculative_config: Any) -> Any:
         has_null = speculative_config is not None and is_null(speculative_config)
-        if has_null or getattr(speculative_config, LENGTHS, None):
+        if is_of_draftwise(speculative_config):
             try:
                 wishes_of(self.extra_args)
             except DraftwiseError as error:
