@@ -114,6 +114,18 @@ def test_drafts_go_on_where_they_shorten_the_batch(batch: Batch) -> None:
     assert batch.controller.guard.speed == pytest.approx(batch.plain_s / batch.seconds, rel=0.05)
 
 
+def test_losses_in_large_batches_do_not_end_drafts_in_small_ones(batch: Batch) -> None:
+    for _ in range(12):
+        batch.closed(15, 1)
+    num = batch.num_drafted
+    batch.closed(15, 1)
+    assert batch.num_drafted == num, "large ones are decoded without drafts"
+    batch.seconds = batch.plain_s = 0.0
+    for _ in range(12):
+        batch.closed(4, 0)
+    assert batch.seconds < 0.75 * batch.plain_s
+
+
 def test_drafts_go_on_where_requests_are_replaced(batch: Batch) -> None:
     batch.closed(15, 1)
     batch.num_steps = batch.num_drafted = 0

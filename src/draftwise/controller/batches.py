@@ -9,6 +9,8 @@ one is closed.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,25 +31,37 @@ ANSWER = 256
 """Tokens expected of an answer without a limit."""
 
 
+@dataclass
+class Account:
+    """The account of closed batches of one size.
+
+    share: the balance, as a share of the largest one. to_skip: batches yet to be decoded without
+    drafts. next_skip: their number after the next loss.
+    """
+
+    share: float = 1.0
+    to_skip: int = 0
+    next_skip: int = SKIPPED[0]
+
+
 class Batches:
-    """An account of the seconds that drafting has saved in closed batches.
+    """Accounts of the seconds that drafting saved in closed batches, one per power of two in size.
 
     The guard credits every token with its share of a step, and so overestimates drafting in a
-    closed batch. This account is settled when a batch ends that was closed. While it is empty, the
-    next SKIPPED[0] closed batches are decoded without drafts; the number doubles, up to SKIPPED[1],
-    each time that the trial after them loses again.
+    closed batch. An account is settled when a batch ends that was closed. While it is empty, the
+    next SKIPPED[0] closed batches of its size are decoded without drafts; the number doubles, up to
+    SKIPPED[1], each time that the trial after them loses again.
 
     Where all requests have a limit, each step's drafts in a batch that may be closed cost at most
     STEP_SHARE of the balance. Without limits the remaining steps are a guess, and no bound applies.
 
-    Bound, as far as the cost model is accurate: drafting loses at most the largest balance, and
-    again (without limits: one batch's loss) for each trial.
+    Bound for each size, as far as the cost model is accurate: drafting loses at most the largest
+    balance, and again (without limits: one batch's loss) for each trial.
 
     State: by slot, the length of the text at its start and its expected end. Of the present batch:
     whether it is open, whether a request has ended, whether all have limits, the number of
-    requests, the seconds saved, and the seconds by which the guard overestimated them. The balance
-    as a share of the largest one, the number of batches yet to be skipped, and the number to skip
-    after the next loss.
+    requests, the seconds saved, and the seconds by which the guard overestimated them. The
+    accounts.
     """
 
     def __init__(self) -> None:
@@ -56,8 +70,7 @@ class Batches:
         self._is_open = self._has_ended = self._is_limited = False
         self._num_requests = 0
         self._saved_s = self._excess_s = self._plain_s = 0.0
-        self._share = 1.0
-        self._to_skip, self._next_skip = 0, SKIPPED[0]
+        self._accounts: dict[int, Account] = defaultdict(Account)
 
     def grow(self, num_slots: int) -> None:
         more = np.zeros(num_slots - len(self._goal), np.int64)
@@ -96,16 +109,21 @@ class Batches:
         self.is_closed = not self._is_open
         if not self.is_closed:
             return 0.0
-        if self._to_skip:
-            self._to_skip -= 1
+        own = self._account
+        if own.to_skip:
+            own.to_skip -= 1
             return self._excess_s
-        self._share = min(1.0, self._share + self._saved_s / max(self._credit_s, 1e-9))
+        own.share = min(1.0, own.share + self._saved_s / max(self._credit_s, 1e-9))
         if self._saved_s > 0:
-            self._next_skip = SKIPPED[0]
-        if self._share < LEAST_SHARE:
-            self._share, self._to_skip = 1.0, self._next_skip
-            self._next_skip = min(2 * self._next_skip, SKIPPED[1])
+            own.next_skip = SKIPPED[0]
+        if own.share < LEAST_SHARE:
+            own.share, own.to_skip = 1.0, own.next_skip
+            own.next_skip = min(2 * own.next_skip, SKIPPED[1])
         return self._excess_s
+
+    @property
+    def _account(self) -> Account:
+        return self._accounts[self._num_requests.bit_length()]
 
     @property
     def _credit_s(self) -> float:
@@ -114,10 +132,11 @@ class Batches:
     @property
     def step_credit_s(self) -> float:
         """Seconds that the drafts of the coming step may cost; infinite where no bound applies."""
-        if self.is_closed and self._to_skip:
+        own = self._account
+        if self.is_closed and own.to_skip:
             return 0.0
         if self._is_limited and self.may_be_closed:
-            return max(STEP_SHARE * (self._share * self._credit_s + self._saved_s), 0.0)
+            return max(STEP_SHARE * (own.share * self._credit_s + self._saved_s), 0.0)
         return math.inf
 
     @property
