@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from draftwise.engine import MeasuredCostModel
+from engine.pairs import PROMPTS, speculator
 
 A_TOKEN, CONTEXT_TOKEN = 0.03, 1e-4
 
@@ -79,3 +80,15 @@ def test_one_slow_draft_never_makes_a_drafter_dear(place: int) -> None:
         for index in range(num):
             cost_model.record_draft_steps("a", 1, 1, 50.0 if index == place else 1.0)
         assert cost_model.costs(1, 1, 100).draft_s["a"] <= 1.0
+
+
+def test_the_credit_of_a_request_is_a_share_of_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many short answers must not add up to more than their share; rounds cost 1 s here."""
+    made = speculator(["good", "lookup"], "goodput", deterministic=True)
+    granted: list[float] = []
+    monkeypatch.setattr(made._pool.guard, "grant", granted.append)
+    for num in (20, 20, 60, 300):  # before the first, a round's seconds are unknown
+        made.generate(PROMPTS[0], max_new_tokens=num)
+    made.generate(PROMPTS[:1] * 4, max_new_tokens=20)
+    assert granted[1:4] == pytest.approx([0.2, 0.6, 1.0])
+    assert sum(granted[4:]) == pytest.approx(0.2, rel=0.5)

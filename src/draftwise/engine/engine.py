@@ -547,7 +547,7 @@ class Engine:
         start = self._pool.cost_clock()
         may_pay = self._pool.guard.allows_drafts
         self._prefill_scheduler.score_prompts(done, len(self._running), may_pay)
-        if guarded := sum(request.is_guarded for request in done):
+        if guarded := [request for request in done if request.is_guarded]:
             seconds = self._pool.cost_clock() - start
             self._loop.begin(guarded, len(self._running) + len(done), seconds)
         for request in done:

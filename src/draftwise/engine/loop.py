@@ -29,7 +29,9 @@ from draftwise.types import Costs, Draft, Evidence, Floats, Ints, Scores, Verdic
 
 PAUSE = 8.0  # most plain rounds charged for one round: a longer one was interrupted
 SURE = 1.3  # expected speed relative to plain at which a request drafts on an empty account
-REQUEST_CREDIT = 1.0  # credit of a new request in plain rounds, divided by the rows of the batch
+REQUEST_CREDIT = 0.01, 1.0
+"""Credit of a new request, divided by the rows of the batch: plain rounds per token that its answer
+may have, and at most."""
 IDLE_ROUNDS, IDLE_PERIOD = 8, 4
 """Rounds without drafts while the guard is closed, after which only every fourth looks for them."""
 PROBE_SHARE = 0.01  # share of the time that probes of idle drafters may take
@@ -106,11 +108,13 @@ class Loop:
         self._probe_s += PROBE_SHARE * seconds
         return plain_s, seconds
 
-    def begin(self, num: int, num_running: int, seconds: float) -> None:
-        """Charge and credit ``num`` new requests, whose prompts took ``seconds`` to score."""
+    def begin(self, requests: Sequence[Request], num_running: int, seconds: float) -> None:
+        """Charge and credit new requests, whose prompts took ``seconds`` to score."""
         guard, plain_s = self._pool.guard, self._plain_s
-        guard.charge(min(seconds, num * plain_s))  # more means that the machine paused
-        guard.grant(REQUEST_CREDIT * plain_s * num / max(num_running, 1))
+        guard.charge(min(seconds, len(requests) * plain_s))  # more means that the machine paused
+        share, most = REQUEST_CREDIT
+        credit = sum(min(most, share * request.answer.num_left) for request in requests)
+        guard.grant(credit * plain_s / max(num_running, 1))
 
     def start_lap(self) -> None:
         self._lap_start = self._pool.clock()
