@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import select
+import signal
 import sys
 import time
 from collections import Counter
@@ -165,6 +166,8 @@ class Keyboard:
             except KeyboardInterrupt:
                 typed = "" if self._readline is None else self._readline.get_line_buffer()
                 if self._was_cleared and not typed:
+                    # one more press, while the process ends, is no failure
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)
                     sys.stdout.write("\n")
                     raise EOFError from None
                 self._was_cleared = True
