@@ -377,8 +377,8 @@ class Chain:
     def branch(self) -> None:
         """Let the mixer add branches of copied tokens where they differ from the chain's.
 
-        They are tried after the chain's token and its siblings. A copied token depends only on the
-        text before it, so any rule may choose among them (docs/verification.md).
+        They are tried after the chain's token and its siblings, whose values may decide: a residual
+        is the same whichever token was drawn (docs/verification.md).
         """
         mix = self._mix
         if mix is None or not self._may_branch:

@@ -91,6 +91,8 @@ class GoodputMixer:
         branch while they are worth their price; the draft must be rejected there for them to count.
     State: that probability, and the acceptance of the drafter's next token; by depth, the
         probability of reaching it and that a copied token there is accepted (0 = a drawn one).
+    departures, matched: by depth, what ``Goodput`` learns from: the drafter and bucket of a match
+        that proposes another token; the bucket of the longest match where ``drafter`` wrote.
     Cost: O(length) for each token and offer, some microseconds.
     """
 
