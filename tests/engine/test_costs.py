@@ -45,6 +45,33 @@ def test_a_pause_of_the_machine_does_not_make_a_length_dear() -> None:
     assert cost_model.costs(1, 9, 1000).target_s[4] < 1.1 * seconds_of(1, 5, 1000)
 
 
+def test_drafts_after_a_far_longer_text_do_not_raise_the_price_of_plain_decoding() -> None:
+    """On a CPU each drafted token attends to the whole text: it is dearer after a long one."""
+    rng = np.random.default_rng(0)
+
+    def seconds(tokens: int, context: int) -> float:
+        return 1.0 + A_TOKEN * tokens + CONTEXT_TOKEN * context * (1 + 0.3 * (tokens - 1))
+
+    cost_model = MeasuredCostModel({"a": 0.25})
+
+    def measured(tokens: int, context: int) -> float:
+        noise = 1 + 0.01 * rng.standard_normal()
+        return cost_model.record_target_step(1, tokens, context, noise * seconds(tokens, context))
+
+    for context in range(50, 150):
+        measured(int(rng.integers(1, 17)), context)
+    assert not cost_model.is_far(500)
+    num_plain = 0
+    while cost_model.is_far(2500):
+        measured(1, 2500)
+        num_plain += 1
+    assert num_plain == 2
+    plain_s = [measured(int(rng.integers(9, 17)), 2500) for _ in range(40)]
+    np.testing.assert_allclose(plain_s, seconds(1, 2500), rtol=0.04)
+    found = cost_model.costs(1, 17, 2500).target_s[8:]
+    np.testing.assert_allclose(found, [seconds(n, 2500) for n in range(9, 18)], rtol=0.05)
+
+
 def test_nothing_measured_is_one_unit_and_the_guess() -> None:
     costs = MeasuredCostModel({"a": 0.25}).costs(1, 3, 100)
     assert costs.target_s.tolist() == [1.0, 1.0, 1.0]
@@ -80,6 +107,19 @@ def test_one_slow_draft_never_makes_a_drafter_dear(place: int) -> None:
         for index in range(num):
             cost_model.record_draft_steps("a", 1, 1, 50.0 if index == place else 1.0)
         assert cost_model.costs(1, 1, 100).draft_s["a"] <= 1.0
+
+
+def test_probes_and_catching_up_are_charged_where_nothing_is_drafted() -> None:
+    """With fixed costs, plain decoding needs one unit for each round."""
+    made = speculator(["good", "bad"], "goodput", lengths=(1,), deterministic=True)
+    for index in range(8):
+        prompt = [*PROMPTS[2], index]
+        rounds = list(made.start(prompt, max_new_tokens=40, temperature=3.0, seed=index))
+        idle = [each for each in rounds if not each.num_drafted]
+        assert [each.plain_s for each in idle] == pytest.approx([1.0] * len(idle))
+        if any(each.spent_s > 1.0 for each in idle):
+            return
+    pytest.fail("no round without a draft had a probe")
 
 
 def test_the_credit_of_a_request_is_a_share_of_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:

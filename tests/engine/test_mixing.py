@@ -158,6 +158,18 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
     assert known == [True] * 8 + [number % 4 == 0 for number in range(9, 20)], known
 
 
+def test_far_longer_texts_begin_with_plain_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their price is measured before drafts are judged by it; tokens stay the same."""
+    monkeypatch.setattr("draftwise.controller.costs.FAR_TOKENS", 16)
+    made = speculator(["good", "lookup"], "goodput", lengths=(1, 4))
+    for prompt, num_plain in (([7], 0), (PROMPTS[0] * 8, 2), (PROMPTS[0] * 8, 0)):
+        rounds = list(made.start(prompt, max_new_tokens=30))
+        known = [bool(round_.matches) for round_ in rounds]
+        assert known[:3] == [False] * num_plain + [True] * (3 - num_plain)
+        (result,) = (made.generate([prompt], max_new_tokens=30),)
+        assert result[0].tokens == plain_greedy(prompt, 30)
+
+
 def resting(made: Speculator, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Let the guard open and close at random; count the rounds that only decode, and the others."""
     monkeypatch.setattr("draftwise.engine.loop.SURE", math.inf)

@@ -58,7 +58,7 @@ PROBE_LONGER = 2
 FIRST_PLAIN = 4
 """Drafts of the model before the first step without one, which tells its price from that of the
 step. The next follow after 4, 16, .. times as many."""
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 _NOTHING = np.zeros(0, np.int64)
 _NO_TOKENS = np.zeros(0, np.int32)

@@ -3,7 +3,8 @@
 The model is linear, and a Kalman filter learns it:
 
     seconds = base + a * requests + b * context tokens + c * prefill tokens
-            + d * (the model drafts) + e * its length + stairs below the number of tokens
+            + d * (the model drafts) + e * its length + f * drafted tokens * context of a request
+            + stairs below the number of tokens
 
 A stair is a jump between two numbers of tokens, so seconds may rise anywhere: evenly on a CPU, by
 a third from 128 to 129 tokens on a GPU. Jumps that were not measured have a small prior and share
@@ -28,9 +29,9 @@ EDGES = np.array(
     [*range(1, 32), *range(32, 256, 8), *range(256, 1024, 32), *range(1024, 8192, 256)], np.int64
 )
 """Numbers of tokens after which a step may take longer."""
-BASE, REQUESTS, CONTEXT, PREFILL, DRAFTS, LENGTH = range(6)
-"""Coefficients before those of the stairs."""
-NUM_OTHERS = 6
+BASE, REQUESTS, CONTEXT, PREFILL, DRAFTS, LENGTH, ATTENTION = range(7)
+"""Coefficients before those of the stairs; ATTENTION: of drafted tokens to the text before them."""
+NUM_OTHERS = 7
 SIZE = NUM_OTHERS + len(EDGES)
 
 JUMP = 0.03
@@ -63,6 +64,9 @@ PAUSE = 4.0
 """A step counts for at most this multiple of its predicted seconds (the machine paused)."""
 FIRST_MIXED = 32
 """Prefill steps that are skipped at the start while no pure decoding step was measured."""
+FAR, FAR_TOKENS, FAR_STEPS = 2.0, 512, 2
+"""A context is far beyond the longest of FAR_STEPS plain steps if it has more than FAR times its
+tokens and FAR_TOKENS more."""
 TABLE_SPREAD = 0.02
 """Standard deviation of a jump from a price table, as a share of a plain step."""
 
@@ -105,6 +109,7 @@ def _features(
     x[PREFILL] = prefill * scales[PREFILL]
     x[DRAFTS] = 1.0 if length > 0 else 0.0
     x[LENGTH] = length
+    x[ATTENTION] = (tokens - requests - prefill) * (context / max(requests, 1)) * scales[ATTENTION]
     num = 0
     while num < len(edges) and edges[num] < tokens:
         x[NUM_OTHERS + num] = 1.0
@@ -215,12 +220,13 @@ def fill_seconds(
     total += mean[CONTEXT] * scales[CONTEXT] * context
     if length > 0:
         total += max(mean[DRAFTS] + mean[LENGTH] * length, 0.0)
+    each = mean[ATTENTION] * scales[ATTENTION] * context / max(requests, 1)
     stair = 0
     for x in range(num + 1):
         while stair < len(edges) and edges[stair] < requests + x:
             total += mean[NUM_OTHERS + stair]
             stair += 1
-        out[x] = total
+        out[x] = total + each * x
 
 
 class StepCosts:
@@ -237,6 +243,7 @@ class StepCosts:
         self.longest = 0
         self.counted_s = 0.0
         self._num_mixed = self._first_tokens = 0
+        self._context = self._num_far = 0
         self._mean: Floats = np.zeros(SIZE)
         self._spread: Floats = np.zeros((SIZE, SIZE))
         self._scales = np.ones(NUM_OTHERS)
@@ -271,7 +278,17 @@ class StepCosts:
         self.num_steps += 1
         self.largest = max(self.largest, step.num_tokens)
         self.longest = max(self.longest, step.num_drafted)
+        if step.num_tokens == step.num_requests and self.is_far(num_context):
+            self._num_far = (self._num_far + 1) % FAR_STEPS
+            self._context = self._context if self._num_far else num_context
         return float(plain)
+
+    def is_far(self, num_context: int) -> bool:
+        """Whether a plain step should be measured before drafts with texts as long as these.
+
+        Otherwise the model would take a part of what drafts cost for the price of the context.
+        """
+        return num_context > FAR * self._context + FAR_TOKENS
 
     def _was_slow(self, step: Step) -> bool:
         """Whether the first steps were slower than this one (warm-up, a long prompt)."""
@@ -355,6 +372,7 @@ class StepCosts:
         self._scales[REQUESTS] = 1 / max(step.num_requests, 16)
         self._scales[CONTEXT] = 1 / (2000.0 * max(step.num_requests, 1))
         self._scales[PREFILL] = 1 / 512
+        self._scales[ATTENTION] = self._scales[CONTEXT] / 16
         ends = np.append(EDGES[1:], 2 * EDGES[-1])
         self._mean[:] = 0.0
         self._mean[LENGTH] = DRAFT_SHARE * plain
@@ -364,7 +382,8 @@ class StepCosts:
         deviations = np.full(SIZE, JUMP_SPREAD * plain)
         widths = np.sqrt((ends - EDGES) / np.maximum(EDGES / 8, 1.0))
         deviations[NUM_OTHERS:] *= np.minimum(widths, 2.0)
-        deviations[[BASE, PREFILL, CONTEXT]] = plain, plain, 0.3 * plain
+        deviations[[BASE, PREFILL]] = plain
+        deviations[[CONTEXT, ATTENTION]] = 0.3 * plain
         deviations[[REQUESTS, DRAFTS, LENGTH]] = 0.05 * plain, 0.01 * plain, 0.02 * plain
         self._spread[:] = np.diag(deviations**2)
 
@@ -375,6 +394,7 @@ class StepCosts:
             "num_steps": self.num_steps,
             "largest": self.largest,
             "longest": self.longest,
+            "context": self._context,
             "plain_s": self._scalars.item(PLAIN),
             "noise_s": self._scalars.item(VARIANCE) ** 0.5,
             "scales": self._scales.tolist(),
@@ -387,15 +407,14 @@ class StepCosts:
         try:
             if list(state["edges"]) != EDGES.tolist():
                 raise ValueError("its stairs are not those of this version")
-            num, largest, longest = (
-                int(state[name]) for name in ("num_steps", "largest", "longest")
-            )
+            counts = [int(state[key]) for key in ("num_steps", "largest", "longest", "context")]
+            num = counts[0]
             if num == 0:
                 return
             mean, variance = like(self._mean, state["mean"]), like(self._mean, state["variance"])
             scales = like(self._scales, state["scales"])
             plain, noise = like(np.zeros(2), [state["plain_s"], state["noise_s"]]).tolist()
-            if min(num, largest, longest, *variance) < 0 or min(plain, noise, *scales) <= 0:
+            if min(*counts, *variance) < 0 or min(plain, noise, *scales) <= 0:
                 raise ValueError("a number is out of its range")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the cost model's state does not fit: {error}") from error
@@ -404,7 +423,7 @@ class StepCosts:
         self._scalars[:] = 1.0
         self._scalars[PLAIN], self._scalars[VARIANCE] = plain, noise**2
         self._scalars[RUN] = self._scalars[STRIKES] = 0
-        self.num_steps, self.largest, self.longest = num, largest, longest
+        self.num_steps, self.largest, self.longest, self._context = counts
 
 
 def like(array: Floats, values: Any) -> Floats:

@@ -62,6 +62,10 @@ class MeasuredCostModel:
         """
         return self._target.observe(Step(rows, tokens, seconds), context)
 
+    def is_far(self, context: int) -> bool:
+        """Whether a plain round should be measured before drafts with texts as long as these."""
+        return self._target.is_far(context)
+
     def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
         """Record ``steps`` draft steps over ``rows`` rows that took ``seconds`` in all."""
         if steps:
@@ -110,6 +114,9 @@ class FixedCostModel:
 
     def clock(self) -> float:
         return self._now
+
+    def is_far(self, context: int) -> bool:
+        return False
 
     def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
         self._now += 1.0 + TOKEN_SHARE * (-(-tokens // rows) - 1)

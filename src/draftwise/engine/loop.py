@@ -54,7 +54,7 @@ class Loop:
         states = choose(requests, self._pool.guard.allows_drafts, rests)
         self.end_lap("choose")
         drafted = [] if rests else [state for state in states if state.context.is_drafted]
-        self._drafting.catch_up(drafted, self._verify_s)
+        reading_s = self._catch_up(drafted) if drafted else 0.0
         self.end_lap("read")
         self._drafting.propose(drafted)
         self.end_lap("draft")
@@ -66,7 +66,7 @@ class Loop:
             self._drafting.commit(drafted)
         self.end_lap("commit")
         if drafted:
-            self._probe(drafted)
+            reading_s += self._probe(drafted)
         self.end_lap("look")
         evidence = self._collect_evidence(states, drafted)
         self.end_lap("reveal")
@@ -76,7 +76,7 @@ class Loop:
             elif not state.waits:  # its plan is played in a later round
                 state.request.learn(state.decision, facts)
         self.end_lap("learn")
-        charged = self._account(states, self._pool.cost_clock() - start)
+        charged = self._account(states, self._pool.cost_clock() - start, reading_s)
         seconds, self.seconds = self.seconds, {}  # each row is charged all of the round's
         return [
             state.request.record(state, facts, seconds, len(states), charged)
@@ -87,20 +87,30 @@ class Loop:
         """Whether the round only decodes: no policy chooses, and all learn from it later.
 
         While the guard is closed and no row expects SURE times the speed of plain decoding, drafts
-        are looked for in every fourth round only.
+        are looked for in every fourth round only. Before drafts after texts far longer than any
+        before, the price of plain decoding is measured.
         """
-        if self._pool.guard.allows_drafts or not all(r.can_rest for r in requests):
+        if (can_rest := all(r.can_rest for r in requests)) and self._pool.cost_model.is_far(
+            sum(len(request.context.tokens) for request in requests)
+        ):
+            return True
+        if self._pool.guard.allows_drafts or not can_rest:
             self._num_idle = 0
             return False
         self._num_idle += 1
         return self._num_idle > IDLE_ROUNDS and self._num_idle % IDLE_PERIOD > 0
 
-    def _account(self, states: Sequence[RoundState], seconds: float) -> tuple[float, float]:
-        """Book the round in the guard's account; return its seconds without drafts, and its own."""
+    def _account(
+        self, states: Sequence[RoundState], seconds: float, reading_s: float
+    ) -> tuple[float, float]:
+        """Book the round in the guard's account; return its seconds without drafts, and its own.
+
+        reading_s: its seconds of catching up and probes, which plain decoding does not need.
+        """
         has_drafted = any(len(state.draft) or state.waits for state in states)
         if has_drafted:
             self._num_idle = 0
-        plain_s = self._plain_s if has_drafted else seconds
+        plain_s = self._plain_s if has_drafted else seconds - reading_s
         seconds = min(seconds, PAUSE * plain_s)
         emitted = sum(state.num_emitted for state in states) / len(states)
         # the rows of a batch learn at the same time: it needs fewer rounds
@@ -111,7 +121,8 @@ class Loop:
     def begin(self, requests: Sequence[Request], num_running: int, seconds: float) -> None:
         """Charge and credit new requests, whose prompts took ``seconds`` to score."""
         guard, plain_s = self._pool.guard, self._plain_s
-        guard.charge(min(seconds, len(requests) * plain_s))  # more means that the machine paused
+        # far more than the rounds they stand for means that the machine paused
+        guard.charge(min(seconds, PAUSE * len(requests) * plain_s) if plain_s else seconds)
         share, most = REQUEST_CREDIT
         credit = sum(min(most, share * request.answer.num_left) for request in requests)
         guard.grant(credit * plain_s / max(num_running, 1))
@@ -132,11 +143,20 @@ class Loop:
         costs = self._pool.cost_model.costs(len(requests), longest + 1, context, packs)
         return self._drafting.shared(costs)
 
-    def _probe(self, drafted: Sequence[RoundState]) -> None:
-        """Collect scores; probes are paid from a share of the time."""
+    def _catch_up(self, drafted: Sequence[RoundState]) -> float:
+        """Let drafters read what they missed, and return the seconds."""
         start = self._pool.cost_clock()
-        if self._drafting.probe(drafted, self._probe_s > 0.0):
-            self._probe_s -= self._pool.cost_clock() - start
+        self._drafting.catch_up(drafted, self._verify_s)
+        return self._pool.cost_clock() - start
+
+    def _probe(self, drafted: Sequence[RoundState]) -> float:
+        """Collect scores, and return the seconds; probes are paid from a share of the time."""
+        start = self._pool.cost_clock()
+        has_probed = self._drafting.probe(drafted, self._probe_s > 0.0)
+        seconds = self._pool.cost_clock() - start
+        if has_probed:
+            self._probe_s -= seconds
+        return seconds
 
     def _verify(self, states: Sequence[RoundState]) -> None:
         """Run one target forward, and accept or reject the drafts of all rows."""
