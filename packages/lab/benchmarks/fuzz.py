@@ -51,6 +51,7 @@ KINDS = (*CONFIGS, "qwen3_next", "rwkv")
 POLICIES = ("random", "goodput", "ucb1", "exp3")
 ROWS, REQUESTS, MOST_TOKENS, MOST_STEPS = 6, 40, 12, 5000
 GAP = 1e-4
+TOKENIZER = byte_tokenizer()
 POISON = [5, 4, 3, 2, 1, 0, 5]
 """How a prompt begins that the target cannot read."""
 
@@ -78,11 +79,6 @@ def drafter(kind: str) -> LMDrafter:
     made = CausalModel(near_copy(model(kind).module, noise=0.04), "good")
     check_model(made)  # it finds the types whose rows run one at a time
     return LMDrafter("good", made, model(kind))
-
-
-@cache
-def tokenizer() -> Any:
-    return byte_tokenizer()
 
 
 def process(text: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
@@ -124,7 +120,7 @@ class Trial:
             pool.append(Odd(NONSENSE[self.rng.choice(list(NONSENSE))]))
             self.counts["drafters that return nonsense"] += 1
         setting = Preset(self.rng.choice(POLICIES), "length", "free", (1, 4), True)
-        self.made = Speculator(self.target, tokenizer(), pool, setting, seed=number)
+        self.made = Speculator(self.target, TOKENIZER, pool, setting, seed=number)
         self.wrong: list[str] = []
         self.shared = self.words(self.rng.randrange(34, 90))
 
@@ -267,7 +263,7 @@ def edited(
 def ends_wrong(made: Request, options: dict[str, Any]) -> str:
     """How the end of an answer or its text is wrong; empty if it is right."""
     tokens, reason, stops = made.tokens, made.answer.finish_reason, options.get("stop", [])
-    texts = [tokenizer().decode(tokens[:num]) for num in range(len(tokens) + 1)]
+    texts = [TOKENIZER.decode(tokens[:num]) for num in range(len(tokens) + 1)]
     first = next((n for n, t in enumerate(texts) if any(stop in t for stop in stops)), None)
     expected = min([texts[-1].partition(stop)[0] for stop in stops] or [texts[-1]], key=len)
     if first is not None and (first != len(tokens) or reason != "stop"):

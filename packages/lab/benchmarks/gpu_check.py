@@ -45,8 +45,6 @@ COMPOSED = "llama8b_bf16_1xh100"
 BATCHES, CONTEXTS = (1, 4, 16, 64, 128), (256, 1024, 4096)
 LENGTHS = tuple(range(9))
 CHILD = Path(__file__).with_name("shared") / "gpu_engine.py"
-Ask = Callable[[Mapping[str, Any]], dict[str, Any]]
-"""Prompts and the number of tokens to what ``run_block`` returns."""
 
 
 def vllm_engine(options: Mapping[str, Any]) -> Child:

@@ -104,20 +104,17 @@ CHATS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def deep(depth: int, letters: str = "[]") -> str:
-    return letters[0] * depth + letters[1] * depth
-
-
 def nesting() -> Iterator[Attack]:
     """Nested bodies, schemas and arguments of calls."""
     for depth in (500, 5_000, 200_000):
+        deep = "[" * depth + "]" * depth
         for field in ("metadata", "prompt", "stop", "draftwise"):
-            text = '{"max_tokens": 1, "prompt": "a", "%s": %s}' % (field, deep(depth))  # noqa: UP031
+            text = '{"max_tokens": 1, "prompt": "a", "%s": %s}' % (field, deep)  # noqa: UP031
             yield "nesting", DONE, text.encode()
         schema = '{"items":' * depth + "{}" + "}" * depth
         text = '{"prompt": "a", "max_tokens": 1, "structured_outputs": {"json": ' + schema + "}}"
         yield "nesting", DONE, text.encode()
-        for arguments in (deep(depth), "[" * depth, '{"a":' * depth):
+        for arguments in (deep, "[" * depth, '{"a":' * depth):
             call = {"id": "a", "function": {"name": "f", "arguments": arguments}}
             called = [USER, {"role": "assistant", "tool_calls": [call]}, USER]
             yield "nesting", CHAT, json.dumps({"messages": called, "max_tokens": 1}).encode()
@@ -166,10 +163,9 @@ def framing() -> Iterator[Attack]:
 def attacks(pipe: Path) -> list[Attack]:
     """All attacks. pipe: a FIFO, whose opening blocks."""
     ask = {"prompt": "a", "max_tokens": 8, "temperature": 0}
-    found: list[Attack] = []
-    for place in (pipe, "/etc/shadow", "/dev/zero", "/proc/self/mem"):
-        for policy in POLICIES:
-            found.append(("files", DONE, own({"policy": policy.format(place)}, ask)))
+    places = (pipe, "/etc/shadow", "/dev/zero", "/proc/self/mem")
+    policies = [policy.format(place) for place in places for policy in POLICIES]
+    found: list[Attack] = [("files", DONE, own({"policy": name}, ask)) for name in policies]
     found += [("options", DONE, own({"policy": policy}, ask)) for policy in NUMBERS]
     found += [("options", DONE, json.dumps(ask | fields).encode()) for fields in FIELDS]
     for word in (b"NaN", b"Infinity", b"1e400", b"9" * 5000):

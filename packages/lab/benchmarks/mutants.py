@@ -15,7 +15,6 @@ import difflib
 import functools
 import gc
 import importlib
-import importlib.machinery
 import json
 import multiprocessing
 import os
@@ -24,7 +23,7 @@ import resource
 import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterator
-from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from itertools import count
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -123,26 +122,19 @@ def change(source: str, mutated: str) -> tuple[int, str, str]:
     return first + 1, was, BLANK.sub("", becomes)
 
 
-class Planted(MetaPathFinder):
-    """Imports one module from another source than its file's."""
+class Planted(SourceFileLoader):
+    """Finds and loads one module, from another source than its file's."""
 
     def __init__(self, module: str, source: str) -> None:
-        self._name, self._source = "draftwise." + module.replace("/", "."), source
-        self._path = str(ROOT / f"src/draftwise/{module}.py")
+        path = ROOT / f"src/draftwise/{module}.py"
+        super().__init__("draftwise." + module.replace("/", "."), str(path))
+        self._source = source
 
-    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        if name != self._name:
-            return None
-        loader = PlantedLoader(name, self._path)
-        loader.source = self._source
-        return importlib.machinery.ModuleSpec(name, loader, origin=self._path)
-
-
-class PlantedLoader(importlib.machinery.SourceFileLoader):
-    source = ""
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        return ModuleSpec(name, self, origin=self.path) if name == self.name else None
 
     def get_code(self, fullname: str) -> CodeType:
-        code: CodeType = compile(self.source, self.path, "exec", dont_inherit=True)
+        code: CodeType = compile(self._source, self.path, "exec", dont_inherit=True)
         return code
 
 
@@ -164,26 +156,22 @@ def in_a_fork(work: Callable[[], int], cpu_s: float) -> int:
         os._exit(3)
 
 
-Report = Callable[[], None]
-
-
-def outcome(module: str, source: str | None = None, report: Report | None = None) -> int:
+def outcome(
+    module: str, source: str | None = None, report: Callable[[], None] = lambda: None
+) -> int:
     """Exit status of pytest with this source of the module; 0 = all passed."""
     import hypothesis
     import pytest
 
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
     hypothesis.settings.register_profile("mutants", phases=phases)
-    hypothesis.settings.load_profile(
-        "mutants"
-    )  # one failure is enough: hypothesis need not shrink it
+    hypothesis.settings.load_profile("mutants")  # one failure is enough: it need not shrink
     here = str(Path(__file__).parent)  # whose engine.py is not the tests' engine/
     sys.path[:] = [folder for folder in sys.path if folder != here]
     if source is not None:
         sys.meta_path.insert(0, Planted(module, source))
     code = int(pytest.main([*PYTEST, *MODULES[module]]))
-    if report:
-        report()
+    report()
     return code
 
 

@@ -23,10 +23,11 @@ from typing import Any
 
 import numpy as np
 from shared.child import Child
+from shared.compare import span
 from shared.results import header
+from shared.script import options
 
 from draftwise import zoo
-from draftwise.bench.results import Ratio, ratio
 
 SUFFIX_LENGTH, DRAFTWISE_LENGTH = 24, 16
 """Tokens of a draft by vLLM's ``suffix`` and by draftwise, at most: their own defaults."""
@@ -151,8 +152,8 @@ def table_of(rows: list[dict[str, dict[str, Any]]], names: list[str]) -> dict[st
         base_tokens, base_cpu, base_wall = facts["none"][:3]
         table[name] = {
             "tok_per_cpu_s": round(float(tokens.sum() / cpu.sum()), 2),
-            "x_none": rounded(ratio(tokens, cpu, base_tokens, base_cpu)),
-            "x_none_wall": rounded(ratio(tokens, wall, base_tokens, base_wall)),
+            "x_none": span(tokens, cpu, base_tokens, base_cpu),
+            "x_none_wall": span(tokens, wall, base_tokens, base_wall),
             "tok_per_step": round(float(tokens.sum() / steps.sum()), 3),
             "own_share": round(float(own.sum() / cpu.sum()), 4),
             "identical": all(row[name]["text"] == row["none"]["text"] for row in rows),
@@ -163,41 +164,26 @@ def table_of(rows: list[dict[str, dict[str, Any]]], names: list[str]) -> dict[st
         mine, theirs = facts["draftwise"], facts[best]
         table["draftwise"] |= {
             "best_other": best,
-            "x_best": rounded(ratio(mine[0], mine[1], theirs[0], theirs[1])),
-            "x_best_wall": rounded(ratio(mine[0], mine[2], theirs[0], theirs[2])),
+            "x_best": span(mine[0], mine[1], theirs[0], theirs[1]),
+            "x_best_wall": span(mine[0], mine[2], theirs[0], theirs[2]),
         }
     return table
 
 
-def rounded(found: Ratio) -> list[float]:
-    """The ratio and its 95% interval."""
-    return [round(value, 3) for value in (found.value, found.low, found.high)]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default=str(zoo.target_path()))
-    parser.add_argument("--drafter", default=None)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--prompts", default=None, help="a jsonl with turns or prompts")
-    parser.add_argument("--chat", action="store_true")
-    parser.add_argument("--methods", nargs="+", default=["ngram", "draftwise"])
-    parser.add_argument("--lengths", nargs="+", type=int, default=[2, 5])
-    parser.add_argument("--at-once", nargs="+", type=int, default=[1, 4, 16])
-    parser.add_argument("--rounds", type=int, default=1, help="prompts of a block, over --at-once")
-    parser.add_argument("--none", default="none", help="draftwise: its engine, switched off")
-    parser.add_argument(
-        "--copies", type=int, default=1, help="engines of each method, used in turn"
-    )
-    parser.add_argument("--blocks", type=int, default=64, help="most blocks of a table")
-    parser.add_argument("--minutes", type=float, default=10.0, help="most minutes of a table")
-    parser.add_argument("--ignore-eos", action="store_true", help="all answers of one length")
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--max-model-len", type=int, default=1024)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--random-prompts", action="store_true", help="nothing can be drafted")
-    parser.add_argument("--out", default=None)
-    args = parser.parse_args()
+    args = options(
+        __doc__, target=str(zoo.target_path()), drafter={"help": "a model's folder"},
+        dtype="float32", prompts={"help": "a jsonl with turns or prompts"}, chat=False,
+        methods=["ngram", "draftwise"], lengths=[2, 5], at_once=[1, 4, 16],
+        rounds={"type": int, "default": 1, "help": "prompts of a block, over --at-once"},
+        none={"default": "none", "help": "draftwise: its engine, switched off"},
+        copies={"type": int, "default": 1, "help": "engines of each method, used in turn"},
+        blocks={"type": int, "default": 64, "help": "most blocks of a table"},
+        minutes={"type": float, "default": 10.0, "help": "most minutes of a table"},
+        ignore_eos={"action": "store_true", "help": "all answers of one length"},
+        max_tokens=48, max_model_len=1024, temperature=0.0,
+        random_prompts={"action": "store_true", "help": "nothing can be drafted"},
+    )  # fmt: skip
     record, prompts = Record(args), read_prompts(args)
     names = sorted({engine for engine, _ in methods(args).values()})
     engines = {name: [started(name, args) for _ in range(args.copies)] for name in names}

@@ -30,12 +30,10 @@ def report(doc: str | None, parts: Mapping[str, Callable[[int], list[Row]]]) -> 
 
 def played(
     world: sim.Environment, labels: Sequence[str], seeds: int, *, lengths: Sequence[int],
-    tokens: int, rules: Sequence[str] = ("fixed",),
+    tokens: int,
 ) -> dict[tuple[str, str], Row]:  # fmt: skip
     """Results of ``draftwise simulate`` by domain and policy."""
-    setting = sim.Setting(
-        "claim", lambda _: world, tuple(lengths), tuple(labels), tokens, tuple(rules)
-    )
+    setting = sim.Setting("claim", lambda _: world, tuple(lengths), tuple(labels), tokens)
     match = sim.make_match(setting, list(labels))
     rows = sim.results(match, sim.run_match(match, range(seeds)))
     return {(row["domain"], row["policy"]): row for row in rows}

@@ -38,17 +38,14 @@ def method(made: Speculator, counts: Counter[str] | None = None, **options: Any)
     return answer
 
 
-def interleaved_ms(
-    ways: Mapping[str, Callable[[], Any]], repeats: int, times: int = 1
-) -> dict[str, list[float]]:
+def interleaved_ms(ways: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
     """Processor time of each repeat of each way, interleaved; the first repeat is not counted."""
     spent: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats + 1):
         for name, way in ways.items():
             start = time.process_time()
-            for _ in range(times):
-                way()
-            spent[name].append(1e3 * (time.process_time() - start) / times)
+            way()
+            spent[name].append(1e3 * (time.process_time() - start))
     return {name: own[1:] for name, own in spent.items()}
 
 

@@ -22,6 +22,7 @@ from draftwise_lab.sim.match import (
     Match,
     Outcome,
     TextSums,
+    best_by_drafter,
     make_match,
     report,
     run_match,
@@ -104,7 +105,6 @@ BATCHED = ("vllm", "sglang")
 LOOKUP_NGRAMS = (1, 8)
 """Shortest and longest n-gram of ``lookup`` as it comes: what a trace of it has measured, and not
 what vLLM (5) and transformers (2) do unless they are told."""
-SHORTEST_DIFFER = "llama.cpp's ngram-simple looks for n-grams of one length only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def advise(
     total_s = found.plans_s.sum(axis=1)
     rows = [
         {"drafter": drafter, "length": plans[index].length, **_speed(found, found.plans_s[index])}
-        for drafter, index in _best_lengths(plans, total_s).items()
+        for drafter, index in best_by_drafter(plans, total_s).items()
     ]
     adaptive_s = found.policies_s[ADAPTIVE]
     over = ratio(found.tokens, adaptive_s, found.tokens, found.plans_s[int(total_s.argmin())])
@@ -366,16 +366,9 @@ def _excludes(engine: str, source: Source | None, sizes: Sequence[int]) -> list[
     elif engine in BATCHED:
         found.append(f"more than {sizes[-1]} requests: {engine} keeps the last length")
     if engine == "llama.cpp" and source is not None and source.kind == "lookup":
-        found.append(f"another search: {SHORTEST_DIFFER} ({LOOKUP_NGRAMS[1]} here)")
+        simple = "llama.cpp's ngram-simple looks for n-grams of one length only"
+        found.append(f"another search: {simple} ({LOOKUP_NGRAMS[1]} here)")
     return found
-
-
-def _best_lengths(plans: Sequence[Plan], total_s: Floats) -> dict[str, int]:
-    """The fastest plan by drafter, the fastest drafter first."""
-    best: dict[str, int] = {}
-    for index in np.argsort(total_s, kind="stable").tolist():
-        best.setdefault(plans[index].drafter, index)
-    return best
 
 
 def _guessed(name: str, trace: RoundTrace | None) -> Source:

@@ -158,12 +158,9 @@ def _plot_points(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
         )  # fmt: skip
 
 
-_STROKES = ("-", "--", "-.", ":")
-
-
 def _plot_lines(axes: Any, curves: Mapping[str, tuple[Any, Any]]) -> None:
     """Plot a labelled line for each method; the default's is wide and has its own colour."""
-    others = itertools.product(_STROKES, LINES)
+    others = itertools.product(("-", "--", "-.", ":"), LINES)
     for name, (xs, ys) in curves.items():
         is_ours = name == "draftwise"
         stroke, shade = ("-", colour(name)) if is_ours else next(others)
@@ -409,14 +406,12 @@ def _regret(pairs: Sequence[tuple[Run, Run]], clock: str | None) -> Floats | Non
 
 def _cost_to_reach(run: Run, length: int, clock: str | None) -> Floats:
     """[length + 1] rounds (or milliseconds) until each number of tokens was emitted."""
-    ends = np.cumsum(run.emitted)
-    cost = np.arange(1.0, len(ends) + 1)
+    ends = np.cumsum([0, *run.emitted])
+    cost = np.arange(float(len(ends)))
     if clock is not None:
-        cost = np.cumsum(run.round_s) * 1000.0 * run.scale(clock)
-    reached: Floats = np.concatenate([[0.0], cost])[
-        np.searchsorted(ends, np.arange(1, length + 1)) + 1
-    ]
-    return np.concatenate([[0.0], reached])
+        cost = np.cumsum([0.0, *run.round_s]) * 1000.0 * run.scale(clock)
+    reached: Floats = cost[np.searchsorted(ends, np.arange(length + 1))]
+    return reached
 
 
 def plane(results: Mapping[str, Any], hindsight: Hindsight, colours: Mapping[str, str]) -> Any:

@@ -22,7 +22,7 @@ from draftwise.speculator import Speculator
 from draftwise.types import Floats, Plan
 from draftwise_lab.bench.advice import Source
 from draftwise_lab.sim.costs import CostTable
-from draftwise_lab.sim.match import fixed_path, make_plans, totals
+from draftwise_lab.sim.match import best_by_drafter, fixed_path, make_plans, totals
 from draftwise_lab.sim.text import Text
 from draftwise_lab.sim.traces import RoundTrace, costs_by_batch
 
@@ -152,10 +152,7 @@ def look(path: Path, base: Speculator, most: int, each: int) -> Known:
 
 def _fastest(plans: Sequence[Plan], seconds: Floats, num: int) -> list[str]:
     """The best length of each drafter, and the fastest few of these."""
-    best: dict[str, str] = {}
-    for index in np.argsort(seconds, kind="stable").tolist():
-        best.setdefault(plans[index].drafter, str(plans[index]))
-    return list(best.values())[:num]
+    return [str(plans[index]) for index in best_by_drafter(plans, seconds).values()][:num]
 
 
 def _best_model(trace: RoundTrace, models: Sequence[str]) -> str | None:

@@ -117,7 +117,7 @@ def num_turns(ways: Sequence[Way], prompts: Sequence[Any], repeats: int, size: i
 
 
 def oracle_forwards(rounds: Sequence[Round], drafter: str, num_tokens: int) -> float:
-    """S         + 1: target forwards if the places of rejections were known in advance.
+    """|S| + 1: target forwards if the places of rejections were known in advance.
 
     Source: SpecDec++, theorem 4.1, for greedy decoding: S are the positions of the answer at which
     the drafter, reading the target's own text, disagrees; stopping before each, nothing is

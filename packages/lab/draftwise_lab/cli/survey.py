@@ -6,6 +6,7 @@ crashes costs only its own row. ``python -m draftwise_lab.cli.survey TYPE ...`` 
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import subprocess
@@ -15,13 +16,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from draftwise.cli.failures import Output
+from draftwise.nn.attention import attend_raggedly
+from draftwise.nn.model import CausalModel
+from draftwise.nn.tiny import tiny_config, tiny_module
+from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
-
-if TYPE_CHECKING:
-    from draftwise.nn.model import CausalModel
 
 PIECE = 64
 """Types to a process."""
@@ -58,8 +65,6 @@ class Finding:
 
 
 def all_types() -> list[str]:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
@@ -103,13 +108,8 @@ def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) 
 
     num_tokens: tokens of each answer that is compared with plain forwards.
     """
-    from transformers import CONFIG_MAPPING
-
-    from draftwise.nn.tiny import tiny_config, tiny_module
-    from draftwise.types import DraftwiseError
-
     try:
-        module = tiny_module(tiny_config(CONFIG_MAPPING[name]()))
+        module = tiny_module(tiny_config(transformers.CONFIG_MAPPING[name]()))
     except Exception as error:
         return Finding(name, f"not built tiny: {_short(error)}")
     _sharpen(module)
@@ -126,12 +126,6 @@ def _try(name: str, module: Any, num_tokens: int) -> Finding:
 
     num_tokens: 0 = the self-check alone.
     """
-    import copy
-
-    import torch
-
-    from draftwise.speculator import Speculator
-
     drafter = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -139,8 +133,6 @@ def _try(name: str, module: Any, num_tokens: int) -> Finding:
             spread = 0.05 * float(weights.std()) if weights.numel() > 1 else 0.0
             weights.add_(torch.randn(weights.shape, generator=generator) * spread)
     if module.config._attn_implementation == "sdpa":
-        from draftwise.nn.attention import attend_raggedly
-
         attend_raggedly(module)
     made = Speculator.from_pretrained(
         module, [drafter], policy="fixed:1", lengths=(_LENGTH,), feedback="bandit"
@@ -151,9 +143,8 @@ def _try(name: str, module: Any, num_tokens: int) -> Finding:
         law = None if reason else _law(made, module, zlib.crc32(name.encode()))
     if law is not None and law <= _FALSE_ALARM:
         reason = f"the law of a sampled token differs: p = {law:.1g}"
-    return Finding(
-        name, reason, model.has_states, _rows(model), model.serves_trees, _kinds(model), law
-    )
+    rows = "packed" if model.packs else "alone" if model.is_alone else "padded"
+    return Finding(name, reason, model.has_states, rows, model.serves_trees, _kinds(model), law)
 
 
 def _greedy_differs(made: Any, module: Any, num_tokens: int) -> str:
@@ -185,9 +176,6 @@ def _law(made: Any, module: Any, first_seed: int) -> float:
 
     first_seed: with the same draws for all types their p-values would be equal.
     """
-    import numpy as np
-    import torch
-
     prompt = _PROMPTS[0]
     first = torch.softmax(_plain(module, prompt)[-1].double(), -1).numpy()
     counts = np.zeros(len(first))
@@ -199,12 +187,9 @@ def _law(made: Any, module: Any, first_seed: int) -> float:
     return chi_square(counts, first * counts.sum())
 
 
-def chi_square(counts: Any, expected: Any, least: float = 8.0) -> float:
-    """The p-value of Pearson's test; neighbouring classes merge until each expects ``least``."""
-    import numpy as np
-    import torch
-
-    classes = np.minimum(np.cumsum(expected) // least, expected.sum() // least - 1).astype(int)
+def chi_square(counts: Any, expected: Any) -> float:
+    """The p-value of Pearson's test; neighbouring classes merge until each expects 8."""
+    classes = np.minimum(np.cumsum(expected) // 8.0, expected.sum() // 8.0 - 1).astype(int)
     seen, wanted = np.bincount(classes, counts), np.bincount(classes, expected)
     seen, wanted = seen[wanted > 0], wanted[wanted > 0]
     if len(wanted) < 2:
@@ -216,16 +201,12 @@ def chi_square(counts: Any, expected: Any, least: float = 8.0) -> float:
 
 def _plain(module: Any, text: Sequence[int]) -> Any:
     """[T, V] by a forward without a cache."""
-    import torch
-
     with torch.inference_mode():
         return module(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0].float()
 
 
 def _sharpen(module: Any) -> None:
     """Scale queries, keys and embeddings, so that random weights attend and have clear argmaxes."""
-    import torch
-
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, weights in module.named_parameters():
@@ -233,10 +214,6 @@ def _sharpen(module: Any) -> None:
                 weights.normal_(0, 0.12, generator=generator)
             elif weights.dim() == 2 and any(part in name for part in ("lm_head", "embed", "wte")):
                 weights.normal_(0, 0.3, generator=generator)
-
-
-def _rows(model: CausalModel) -> str:
-    return "packed" if model.packs else "alone" if model.is_alone else "padded"
 
 
 def _kinds(model: CausalModel) -> tuple[str, ...]:
@@ -283,7 +260,9 @@ def page(findings: Sequence[Finding], path: Path) -> str:
         trees=sum(finding.has_trees for finding in served),
         refused=len(findings) - len(served),
     )
-    refused = [f"| {f.type} | {_cell(f.reason)} |" for f in findings if not f.is_served]
+    in_cells = str.maketrans("|<>", "/()")
+    reasons = {f.type: f.reason.translate(in_cells) for f in findings if not f.is_served}
+    refused = [f"| {name} | {reason} |" for name, reason in reasons.items()]
     return head + "\n".join(map(_row, served)) + "\n" + _TAIL + "\n".join(refused) + "\n"
 
 
@@ -315,10 +294,6 @@ def _row(finding: Finding) -> str:
     kinds = ", ".join(finding.kinds)
     marks = ["yes" if has else "" for has in (finding.has_trees, finding.has_states)]
     return f"| {finding.type} | {kinds} | {finding.rows} | {marks[0]} | {marks[1]} | {law} |"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "/").replace("<", "(").replace(">", ")")
 
 
 def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None) -> None:
@@ -356,9 +331,6 @@ def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None
 
 def main() -> None:
     """Print one line of JSON for each named type."""
-    import torch
-    import transformers
-
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     for name in [word for word in sys.argv[1:] if word != _QUICK]:

@@ -83,6 +83,14 @@ def best_plan(found: Sequence[Totals], *, by_seconds: bool, among: Ints | None =
     return int(chosen[total[chosen].argmin()])
 
 
+def best_by_drafter(plans: Sequence[Plan], costs: Floats) -> dict[str, int]:
+    """Each drafter's plan of the least cost, by index, in the order of these costs."""
+    best: dict[str, int] = {}
+    for index in np.argsort(costs, kind="stable").tolist():
+        best.setdefault(plans[index].drafter, index)
+    return best
+
+
 def rounds_to_reach(ends: Sequence[int], position: int) -> int:
     """Rounds after which a path has emitted ``position`` tokens.
 
@@ -259,24 +267,13 @@ def fold(rows: Iterator[Row], *, with_trail: bool = False) -> Run:
     )
 
 
-_HEDGING = ("expected-length", "panoramic")
-_METASD = ("divergence", "bandit")
-_TAPOUT = ("blend", "bandit")
-_DEFAULT = ("length", "bandit")
-
+_METASD = ("ucb1", "exp3", "sequential-halving", "petc", "discounted-ucb", "sliding-ucb")
+_TAPOUT = ("ucb-tuned", "thompson-gaussian", "thompson-bernoulli")
+_HEDGING = ("hedge", "normalhedge", "adanormalhedge")
 HABITS: dict[str, tuple[str, str]] = {
-    "ucb1": _METASD,
-    "exp3": _METASD,
-    "sequential-halving": _METASD,
-    "petc": _METASD,
-    "discounted-ucb": _METASD,
-    "sliding-ucb": _METASD,
-    "ucb-tuned": _TAPOUT,
-    "thompson-gaussian": _TAPOUT,
-    "thompson-bernoulli": _TAPOUT,
-    "hedge": _HEDGING,
-    "normalhedge": _HEDGING,
-    "adanormalhedge": _HEDGING,
+    **dict.fromkeys(_METASD, ("divergence", "bandit")),
+    **dict.fromkeys(_TAPOUT, ("blend", "bandit")),
+    **dict.fromkeys(_HEDGING, ("expected-length", "panoramic")),
     "goodput": ("length", "free"),
 }
 """Reward and feedback of each policy's own paper; every other policy has ``length``, ``bandit``."""
@@ -327,11 +324,14 @@ def make_contestant(
     spec, _, own_lengths = head.partition("@")
     if len(others) > 2:
         raise DraftwiseError(f"{label!r}: write POLICY[@LENGTHS][/REWARD[/FEEDBACK]]")
-    habit = HABITS.get(_learner(spec), _DEFAULT)
+    habit = HABITS.get(_learner(spec), ("length", "bandit"))
     chosen_reward = others[0] if others else reward or habit[0]
     chosen_feedback = others[1] if len(others) > 1 else feedback or habit[1]
     plans = make_plans(drafters, parse_lengths(own_lengths) if own_lengths else lengths, rules)
-    _try(spec, chosen_reward, chosen_feedback, plans)
+    # everything is built once, so that errors are reported before the work begins
+    registry.make_policy(spec, len(plans), plans=plans)
+    made = registry.make_reward(chosen_reward)
+    registry.make_feedback(chosen_feedback, plans=plans, reward=made)
     return Contestant(label, spec, chosen_reward, chosen_feedback, plans)
 
 
@@ -344,13 +344,6 @@ def _learner(spec: str) -> str:
     name, _, options = spec.partition(":")
     bases = [part for part in options.split(",") if part.startswith("base=")]
     return bases[0].removeprefix("base=") if bases else name
-
-
-def _try(policy: str, reward: str, feedback: str, plans: Sequence[Plan]) -> None:
-    """Build everything once, so that errors are reported before the work begins."""
-    registry.make_policy(policy, len(plans), plans=plans)
-    made = registry.make_reward(reward)
-    registry.make_feedback(feedback, plans=plans, reward=made)
 
 
 Found = TypeVar("Found")
@@ -433,21 +426,19 @@ def every_plan(contestants: Sequence[Contestant], plans: Sequence[Plan]) -> tupl
 
 
 def run_match(
-    match: Match, seeds: Sequence[int], jobs: int = 1, progress: Progress | None = None
+    match: Match, seeds: Sequence[int], jobs: int = 1, progress: Progress = lambda phase, done: None
 ) -> Outcome:
     """Play everything; the outcome does not depend on ``jobs``."""
     hindsight: Hindsight = {domain: {} for domain in match.environment.domains}
     for done, found in enumerate(_map(partial(look_back, match), seeds, jobs), 1):
         for domain, more_texts in found.items():
             hindsight[domain] |= more_texts
-        if progress is not None:
-            progress(0, done)
+        progress(0, done)
     best = best_plans(match, hindsight)
     runs: list[Run] = []
     for done, more in enumerate(_map(partial(play_seed, match, best), seeds, jobs), 1):
         runs += more
-        if progress is not None:
-            progress(1, done)
+        progress(1, done)
     return Outcome(runs, hindsight)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from draftwise.colours import PALETTE, drafter_colours
 from draftwise.types import NONE, DraftwiseError, Floats
 from draftwise_lab.plotting import band, dress, panels, require_matplotlib
-from draftwise_lab.sim.match import Contestant, Match, Outcome, Run, Totals
+from draftwise_lab.sim.match import Contestant, Match, Outcome, Run, Totals, best_by_drafter
 
 
 def ucbspec_bound(mats: Sequence[float], length: int, tokens: float, delta: float = 0.5) -> float:
@@ -176,9 +176,8 @@ def _dress(axes: Any, title: str, x: str, y: str) -> None:
 def _save(figure: Any, path: Path, *, with_legend: bool = True) -> Path:
     if with_legend:  # next to the axes
         figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-    figure.savefig(
-        path, metadata={"Software": None}
-    )  # without matplotlib's version, files are reproducible
+    # without matplotlib's version, files are reproducible
+    figure.savefig(path, metadata={"Software": None})
     return path
 
 
@@ -239,7 +238,7 @@ def _best_plan(title: str, match: Match, runs: Sequence[Run], path: Path) -> Pat
 
 
 def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Path:
-    """Each policy's own values of its plans over one run; a panel for each policy."""
+    """Each policy's own values over one run: of each drafter's plans the one that ends best."""
     shown = match.contestants[:_MOST_LINES]
     colours = drafter_colours(p.drafter for p in match.plans if p.drafter != NONE)
     figure, grid = panels(len(shown), 2, 5.4, 2.9)
@@ -248,7 +247,8 @@ def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Pat
         assert trail is not None
         values = np.array(trail.estimates)
         _dress(axes, contestant.label, "round", "estimate")
-        for plan in _to_show(values, contestant):
+        best = best_by_drafter(contestant.plans, -values[-1])
+        for plan in sorted([*best.values()][:_MOST_LINES]):
             played = contestant.plans[plan]
             axes.plot(
                 np.arange(1, len(values) + 1), values[:, plan], label=str(played), linewidth=1.2,
@@ -257,14 +257,6 @@ def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Pat
         axes.legend(fontsize=6.5, frameon=False, bbox_to_anchor=(1.0, 1.0), loc="upper left")
     figure.suptitle(f"{title}: estimates of one run", fontsize=10)
     return _save(figure, path, with_legend=False)
-
-
-def _to_show(values: Any, contestant: Contestant) -> list[int]:
-    """The best final plan of each drafter, and the best of these, as many as fit."""
-    best: dict[str, int] = {}
-    for index in np.argsort(-values[-1], kind="stable").tolist():
-        best.setdefault(contestant.plans[index].drafter, index)
-    return sorted(list(best.values())[:_MOST_LINES])
 
 
 def _pool_sizes(reports: Sequence[dict[str, Any]], path: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import inf, isnan
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,8 @@ class Recorded:
     def __init__(self, path: str | Path, costs: CostTable) -> None:
         self.costs = costs
         self._arrays = _read(Path(path))
-        names = [str(name) for name in self._arrays["drafters"]]
+        self.drafters = [str(name) for name in self._arrays["drafters"]]
         self._num_models = self._arrays["gam"].shape[2]
-        self.drafters = names
         families = zip(self._arrays["fam"].tolist(), self._arrays["temp"].tolist(), strict=True)
         self._domain_of = [f"{family}@{temperature:g}" for family, temperature in families]
         self.domains = list(dict.fromkeys(self._domain_of))
@@ -155,21 +155,17 @@ class Recorded:
         alphas = np.clip(self._arrays["propP"][trace, index].astype(np.float64), 0.0, 1.0)
         hits = self._arrays["match"][trace, index] == 1
         leading = np.logical_and.accumulate(hits, axis=1).sum(axis=1)
+        prompt: dict[str, Any] = {}
+        if "pprop" in self._arrays:
+            prompt["prompt"] = np.clip(self._arrays["pprop"][trace, index].astype(float), 0.0, 1.0)
+            prompt["prompt_matches"] = self._arrays["pmlen"][trace, index].astype(np.int64)
         return Track(
             alphas=np.where(matches > 0, alphas[:, 0], 0.0),
             ratios=np.where(matches > 0, hits[:, 0], False).astype(np.float64),
             runs=np.minimum(leading, num),
-            **self._prompt_of(trace, index),
+            **prompt,
             retrieval=Retrieval(np.minimum(num, hits.shape[1]), matches, alphas, hits),
         )
-
-    def _prompt_of(self, trace: int, index: int) -> dict[str, Any]:
-        """A retrieval drafter's proposals along the prompt's end, if they are known."""
-        if "pprop" not in self._arrays:
-            return {}
-        alphas = np.clip(self._arrays["pprop"][trace, index].astype(np.float64), 0.0, 1.0)
-        matches = self._arrays["pmlen"][trace, index].astype(np.int64)
-        return {"prompt": alphas, "prompt_matches": matches}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -341,19 +337,10 @@ def costs_by_batch(records: Iterable[Record], need_plain: bool = False) -> dict[
 
 def _steps(records: Iterable[Record]) -> Iterator[list[Record]]:
     """Records of rounds that ran together: adjacent ones with equal batch size and seconds."""
-    step: list[Record] = []
-    for record in records:
-        size = record.get("batch_size", 1)
-        if step and (
-            len(step) == step[0].get("batch_size", 1)
-            or size != step[0].get("batch_size", 1)
-            or record["seconds"] != step[0]["seconds"]
-        ):
-            yield step
-            step = []
-        step.append(record)
-    if step:
-        yield step
+    for (size, _), equal in groupby(records, lambda r: (r.get("batch_size", 1), r["seconds"])):
+        many = list(equal)
+        for start in range(0, len(many), size):
+            yield many[start : start + size]
 
 
 def _curve(points: Mapping[int, float]) -> list[float]:
@@ -371,15 +358,12 @@ def _columns(found: Sequence[Record], start: int, num: int) -> tuple[Floats, Flo
     """alphas, ratios and matches [num] by position from ``start`` on, gaps filled."""
     columns = np.full((3, num), np.nan)
     for scores in found:
-        keys = ("alphas", "ratios", "matches")
-        for row, key in enumerate(keys):
-            for offset, value in enumerate(scores.get(key, [])):
-                place = scores["start"] + offset - start
+        for column, key in zip(columns, ("alphas", "ratios", "matches"), strict=True):
+            for place, value in enumerate(scores.get(key, []), scores["start"] - start):
                 if 0 <= place < num:
-                    columns[row, place] = value
-    for row in range(3):
-        columns[row] = _filled(columns[row])
-    return columns[0], columns[1], columns[2]
+                    column[place] = value
+    alphas, ratios, matches = map(_filled, columns)
+    return alphas, ratios, matches
 
 
 def _filled(values: Floats) -> Floats:

@@ -22,8 +22,8 @@ VOCAB_SIZE = 2048
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 
 
-def train_tokenizer(folder: Path, *, seed: int, num_documents: int = 6000) -> None:
-    """Train the byte-level BPE on documents of all domains and save it in `folder`."""
+def train_tokenizer(folder: Path, *, seed: int) -> None:
+    """Train the byte-level BPE on 6,000 documents of all domains and save it in `folder`."""
     tokenizer = Tokenizer(models.BPE())
     # Single digits keep arithmetic learnable; the byte level makes decoding exact.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -40,7 +40,7 @@ def train_tokenizer(folder: Path, *, seed: int, num_documents: int = 6000) -> No
         show_progress=False,
     )
     stream = documents(random.Random(f"tokenizer {seed}"))
-    tokenizer.train_from_iterator((next(stream).text for _ in range(num_documents)), trainer)
+    tokenizer.train_from_iterator((next(stream).text for _ in range(6000)), trainer)
     bos = SPECIAL["bos_token"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
@@ -69,13 +69,6 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
     return [tokenizer.bos_token_id, *tokens]
 
 
-def _stream(rng: random.Random, domains: tuple[str, ...]) -> Iterator[Document]:
-    if not domains:
-        yield from documents(rng)
-    while True:
-        yield sample(rng.choice(domains), rng)
-
-
 def batches(
     tokenizer: PreTrainedTokenizerFast,
     *,
@@ -93,10 +86,11 @@ def batches(
     def batch(step: int) -> Tensor:
         table = []
         for row in range(rows):
-            stream = _stream(random.Random(f"{seed} {step} {row}"), domains)
-            tokens: list[int] = []
+            rng, tokens = random.Random(f"{seed} {step} {row}"), list[int]()
+            stream = documents(rng)
             while len(tokens) < context:
-                tokens += encode(tokenizer, next(stream))
+                found = sample(rng.choice(domains), rng) if domains else next(stream)
+                tokens += encode(tokenizer, found)
             table.append(tokens[:context])
         return torch.tensor(table)
 

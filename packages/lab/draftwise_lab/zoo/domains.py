@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import itertools
 import random
 import re
 import sysconfig
@@ -63,21 +65,22 @@ def modules(heldout: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _nodes(heldout: bool) -> Iterator[tuple[list[str], ast.AST]]:
+    """Each module's lines with each node of its tree; modules that do not parse are skipped."""
+    for source in modules(heldout):
+        with contextlib.suppress(SyntaxError):
+            yield from zip(itertools.repeat(source.splitlines()), ast.walk(ast.parse(source)))
+
+
 @functools.cache
 def functions(heldout: bool) -> tuple[str, ...]:
     """Sources of every function of 4 to 60 lines, dedented."""
     found = []
-    for source in modules(heldout):
-        try:
-            tree = ast.parse(source)
-        except SyntaxError:
-            continue
-        lines = source.splitlines()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
-                chunk = lines[node.lineno - 1 : node.end_lineno]
-                if 4 <= len(chunk) <= 60:
-                    found.append(textwrap.dedent("\n".join(chunk)) + "\n")
+    for lines, node in _nodes(heldout):
+        if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
+            chunk = lines[node.lineno - 1 : node.end_lineno]
+            if 4 <= len(chunk) <= 60:
+                found.append(textwrap.dedent("\n".join(chunk)) + "\n")
     return tuple(found)
 
 
@@ -87,20 +90,11 @@ def passages(heldout: bool) -> tuple[str, ...]:
     from pydoc_data.topics import topics
 
     texts = [topics[key] for key in sorted(topics)] if not heldout else []
-    for source in modules(heldout):
-        try:
-            tree = ast.parse(source)
-        except SyntaxError:
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                texts.append(ast.get_docstring(node) or "")
-    return tuple(text for text in texts if len(text) >= 200 and _is_prose(text))
-
-
-def _is_prose(text: str) -> bool:
-    letters = sum(c.isalpha() or c == " " for c in text)
-    return letters / len(text) > 0.75
+    for _, node in _nodes(heldout):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            texts.append(ast.get_docstring(node) or "")
+    long = (text for text in texts if len(text) >= 200)
+    return tuple(t for t in long if sum(c.isalpha() or c == " " for c in t) / len(t) > 0.75)
 
 
 def _python(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
@@ -177,10 +171,8 @@ def _question(rng: random.Random, sign: str, a: int, b: int) -> str:
 
 def _work(sign: str, a: int, b: int) -> list[str]:
     """The lines of a worked answer."""
-    if sign == "+":
-        return _running(a, _places(b), "+")
-    if sign == "-":
-        return _running(max(a, b), _places(min(a, b)), "-")
+    if sign != "*":
+        return _running(a, _places(b), sign)
     products = [part * b for part in _places(a)]
     lines = [f"{part} * {b} = {part * b}" for part in _places(a)]
     return lines + _running(products[0], products[1:], "+")
@@ -222,23 +214,17 @@ def _query(rng: random.Random, table: str, nums: list[str], words: list[str]) ->
         return f"List the {word} of all {table} {where}", f"SELECT {word} FROM {table} {condition};"
     if shape == 1:
         return f"How many {table} {where}", f"SELECT COUNT(*) FROM {table} {condition};"
+    if shape == 4:
+        limit = rng.randint(2, 20)
+        return (
+            f"The {limit} {table} with the most {num} {where}",
+            f"SELECT {word}, {num} FROM {table} {condition} ORDER BY {num} DESC LIMIT {limit};",
+        )
+    text, function = rng.choice(_AGGREGATES)
+    asked, value = f"The {text} {num} of {table}", f"{function}({num}) FROM {table}"
     if shape == 2:
-        text, function = rng.choice(_AGGREGATES)
-        return (
-            f"The {text} {num} of {table} {where}",
-            f"SELECT {function}({num}) FROM {table} {condition};",
-        )
-    if shape == 3:
-        text, function = rng.choice(_AGGREGATES)
-        return (
-            f"The {text} {num} of {table} for each {word}",
-            f"SELECT {word}, {function}({num}) FROM {table} GROUP BY {word};",
-        )
-    limit = rng.randint(2, 20)
-    return (
-        f"The {limit} {table} with the most {num} {where}",
-        f"SELECT {word}, {num} FROM {table} {condition} ORDER BY {num} DESC LIMIT {limit};",
-    )
+        return f"{asked} {where}", f"SELECT {value} {condition};"
+    return f"{asked} for each {word}", f"SELECT {word}, {value} GROUP BY {word};"
 
 
 def _sql(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
@@ -367,7 +353,7 @@ def apply(instruction: str, code: str) -> str:
         return re.sub(rf"\b{found[1]}\b", found[2], code)
     lines = code.splitlines(keepends=True)
     if found := _DELETE.fullmatch(instruction):
-        lines[int(found[1]) - 1 : int(found[1])] = []
+        del lines[int(found[1]) - 1 : int(found[1])]
         return "".join(lines)
     if found := _INSERT.fullmatch(instruction):
         lines.insert(int(found[2]), found[1] + "\n")

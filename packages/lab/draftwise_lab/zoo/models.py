@@ -24,7 +24,6 @@ def make_llama(
     hidden_size: int = 128,
     intermediate_size: int = 352,
     head_dim: int = 32,
-    max_position_embeddings: int = 2048,
     token_ids: dict[str, int] | None = None,
     seed: int = 0,
 ) -> LlamaForCausalLM:
@@ -40,27 +39,23 @@ def make_llama(
         num_hidden_layers=num_layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
-        max_position_embeddings=max_position_embeddings,
+        max_position_embeddings=2048,
         tie_word_embeddings=True,
         initializer_range=0.05,
         **(token_ids or {}),
     )
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
-    _shrink_outputs(model, (2 * num_layers) ** -0.5)
+    # The residual stream of a deep model must not grow with its depth (GPT-2's initialisation).
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for weight in _outputs(layer):
+                weight.mul_((2 * num_layers) ** -0.5)
     return model
 
 
 def _outputs(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
     return layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight  # type: ignore[union-attr, return-value]
-
-
-def _shrink_outputs(model: LlamaForCausalLM, factor: float) -> None:
-    # The residual stream of a deep model must not grow with its depth (GPT-2's initialisation).
-    with torch.no_grad():
-        for layer in model.model.layers:
-            for weight in _outputs(layer):
-                weight.mul_(factor)
 
 
 def deepen(model: LlamaForCausalLM, factor: int) -> LlamaForCausalLM:
