@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from shared.script import run, show
 from draftwise import Speculator, zoo
 from draftwise.engine.engine import Engine
 from draftwise.engine.request import Request
+from draftwise.types import Floats
 
 
 class Clock:
@@ -62,18 +64,18 @@ def all_at_once(made: Speculator, prompts: Sequence[str], tokens: int, preset: s
     return answer_all(made, prompts, tokens, preset) / clock()
 
 
-def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and its 95% bootstrap interval."""
+def interval(name: str, ratios: Sequence[float] | Floats) -> dict[str, Any]:
+    """The median by this name, and its 95% bootstrap interval."""
     rng, values = np.random.default_rng(0), np.array(ratios)
     medians = np.median(rng.choice(values, (2000, len(values))), axis=1)
     low, high = np.percentile(medians, [2.5, 97.5])
-    return float(np.median(values)), float(low), float(high)
+    return {name: float(np.median(values)), "low": float(low), "high": float(high)}
 
 
 def together(made: Speculator, repeats: int) -> list[dict[str, Any]]:
     """``draftwise`` relative to plain decoding in the same engine."""
     rows, rng = [], np.random.default_rng(0)
-    for num in (1, 4, 16):
+    for num in (1, 4, 16, 64):
         ratios = []
         for repeat in range(repeats + 1):
             prompts = texts(64, repeat)[:num]
@@ -83,28 +85,29 @@ def together(made: Speculator, repeats: int) -> list[dict[str, Any]]:
             }
             if repeat:  # the first pays for setting up
                 ratios.append(speeds["draftwise"] / speeds["plain"])
-        value, low, high = interval(ratios)
-        rows.append({"rows": num, "times plain": value, "low": low, "high": high})
+        rows.append({"rows": num, **interval("times plain", ratios)})
     return rows
 
 
-def joining(made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: int) -> float:
-    """Tokens per second with continuous batching."""
-    engine, clock, waiting = made.engine(max_rows=16, num_prefixes=0), Clock(), list(arrivals)
+def joining(
+    made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: int, preset: str, most: int
+) -> float:
+    """Tokens per second with continuous batching, ``most`` requests at once."""
+    engine, clock, waiting = made.engine(max_rows=most, num_prefixes=0), Clock(), list(arrivals)
     asked = []
     while waiting or engine.has_work:
         if not engine.has_work and waiting:
             clock.wait_until(waiting[0][0])
         while waiting and waiting[0][0] <= clock():
-            asked.append(ask(made, waiting.pop(0)[1], tokens, "draftwise"))
+            asked.append(ask(made, waiting.pop(0)[1], tokens, preset))
             engine.admit(asked[-1])
         engine.step()
     return sum(len(request.tokens) for request in asked) / clock()
 
 
 def in_batches(made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: int) -> float:
-    """The same with static batches of eight: each begins when its requests have arrived and the
-    previous one has ended."""
+    """The same with static batches of eight that draft: each begins when its requests have arrived
+    and the previous one has ended."""
     clock, num = Clock(), 0
     for first in range(0, len(arrivals), 8):
         batch = arrivals[first : first + 8]
@@ -114,19 +117,24 @@ def in_batches(made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: 
 
 
 def arriving(made: Speculator, repeats: int) -> list[dict[str, Any]]:
-    """Five arrival rates: half to eight times the throughput of one row."""
+    """Requests that join, relative to plain decoding that they join and to static batches of eight;
+    five arrival rates: half to eight times the throughput of one row."""
     alone = all_at_once(made, texts(8)[:1], 64, "draftwise") / 64
-    ways: dict[str, Callable[..., float]] = {"joining": joining, "batches": in_batches}
+    ways: dict[str, Any] = {"batches of 8": in_batches}
+    for n in (16, 64):
+        ways |= {f"{w} {n}": partial(joining, preset=w, most=n) for w in ("draftwise", "plain")}
     rows, rng = [], np.random.default_rng(1)
     for load in (0.5, 1.0, 2.0, 4.0, 8.0):
-        ratios = []
+        found = {way: np.zeros(repeats) for way in ways}
         for repeat in range(repeats):
             moments = np.cumsum(rng.exponential(1 / (load * alone), 64)).tolist()
             arrivals = list(zip(moments, texts(64, repeat), strict=True))
-            speeds = {w: ways[w](made, arrivals, 64) for w in rng.permutation(list(ways))}
-            ratios.append(speeds["joining"] / speeds["batches"])
-        value, low, high = interval(ratios)
-        rows.append({"load": load, "times batches of 8": value, "low": low, "high": high})
+            for way in rng.permutation(list(ways)):
+                found[way][repeat] = ways[way](made, arrivals, 64)
+        for n, other in ((16, "plain 16"), (64, "plain 64"), (16, "batches of 8")):
+            name = f"times {other.removesuffix(f' {n}')}"
+            over = interval(name, found[f"draftwise {n}"] / found[other])
+            rows.append({"load": load, "rows": n, **over})
     return rows
 
 

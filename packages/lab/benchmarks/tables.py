@@ -65,13 +65,14 @@ def overhead() -> str:
 
 def engine() -> str:
     rows = [
-        [f"{r['rows']} at once, times plain", _ratio(r, "times plain")]
+        [f"{r['rows']} at once, relative to plain", _ratio(r, "times plain")]
         for r in load("engine_together")["together"]
     ]
-    rows += [
-        [f"64 arrivals, load {num(r['load'], 1)}", _ratio(r, "times batches of 8")]
-        for r in load("engine_arrivals")["arrivals"]
-    ]
+    for r in load("engine_arrivals")["arrivals"]:
+        key, over = "times batches of 8", "static batches of 8"
+        if "times plain" in r:
+            key, over = "times plain", f"plain, at most {r['rows']} at once"
+        rows.append([f"64 arrivals, load {num(r['load'], 1)}, relative to {over}", _ratio(r, key)])
     for part, key, what in (
         ("gap", "longest gap over median round", "longest gap, median rounds"),
         ("chat", "turn 10 over turn 1", "tenth first token over the first"),

@@ -8,14 +8,22 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.generation.candidate_generator import (
+    AssistedCandidateGenerator,
+    PromptLookupCandidateGenerator,
+)
 
 from cli.conftest import run_command
+from draftwise import Speculator
 from draftwise.types import PLAIN, Plan
-from draftwise_lab.bench import ENGINES, advise, batch_table, choose
+from draftwise_lab.bench import ENGINES, Source, advise, batch_table, choose, sources_of
 from draftwise_lab.sim import costs_by_batch
 
 VLLM_VERSIONS = "0.30.0 to 0.33.0"
@@ -113,6 +121,76 @@ def test_sglang_gets_its_adaptive_config(log: Path) -> None:
     flags, file = found["paste"].split("\n")
     assert "--speculative-algorithm EAGLE3" in flags
     assert json.loads(file.partition(": ")[2]) == found["setting"]["config"]
+
+
+def pasted(out: str, engine: str) -> str:
+    """What the command prints for an engine, up to the expected gain."""
+    return out.partition(f"{engine}:")[2].partition("\n  expected")[0].strip()
+
+
+def test_what_transformers_gets_runs(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The assistant drafts as many tokens as advised, and so does the lookup."""
+    model = AutoModelForCausalLM.from_pretrained(pair[0])
+    model.generation_config.eos_token_id = None  # a draft ends with the assistant's eos
+    ids = torch.tensor([list(b"abcabcabcabc")])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    inputs |= {"max_new_tokens": 48, "do_sample": False, "return_dict_in_generate": True}
+    plain = model.generate(**inputs).sequences
+    drafted: list[int] = []
+    for kind in (AssistedCandidateGenerator, PromptLookupCandidateGenerator):
+
+        def counting(self: Any, given: Any, *more: Any, old: Any = kind.get_candidates) -> Any:
+            found = old(self, given, *more)
+            drafted.append(found[0].shape[1] - given.shape[1])
+            return found
+
+        monkeypatch.setattr(kind, "get_candidates", counting)
+    for name in ("small", "lookup"):
+        log = write_log(tmp_path / f"{name}.jsonl", [0.6, 0.7], name, [])
+        log.write_text(log.read_text().replace('"alphas"', '"matches": [3], "alphas"'))
+        if name == "small":
+            log.write_text(log.read_text().replace('"matches": [3], ', ""))
+        options = ("--for", "transformers", "--weights", f"{name}={pair[1]}")
+        text = pasted(run_command("advise", log, *options).out, "transformers")
+        known = {"model": model, "inputs": inputs, "AutoModelForCausalLM": AutoModelForCausalLM}
+        *before, last = text.splitlines()
+        exec("\n".join(before), known)
+        drafted.clear()
+        assert eval(last, known).sequences.tolist() == plain.tolist()
+        length = json.loads(run_command("advise", log, *options, "--json").out)
+        wanted = length["engines"]["transformers"]["length"]
+        assert 1 < wanted < 20
+        assert max(drafted) == wanted
+        if name == "small":
+            assert set(drafted[:-wanted]) == {wanted}  # the answer's end cuts the last ones
+
+
+def test_a_trace_does_not_know_where_weights_lie(tmp_path: Path) -> None:
+    """A placeholder and what to write for it, or the path that the user gives."""
+    log = write_log(tmp_path / "log.jsonl", [0.9, 0.8], "sql", [])
+    out = run_command("advise", log).out
+    for engine, mark in (
+        ("vllm", "PATH-OF-sql"), ("transformers", "PATH-OF-sql"), ("llama.cpp", "GGUF-OF-sql")
+    ):  # fmt: skip
+        assert mark in pasted(out, engine)
+        assert re.search(
+            rf"not in it: .*the weights of sql: write .* for {mark}, or give --weights sql=",
+            out.partition(f"{engine}:")[2],
+        )
+    folder, file = "/models/my sql", "/models/it's.gguf"
+    weights = ("--weights", f"sql={folder}", "--weights", f"sql={file}")
+    out = run_command("advise", log, *weights).out
+    assert "weights of" not in out
+    config = json.loads(shlex.split(pasted(out, "vllm"))[1])
+    assert config["model"] == folder
+    words = shlex.split(pasted(out, "llama.cpp"))
+    assert words[words.index("--model-draft") + 1] == file
+    assert f"from_pretrained({folder!r})" in pasted(out, "transformers")
+    for wrong in ("sql", "sql=", "gone=/models/sql"):
+        said = run_command("advise", log, "--weights", wrong).refusal
+        assert f"--weights {wrong}: write NAME=PATH for one of sql" in said
 
 
 def counted(log: Path, length: int, batch: int) -> np.ndarray:
@@ -245,3 +323,24 @@ def test_a_short_run_on_the_users_prompts(pair: tuple[Path, Path], tmp_path: Pat
         assert [row["batch_size"] for row in advice["by_batch"]] == [1, 2]
         if advice["setting"] is not None:
             assert advice["setting"]["model"] == str(pair[1])
+    said = run_command("advise", *options, "--weights", "gone=x").refusal
+    assert "write NAME=PATH for one of drafter" in said
+    found["engines"].pop("sglang")
+    for engine, advice in found["engines"].items():
+        if advice["setting"] is not None:
+            told = [text for text in advice["excludes"] if "weights of drafter" in text]
+            assert len(told) == (engine == "llama.cpp")
+
+
+def test_drafters_know_what_they_were_loaded_from(pair: tuple[Path, Path]) -> None:
+    """A folder goes to all but llama.cpp; a hub id and a head's folder are as they were given."""
+    made = Speculator.from_pretrained(str(pair[0]), [f"a=lm:{pair[1]}", "lookup"])
+    assert sources_of(made, [f"a=lm:{pair[1]}", "lookup"]) == {
+        "a": Source("model", str(pair[1])), "lookup": Source("lookup"),
+    }  # fmt: skip
+    found = sources_of(made, ["a=lm:/models/small.GGUF,window=64", "lookup"])
+    assert found["a"] == Source("model", str(pair[1]), "/models/small.GGUF")
+    head = SimpleNamespace(name="head", retrieves=False)
+    other = SimpleNamespace(drafters=[head])
+    for spec in ("eagle:org/head", "head=eagle:path=org/head,depth=3"):
+        assert sources_of(other, [spec])["head"].path == "org/head"

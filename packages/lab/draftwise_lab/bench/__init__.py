@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from draftwise_lab.bench.charts import family, short
     from draftwise_lab.bench.report import SECTIONS, STYLE, report_colours
+    from draftwise_lab.bench.scout import sources_of
     from draftwise_lab.bench.studio import file_name
     from draftwise_lab.bench.sweep import (
         Field, Point, Run, Way, discard_at, draw, fixed_ways, frontier, gain, head_ways, point,

@@ -8,6 +8,7 @@ choosing the best of many does not inflate it; intervals are bootstraps over req
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,11 +110,12 @@ what vLLM (5) and transformers (2) do unless they are told."""
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A drafter as other engines know it. kind: as in ``ENGINES``, or "datastore"; path: its
-    weights."""
+    """A drafter as other engines know it. kind: as in ``ENGINES``, or "datastore"; path: folder or
+    hub id of its weights; gguf: the same as a file for llama.cpp. Empty = unknown."""
 
     kind: str
-    path: str
+    path: str = ""
+    gguf: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,9 @@ class Choice:
     length: int
     speedup: Ratio
 
+    def as_json(self) -> dict[str, Any]:
+        return {"length": self.length, "speedup": self.speedup.as_json() if self.length else None}
+
 
 def advise(
     path: Path,
@@ -135,19 +140,21 @@ def advise(
     seeds: int = 5,
     engines: Sequence[str] = tuple(ENGINES),
     sources: Mapping[str, Source] | None = None,
+    weights: Sequence[str] = (),
     at_batch: Mapping[int, CostTable] | None = None,
 ) -> dict[str, Any]:
     """The best fixed setting for each engine, next to the adaptive default; as JSON.
 
-    sources: kinds of the drafters; None = inferred from names and scores. at_batch: seconds of
-    steps by number of requests; None = the trace's. Errors: DraftwiseError for anything but a
-    trace.
+    sources: kinds of the drafters; None = inferred from names and scores. weights: theirs, as
+    ``NAME=PATH``. at_batch: seconds of steps by number of requests; None = the trace's. Errors:
+    DraftwiseError for anything but a trace, and for weights of none of its drafters.
     """
     replay = play_trace(path, [ADAPTIVE], costs=costs, seeds=seeds)
-    found, plans = sums_by_text(replay.outcome), replay.match.plans
-    trace = replay.recorded
+    plans, trace = replay.match.plans, replay.recorded
     if sources is None:
-        sources = {name: _guessed(name, trace) for name in {plan.drafter for plan in plans}}
+        names = dict.fromkeys(plan.drafter for plan in plans if plan.drafter != NONE)
+        sources = {name: _guessed(name, trace) for name in names}
+    sources, found = with_weights(sources, weights), sums_by_text(replay.outcome)
     if at_batch is None and trace is not None and costs is None:
         at_batch = trace.costs_by_batch
     total_s = found.plans_s.sum(axis=1)
@@ -198,24 +205,18 @@ class _Advice:
         by_batch = [(size, self._at(size, best.drafter)) for size in sizes if len(sizes) > 1]
         lengths = [(size, choice.length) for size, choice in by_batch]
         source = self.sources.get(best.drafter)
-        setting = None
+        setting, excluded = None, _excludes(engine, source, sizes)
         if source is not None and any(length for _, length in [(0, best.length), *lengths]):
-            setting = SETTINGS[engine](source, best.length, lengths)
+            path, to_do = _weights(engine, best.drafter, source)
+            setting = SETTINGS[engine](replace(source, path=path), best.length, lengths)
+            excluded += to_do
         return {
             "drafter": best.drafter,
-            "length": best.length,
-            "speedup": best.speedup.as_json() if best.length else None,
-            "by_batch": [
-                {
-                    "batch_size": size,
-                    "length": choice.length,
-                    "speedup": choice.speedup.as_json() if choice.length else None,
-                }
-                for size, choice in by_batch
-            ],
+            **best.as_json(),
+            "by_batch": [{"batch_size": size, **each.as_json()} for size, each in by_batch],
             "setting": setting,
             "paste": None if setting is None else PASTE[engine](setting),
-            "excludes": _excludes(engine, source, sizes),
+            "excludes": excluded,
         }
 
     def _at(self, size: int, drafter: str) -> Choice:
@@ -235,8 +236,7 @@ class _Advice:
                     totals(replace(text, batch_size=size), some, self.at_batch[size], {})
                     for text in texts
                 ]
-                column = np.sum([one.seconds for one in each], axis=0)
-                plans_s = np.column_stack([plans_s, column])
+                plans_s = np.column_stack([plans_s, np.sum([one.seconds for one in each], axis=0)])
                 plain_s = np.append(plain_s, sum(one.plain_s for one in each))
         return choose(some, plans_s, plain_s, self.found.tokens, {drafter})
 
@@ -323,7 +323,7 @@ def llama_cpp(source: Source, length: int, _: Sequence[tuple[int, int]] = ()) ->
 
 
 def transformers(source: Source, length: int, _: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
-    """Options of ``model.generate`` (those of an assistant go into its generation config).
+    """Options of ``model.generate``, and of an assistant's generation config, where they belong.
 
     >>> transformers(Source("lookup", "lookup"), 8)
     {'prompt_lookup_num_tokens': 8, 'max_matching_ngram_size': 8}
@@ -332,9 +332,11 @@ def transformers(source: Source, length: int, _: Sequence[tuple[int, int]] = ())
         return {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKUP_NGRAMS[1]}
     return {
         "assistant_model": source.path,
-        "num_assistant_tokens": length,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
+        "assistant_generation_config": {
+            "num_assistant_tokens": length,
+            "num_assistant_tokens_schedule": "constant",
+            "assistant_confidence_threshold": 0.0,
+        },
     }
 
 
@@ -344,17 +346,32 @@ SETTINGS = {"vllm": vllm, "sglang": sglang, "llama.cpp": llama_cpp, "transformer
 def _paste_sglang(setting: Mapping[str, Any]) -> str:
     return (
         f"--speculative-algorithm {setting['algorithm']} --speculative-draft-model-path "
-        f"{setting['head']} --speculative-eagle-topk 1 --speculative-adaptive "
+        f"{shlex.quote(setting['head'])} --speculative-eagle-topk 1 --speculative-adaptive "
         "--speculative-adaptive-config adaptive.json\n"
         f"adaptive.json: {json.dumps(setting['config'])}"
     )
 
 
+def _paste_transformers(setting: Mapping[str, Any]) -> str:
+    if "assistant_model" not in setting:
+        return f"model.generate(**inputs, {_arguments(setting)})"
+    path, options = setting["assistant_model"], setting["assistant_generation_config"]
+    return (
+        f"assistant = AutoModelForCausalLM.from_pretrained({path!r}).to(model.device)\n"
+        f"assistant.generation_config.update({_arguments(options)})\n"
+        "model.generate(**inputs, assistant_model=assistant)"
+    )
+
+
+def _arguments(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
+
+
 PASTE: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "vllm": lambda setting: f"--speculative-config '{json.dumps(setting)}'",
+    "vllm": lambda setting: f"--speculative-config {shlex.quote(json.dumps(setting))}",
     "sglang": _paste_sglang,
-    "llama.cpp": lambda setting: " ".join(f"{flag} {value}" for flag, value in setting.items()),
-    "transformers": lambda setting: ", ".join(f"{k}={v!r}" for k, v in setting.items()),
+    "llama.cpp": lambda setting: shlex.join(str(part) for pair in setting.items() for part in pair),
+    "transformers": _paste_transformers,
 }
 
 
@@ -371,12 +388,39 @@ def _excludes(engine: str, source: Source | None, sizes: Sequence[int]) -> list[
     return found
 
 
+def _weights(engine: str, name: str, source: Source) -> tuple[str, list[str]]:
+    """What the engine loads; a placeholder, and what to do about it, where that is unknown."""
+    path, short, example, what = source.path, "PATH", "PATH", "the folder or hub id"
+    if engine == "llama.cpp":
+        path, short, example, what = source.gguf, "GGUF", "FILE.gguf", "a GGUF file"
+    if path or source.kind in {"lookup", "suffix"}:
+        return path, []
+    mark, given = f"{short}-OF-{name}", f"--weights {name}={example}"
+    return mark, [f"the weights of {name}: write {what} for {mark}, or give {given}"]
+
+
+def with_weights(sources: Mapping[str, Source], weights: Sequence[str]) -> dict[str, Source]:
+    """The same with paths given as ``NAME=PATH``. Errors: DraftwiseError for an unknown name.
+
+    >>> with_weights({"small": Source("model")}, ["small=org/small", "small=small.gguf"])
+    {'small': Source(kind='model', path='org/small', gguf='small.gguf')}
+    """
+    found = dict(sources)
+    for text in weights:
+        name, _, path = text.partition("=")
+        if name not in found or not path:
+            raise DraftwiseError(f"--weights {text}: write NAME=PATH for one of {', '.join(found)}")
+        key = "gguf" if path.lower().endswith(".gguf") else "path"
+        found[name] = replace(found[name], **{key: path})
+    return found
+
+
 def _guessed(name: str, trace: RoundTrace | None) -> Source:
-    """The kind of a drafter, by its name and its scores."""
+    """The kind of a drafter, by its name and its scores; a trace does not say where it lies."""
     if trace is not None and trace.is_retrieval(name):
         known = next((kind for kind in ("suffix", "datastore") if name.startswith(kind)), "lookup")
-        return Source(known, name)
-    return Source("none" if name == NONE else "eagle3" if "eagle" in name else "model", name)
+        return Source(known)
+    return Source("eagle3" if "eagle" in name else "model")
 
 
 def _speed(found: TextSums, seconds: Floats) -> dict[str, Any]:

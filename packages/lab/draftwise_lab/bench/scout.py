@@ -18,6 +18,7 @@ import numpy as np
 from draftwise.bench import Asked, Known, Question
 from draftwise.drafters import EagleDrafter, LMDrafter
 from draftwise.registry import MAX_LENGTH, Preset
+from draftwise.specs import name_and_spec
 from draftwise.speculator import Speculator
 from draftwise.types import Floats, Plan
 from draftwise_lab.bench.advice import Source
@@ -168,10 +169,10 @@ TIMED_TOKENS = 24
 """Of each request while a batch size is timed."""
 
 
-def sources_of(speculator: Speculator, paths: Mapping[str, str]) -> dict[str, Source]:
-    """Kinds of its drafters as other engines know them. paths: folders of weights by name."""
+def sources_of(speculator: Speculator, specs: Sequence[str]) -> dict[str, Source]:
+    """Its drafters as other engines know them. specs: what they were loaded from, in order."""
     found = {}
-    for drafter in speculator.drafters:
+    for drafter, spec in zip(speculator.drafters, specs, strict=True):
         kind = next((k for k in ("suffix", "datastore") if drafter.name.startswith(k)), "lookup")
         if isinstance(drafter, LMDrafter):
             kind = "model"
@@ -179,7 +180,10 @@ def sources_of(speculator: Speculator, paths: Mapping[str, str]) -> dict[str, So
             kind = {"EAGLE-3": "eagle3"}.get(drafter.head.title, "eagle")
         elif not drafter.retrieves:
             kind = type(drafter).__name__
-        found[drafter.name] = Source(kind, paths.get(drafter.name, drafter.name))
+        given = name_and_spec(spec)[1].partition(":")[2].partition(",")[0].removeprefix("path=")
+        is_gguf = given.lower().endswith(".gguf")
+        home = getattr(drafter, "home", None) or ("" if is_gguf else given)
+        found[drafter.name] = Source(kind, str(home), given if is_gguf else "")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from draftwise.cli.failures import Output, refusals, refused_values, say
 from draftwise.cli.load import check, check_chat, load
 from draftwise.cli.prompts import as_chat, read_batch
 from draftwise.cli.show import Bars, broken, counted, make_table
+from draftwise.specs import expand
 from draftwise.types import NONE, DraftwiseError
 from draftwise_lab.bench.advice import (
     ADAPTIVE,
@@ -27,6 +29,7 @@ from draftwise_lab.bench.advice import (
     check_engines,
     play_trace,
     replay_report,
+    with_weights,
 )
 from draftwise_lab.cli import options as lab
 
@@ -87,6 +90,10 @@ def advise_(
         *("--prompts", "--batch", "-b"), metavar="FILE",
     ),
     engines: Engines = None,
+    weights: list[str] | None = option(
+        None, "A drafter's folder, hub id or `.gguf` file (for llama.cpp), which a trace does not "
+        "know; repeatable.", metavar="NAME=PATH",
+    ),
     costs: lab.Costs = None,
     seeds: lab.Seeds = 5,
     as_json: lab.AsJson = False,
@@ -109,11 +116,11 @@ def advise_(
     if (trace is None) == (prompts is None):
         raise DraftwiseError("give a TRACE, or --prompts FILE for a short run; not both")
     if trace is not None:
-        found = advise(trace, costs=costs, seeds=seeds, engines=names)
+        found = advise(trace, costs=costs, seeds=seeds, engines=names, weights=weights or ())
     else:
         sizes = sorted({*lab.whole_numbers("--batch-sizes", batch_sizes, "1,4,16")})
         found = _after_a_run(
-            prompts, models.settings(), is_chat, max_new_tokens, sizes, seeds, names
+            prompts, models.settings(), is_chat, max_new_tokens, sizes, seeds, names, weights or ()
         )
     if as_json:
         print(json.dumps(found))
@@ -134,7 +141,7 @@ def advise_(
 
 def _after_a_run(
     prompts: Path | None, wanted: o.Settings, is_chat: bool, num: int, sizes: list[int],
-    seeds: int, engines: list[str],
+    seeds: int, engines: list[str], weights: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
     """Load the models, run prompts, and advise from the recorded trace."""
     assert prompts is not None
@@ -148,10 +155,12 @@ def _after_a_run(
     base = load(wanted)
     from draftwise.bench import Asked, Question
     from draftwise.engine.options import encode_all
+    from draftwise.pool import resolve_target
     from draftwise_lab.bench.scout import scout, sources_of, time_batches
 
     texts = [list(encode_all(one.prompt, base.tokenizer, base.target)[0].tokens) for one in given]
-    paths = {one.name: str(home) for one in base.drafters if (home := getattr(one, "home", None))}
+    specs = expand(wanted.drafters or resolve_target(wanted.target)[1])
+    sources = with_weights(sources_of(base, specs), weights)
     with tempfile.TemporaryDirectory() as folder, Bars("prompts") as progress:
         path = Path(folder) / "trace.jsonl"
         task = progress.add_task("", total=len(texts) + 6 * len(sizes))
@@ -162,7 +171,7 @@ def _after_a_run(
 
         # every prompt alone, with plans drawn at random and all drafters scored
         scout(base, [Question("prompts", text) for text in texts], Asked(num), path, 0, tick)
-        options: dict[str, Any] = {"seeds": seeds, "sources": sources_of(base, paths)}
+        options: dict[str, Any] = {"seeds": seeds, "sources": sources}
         found = advise(path, engines=engines, **options)
         if len(sizes) > 1:
             names = {one.get("drafter") for one in found["engines"].values()} - {None, NONE}
@@ -179,20 +188,15 @@ def _print_advice(engine: str, advice: dict[str, Any]) -> None:
     if advice["paste"] is None:
         print(f"{engine}: {advice.get('why') or 'do not speculate on this traffic'}")
         return
-    print(f"{engine}: {advice['paste']}")
-    gains = advice["by_batch"] or [{"batch_size": None, **advice}]
-    for row in gains:
+    print(f"{engine}:", advice["paste"], sep="\n" if "\n" in advice["paste"] else " ")
+    for row in advice["by_batch"] or [{"batch_size": None, **advice}]:
         where = "" if row["batch_size"] is None else f" with {row['batch_size']} at once"
         what = f"{row['length']} tokens" if row["length"] else "no drafts"
-        gain = row["speedup"]
-        if gain is None:
-            print(f"  expected{where}: {what}, as plain decoding")
-            continue
-        around = interval(gain)
-        print(
-            f"  expected{where}: {what}, {gain['median']:.2f} x plain"
-            + (f" ({around})" if around else "")
-        )
+        found = "as plain decoding"
+        if gain := row["speedup"]:
+            around = f" ({interval(gain)})" if interval(gain) else ""
+            found = f"{gain['median']:.2f} x plain{around}"
+        print(f"  expected{where}: {what}, {found}")
     print(f"  not in it: {'; '.join(advice['excludes'])}")
 
 
