@@ -161,13 +161,17 @@ def test_requests_choose_and_the_state_is_kept(config: Any) -> None:
     ("changes", "reason"),
     [
         ({"method": "draft_model"}, "always drafts num_speculative_tokens"),
+        ({"method": "mtp", "num_nextn_predict_layers": 2}, "mtp does with several layers"),
+        ({"enable_adaptive_verification": True}, "enable_adaptive_verification is set"),
         ({"method": "ngram"}, "AsyncScheduler chooses lengths"),
     ],
 )
 def test_refused_with_the_reason(changes: dict[str, Any], reason: str, config: Any) -> None:
     from draftwise.errors import DraftwiseError
 
+    speculative = config.speculative_config
     for name, value in changes.items():
-        setattr(config.speculative_config, name, value)
+        of_model = name.startswith("num_nextn")
+        setattr(speculative.draft_model_config.hf_config if of_model else speculative, name, value)
     with pytest.raises(DraftwiseError, match=reason):
         Device(config, 0.5, 0.1)

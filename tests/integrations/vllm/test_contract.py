@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import os
+import runpy
 from pathlib import Path
 
 import pytest
 
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.vllm.capabilities import check_capabilities, missing
+from draftwise.integrations.vllm.plugin import ASYNC_SCHEDULER, LENGTHS, adapted
 
 FOLDER = Path(os.environ.get("DRAFTWISE_VLLM_SOURCES", Path(__file__).parents[3] / ".vllm-sources"))
 V2_RUNNER = "v1/worker/gpu/model_runner.py: GPUModelRunner.sample_tokens"
@@ -59,6 +61,19 @@ def test_the_code_relied_on_is_there(root: Path) -> None:
     launched = core.index("self.model_executor.execute_model(scheduler_output, non_block=True)")
     masked = core.index("self.scheduler.get_grammar_bitmask(scheduler_output)")
     assert launched < masked < core.index("future.result()")
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 5, 6, 64])
+def test_graphs_are_captured_for_the_longest_draft_and_none(root: Path, max_num_seqs: int) -> None:
+    """By what vLLM makes of the list of lengths."""
+    lookup_of = runpy.run_path(str(root / "v1/spec_decode/dynamic/utils.py"))[
+        "build_dynamic_sd_schedule_lookup"
+    ]
+    given = {"method": "eagle3", "num_speculative_tokens": 5}
+    listed = adapted(given, max_num_seqs, ASYNC_SCHEDULER)[LENGTHS]
+    captured = set(lookup_of(listed, max_num_seqs, 5)[1:])
+    assert len(captured) == min(max_num_seqs, 6)
+    assert captured >= ({0, 5} if max_num_seqs > 1 else {5})
 
 
 def code(file: Path) -> str:

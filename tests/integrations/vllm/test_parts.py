@@ -44,6 +44,8 @@ def server(**changes: Any) -> SimpleNamespace:
             "num_speculative_tokens": 16,
             "rejection_sample_method": "standard",
             "draft_sample_method": "greedy",
+            "enable_adaptive_verification": False,
+            "use_multi_module_mtp": lambda: False,
         },
         "parallel": {
             "pipeline_parallel_size": 1,
@@ -127,6 +129,19 @@ def test_lengths_only_for_asynchronous_scheduling() -> None:
         check_server(server(use_v2_model_runner=True, **changes), asynchronous=True)
 
 
+def test_drafters_of_runner_v2_that_take_no_length_are_refused() -> None:
+    """Several MTP layers, one for each token; and a device that divides the drafts by itself."""
+    several = {"speculative__method": "mtp", "speculative__use_multi_module_mtp": lambda: True}
+    given = {"scheduler__async_scheduling": True, "use_v2_model_runner": True}
+    with pytest.raises(DraftwiseError, match="mtp does with several layers"):
+        check_server(server(**given, **several), asynchronous=True)
+    check_server(server(**given | {"use_v2_model_runner": False}, **several), asynchronous=True)
+    check_server(server(**several))
+    adaptive = {"speculative__method": "eagle3", "speculative__enable_adaptive_verification": True}
+    with pytest.raises(DraftwiseError, match="enable_adaptive_verification is set"):
+        check_server(server(**given, **adaptive), asynchronous=True)
+
+
 def test_names_of_the_package() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = room.Nonsense
@@ -147,6 +162,10 @@ def test_steps_stay_within_the_largest_graph_and_its_size_is_advised() -> None:
     assert '{"max_cudagraph_capture_size": 600}' in lines
     assert "AsyncScheduler" in lines
     assert "max_cudagraph" not in " ".join(advice(server(), asynchronous=True))
+    (line,) = advice(server(scheduler__max_num_seqs=16), asynchronous=True)
+    assert "16 of the 17 lengths of drafts, 0 to 16" in line
+    assert "--max-num-seqs 17" in line
+    assert not advice(server(scheduler__max_num_seqs=17), asynchronous=True)
     assert not advice(server(device__device_type="cpu"), asynchronous=False)
 
 
@@ -246,18 +265,38 @@ def test_what_need_not_be_typed_is_filled_in() -> None:
         {"speculative_config": {"method": "mtp", "num-speculative-tokens": 3}},
         {"spec_method": "mtp", "spec_tokens": 3},
         {"speculative_config": {"method": "mtp"}, "spec_tokens": 3},
+        {"speculative_config": {"method": "qwen3_next_mtp"}, "spec_tokens": 3},  # vLLM's old name
     ],
 )
 def test_flags_and_config_are_prepared_alike(given: dict[str, Any]) -> None:
     args = arguments(max_num_seqs=8, **given)
     plugin.prepare(args, plugin.SCHEDULER)
-    assert args.speculative_config == {
-        "method": "mtp", "num_speculative_tokens": 3, plugin.LENGTHS: [[1, 8, 3]],
-    }  # fmt: skip
+    assert args.speculative_config.pop("method").endswith("mtp")
+    assert args.speculative_config == {"num_speculative_tokens": 3, plugin.LENGTHS: [[1, 8, 3]]}
     assert args.spec_method is args.spec_tokens is None  # vLLM refuses to be told twice
     args = arguments(max_num_seqs=8, **given)
     plugin.prepare(args, plugin.ASYNC_SCHEDULER)
     assert [k for *_, k in args.speculative_config[plugin.LENGTHS]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "lengths"),
+    [
+        (None, [0, 1, 2, 3, 4, 5]),
+        (6, [0, 1, 2, 3, 4, 5]),
+        (5, [0, 1, 2, 3, 5]),
+        (2, [0, 5]),
+        (1, [5]),
+    ],
+)
+def test_few_requests_keep_the_longest_draft(max_num_seqs: int | None, lengths: list[int]) -> None:
+    """vLLM looks up one length for each number of requests."""
+    given = {"method": "eagle3", "num_speculative_tokens": 5}
+    listed = plugin.adapted(given, max_num_seqs, plugin.ASYNC_SCHEDULER)[plugin.LENGTHS]
+    assert [length for *_, length in listed] == lengths
+    starts, ends, _ = zip(*listed, strict=True)
+    assert starts == tuple(range(1, len(lengths) + 1))
+    assert ends == (*starts[:-1], max_num_seqs or 1024)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +310,16 @@ def test_flags_and_config_are_prepared_alike(given: dict[str, Any]) -> None:
         ),
         (plugin.SCHEDULER, {"logits_processors": ["a.B"]}, "verified without them"),
         (plugin.ASYNC_SCHEDULER, {}, "this server has none: add --speculative-config"),
+        (
+            plugin.ASYNC_SCHEDULER,
+            {"speculative_config": {"method": "mtp"}},
+            'add "num_speculative_tokens"',
+        ),
+        (
+            plugin.SCHEDULER,
+            {"speculative_config": {"method": "deepseek_mtp"}},
+            'add "num_speculative_tokens"',
+        ),
         (
             plugin.SCHEDULER,
             {"speculative_config": {"method": "mtp"}, "spec_method": "eagle"},

@@ -154,21 +154,27 @@ def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[
     """A speculative config whose number of drafted tokens changes from step to step.
 
     vLLM prepares its graphs accordingly. For asynchronous scheduling every length is listed once,
-    since the V2 runner captures a graph for each.
+    since the V2 runner captures a graph for each, up to one for each number of requests: the
+    longest draft and the shortest ones come first.
 
     >>> adapted({"method": "mtp", "num_speculative_tokens": 2}, 8, ASYNC_SCHEDULER)[
     ...     "num_speculative_tokens_per_batch_size"]
     [[1, 1, 0], [2, 2, 1], [3, 8, 2]]
     """
-    longest = given.get("num_speculative_tokens")
-    is_model = given.get("method", "draft_model") in MODEL_METHODS
-    if given.get(LENGTHS) or not longest or not is_model:
+    method = given.get("method") or "draft_model"
+    is_model = method in MODEL_METHODS or method.endswith("_mtp")  # vLLM renames these to mtp
+    if given.get(LENGTHS) or not is_model:
         return given
-    last = max(max_num_seqs or 1024, longest + 1)
-    if name == SCHEDULER:
-        return given | {LENGTHS: [[1, last, longest]]}
-    each = [[length + 1, length + 1, length] for length in range(longest)]
-    return given | {LENGTHS: [*each, [longest + 1, last, longest]]}
+    longest = given.get("num_speculative_tokens")
+    if not longest:
+        raise DraftwiseError(
+            "the speculative config has no num_speculative_tokens: draftwise lists the lengths of "
+            'drafts before vLLM reads the model, so add "num_speculative_tokens" (or --spec-tokens)'
+        )
+    last = max_num_seqs or 1024
+    num = min(longest, last - 1) if name == ASYNC_SCHEDULER else 0
+    each = [[length + 1, length + 1, length] for length in range(num)]
+    return given | {LENGTHS: [*each, [num + 1, last, longest]]}
 
 
 def with_plain_steps(init: Callable[..., None]) -> Callable[..., None]:
