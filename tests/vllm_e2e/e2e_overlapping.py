@@ -7,6 +7,7 @@ accepts them with a given probability.
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import deque
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from draftwise import zoo
+from draftwise.integrations.vllm import plugin
 from vllm_e2e.jobs import DRAFT_MODEL
 
 # vLLM and torch, imported in this process, use what newer versions of torch deprecate
@@ -155,6 +157,21 @@ def test_requests_choose_and_the_state_is_kept(config: Any) -> None:
     again = Device(config, acceptance=0.9, token_s=0.01)
     costs = again.scheduler.draftwise.controller.costs
     assert costs.num_steps == device.scheduler.draftwise.controller.costs.num_steps > 30
+
+
+def test_the_mark_of_a_server_reaches_its_workers(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the config that is pickled for them; a server of vLLM's alone has none."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    speculative = DRAFT_MODEL["speculative_config"] | {plugin.LENGTHS: [[1, 8, 4]]}
+    args = EngineArgs(str(zoo.target_path()), speculative_config=speculative)
+    for ours, made in ((True, config), (False, args.create_engine_config())):
+        sent = pickle.loads(pickle.dumps(made))
+        assert sent.speculative_config.uses_dynamic_speculative_decoding()
+        assert plugin.is_of_draftwise(sent.speculative_config) is ours
 
 
 @pytest.mark.parametrize(

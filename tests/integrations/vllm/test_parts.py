@@ -391,14 +391,19 @@ def test_what_others_wrapped_is_wrapped_once() -> None:
     assert not hasattr(owner, "gone")
 
 
+VLLMS_OWN = SimpleNamespace(method="mtp", model="m", **{plugin.LENGTHS: [[1, 8, 3]]})
+"""Of a server without draftwise whose lengths vary with the number of requests."""
+MTP = SimpleNamespace(**vars(VLLMS_OWN) | {plugin.MARK: True})
+NULL = SimpleNamespace(method="custom_class", model=NULL_PROPOSER, **{plugin.MARK: True})
+
+
 def test_bad_wishes_are_refused_where_draftwise_drafts_and_nowhere_else() -> None:
     validate = plugin.with_all_parameters(lambda self, speculative_config: None)
     asked = SimpleNamespace(extra_args={"max_draft": -1})
-    null = SimpleNamespace(method="custom_class", model=NULL_PROPOSER)
-    ours = SimpleNamespace(method="mtp", model="m", **{plugin.LENGTHS: [[1, 8, 3]]})
-    for config in (null, ours):
+    for config in (NULL, MTP):
         with pytest.raises(ValueError, match="max_draft is -1"):
             validate(asked, config)
+    validate(asked, VLLMS_OWN)
     validate(asked, SimpleNamespace(method="mtp", model="m"))
     validate(asked, None)
 
@@ -416,9 +421,10 @@ class FakeRejectionSampler:
 @pytest.mark.parametrize(
     ("config", "num_draft_tokens", "is_plain"),
     [
-        (SimpleNamespace(method="custom_class", model=NULL_PROPOSER), [0, 0], True),
-        (SimpleNamespace(method="custom_class", model=NULL_PROPOSER), [0, 1], False),
-        (SimpleNamespace(method="mtp", model="m", **{plugin.LENGTHS: [[1, 8, 3]]}), [0], True),
+        (NULL, [0, 0], True),
+        (NULL, [0, 1], False),
+        (MTP, [0], True),
+        (VLLMS_OWN, [0], False),
         (SimpleNamespace(method="suffix", model="m"), [0, 0], False),
         (None, [0], False),
     ],

@@ -35,7 +35,7 @@ logger = logging.getLogger("vllm.draftwise")
 HOME = "draftwise.integrations.vllm"
 SCHEDULER, ASYNC_SCHEDULER = f"{HOME}.Scheduler", f"{HOME}.AsyncScheduler"
 MARK = "__draftwise__"
-"""Attribute of what this plug-in has wrapped."""
+"""Attribute of what this plug-in has wrapped, and of the speculative configs of its servers."""
 LENGTHS = "num_speculative_tokens_per_batch_size"
 
 
@@ -82,6 +82,7 @@ def with_drafts(create: Callable[..., Any]) -> Callable[..., Any]:
         prepare(self, name)
         config = create(self, *args, **kwargs)
         check_server(config, asynchronous=is_async)
+        setattr(config.speculative_config, MARK, True)  # pickled with it, to every process
         for line in advice(config, asynchronous=is_async):
             logger.warning("draftwise: %s", line)
         is_cpu = config.device_config.device_type == "cpu"
@@ -206,10 +207,8 @@ def with_plain_steps(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def is_of_draftwise(speculative: Any) -> bool:
-    """Whether a speculative config is one that ``prepare`` has made."""
-    if speculative is None:
-        return False
-    return is_null(speculative) or bool(getattr(speculative, LENGTHS, None))
+    """Whether a speculative config is of a server with a draftwise scheduler."""
+    return hasattr(speculative, MARK)
 
 
 def with_processors(build: Callable[..., Any]) -> Callable[..., Any]:
