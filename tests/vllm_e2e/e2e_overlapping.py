@@ -81,6 +81,7 @@ class Device:
         while self.scheduler.has_unfinished_requests() or under_way:
             if self.scheduler.has_unfinished_requests():
                 under_way.append(self.scheduler.schedule())
+                self.scheduler.get_grammar_bitmask(under_way[-1])
             if len(under_way) == 2 or not self.scheduler.has_unfinished_requests():
                 self.come_back(under_way.popleft())
 
@@ -157,6 +158,14 @@ def test_requests_choose_and_the_state_is_kept(config: Any) -> None:
     again = Device(config, acceptance=0.9, token_s=0.01)
     costs = again.scheduler.draftwise.controller.costs
     assert costs.num_steps == device.scheduler.draftwise.controller.costs.num_steps > 30
+
+
+def test_deferred_work_runs_while_the_model_computes(config: Any) -> None:
+    device, calls = Device(config, acceptance=0.9, token_s=0.01), []
+    device.scheduler.draftwise.work = lambda: calls.append(device.now)
+    device.add("r", max_tokens=40)
+    device.run()
+    assert len(calls) > 8
 
 
 def test_the_mark_of_a_server_reaches_its_workers(
