@@ -600,6 +600,21 @@ def test_a_server_started_by_another_engines_process_reads_its_own_folder(tmp_pa
     assert 'draftwise:emitted_tokens_total{engine="0"} 3.0' in generate_latest(registry).decode()
 
 
+def test_closed_batches_that_rest_are_told(caplog: Any) -> None:
+    """The account of closed batches is empty, and the guard's is not."""
+    engine = learnt_engine()
+    upkeep = Upkeep(engine.adapter, lambda: engine.now)
+    for is_closed in (False, True):
+        batches = engine.controller.batches
+        batches.is_closed, batches._account.to_skip = is_closed, 1
+        assert engine.controller.guard.allows_drafts
+        with caplog.at_level(logging.INFO, "vllm.draftwise"):
+            upkeep.log(1.0 + is_closed)
+        assert ("drafting rests" in caplog.text) == is_closed
+        (told,) = (f.value for f in upkeep._samples() if f.name == "drafting_allowed")
+        assert bool(told) != is_closed
+
+
 class FakePrometheus:
     """Counters and gauges of ``prometheus_client``, as sums by label."""
 
@@ -647,7 +662,7 @@ def test_labels_are_bounded() -> None:
     assert other.account.speed == pytest.approx(2.0)
     speeds = {
         tuple(f.labels.values()): f.value
-        for f in counts.figures(Guard())
+        for f in counts.figures(Guard(), allows_drafts=True)
         if f.name == "label_speed"
     }
     assert speeds["task 1", "start"] == speeds["task 1", "recent"] == 3.0
