@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from draftwise.controller.controller import Controller
 from draftwise.controller.costs import Step
@@ -28,6 +28,7 @@ from draftwise.integrations.vllm.options import (
 )  # fmt: skip
 
 logger = logging.getLogger("vllm.draftwise")
+T = TypeVar("T")
 
 LATE_STEPS = 8
 """Plain steps without a search that the controller learns from together: between two steps a model
@@ -36,22 +37,23 @@ PAUSE_S = 0.05
 """Seconds between two steps beyond which the engine did something else in between."""
 
 
-def fused(method: Callable[..., None]) -> Callable[..., None]:
+def fused(method: Callable[..., T]) -> Callable[..., T | None]:
     """Decorate methods of an object: their first exception disables them for good.
 
     An error in draftwise must not end the answers of a whole server. The object has the attributes
-    ``has_failed``, and ``failure``, what is logged.
+    ``has_failed``, and ``failure``, what is logged. A disabled method returns None.
     """
 
     @functools.wraps(method)
-    def call(self: Any, *args: Any) -> None:
+    def call(self: Any, *args: Any, **kwargs: Any) -> T | None:
         if self.has_failed:
-            return
+            return None
         try:
-            method(self, *args)
+            return method(self, *args, **kwargs)
         except Exception:
             self.has_failed = True
             logger.exception(self.failure)
+            return None
 
     return call
 
