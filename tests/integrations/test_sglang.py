@@ -14,7 +14,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -234,8 +234,10 @@ def test_a_step_that_was_dropped_is_left_out() -> None:
     assert sum(made.counts.values()) == 1
 
 
-def test_a_group_takes_the_choice_of_its_first_rank() -> None:
-    """Ranks whose clocks differ come to the exchange at the same calls, and agree."""
+def group(
+    seconds: Sequence[Seconds], **given: Any
+) -> tuple[list[FakeServer], list[int], list[int]]:
+    """Two ranks, and what the first one sent and the other one heard."""
     sent: list[int] = []
     heard: list[int] = []
 
@@ -247,8 +249,16 @@ def test_a_group_takes_the_choice_of_its_first_rank() -> None:
         heard.append(sent[len(heard)])
         return heard[-1]
 
-    first = FakeServer(lambda clock: policy(clock=clock, agree=send), flat)
-    other = FakeServer(lambda clock: policy(clock=clock, agree=hear), steep)
+    ranks = [
+        FakeServer(lambda clock, a=agree: policy(clock=clock, agree=a), cost, **given)
+        for agree, cost in zip((send, hear), seconds, strict=True)
+    ]
+    return ranks, sent, heard
+
+
+def test_a_group_takes_the_choice_of_its_first_rank() -> None:
+    """Ranks whose clocks differ come to the exchange at the same calls, and agree."""
+    (first, other), sent, heard = group((flat, steep))
     for batch in (4, 4, 7, 7, 2, 9, 9, 9, 1):
         first.run(batch, 11)
         other.run(batch, 11)
@@ -288,6 +298,50 @@ def test_the_state_is_written_within_the_first_seconds(tmp_path: Path) -> None:
         server.run(4, 1)
     wait_for(file.path)
     assert file.load()["costs"]["num_steps"] > 10
+
+
+def test_a_state_with_absurd_seconds_is_left_out(tmp_path: Path, caplog: Any) -> None:
+    server = FakeServer(policy, flat)
+    server.run(8, 50)
+    state = json.loads(json.dumps(server.policy.state()))
+    file = StateFile(tmp_path / "state.json", {})
+    for name in ("mean", "variance", "noise_s"):
+        costs = state["costs"]
+        costs = costs | {name: 1e200 if name == "noise_s" else [1e300, *costs[name][1:]]}
+        file.path.write_text(file.text(state | {"costs": costs}))
+        caplog.clear()
+        again = FakeServer(lambda clock: policy(clock=clock, state=file), flat)
+        assert "starting without it" in caplog.text
+        again.run(8, 50)
+
+
+@pytest.mark.parametrize("broken", ["length_survival", "learn_lengths"])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_of_its_own_ends_drafting_and_not_the_server(
+    broken: str, failing: int, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Of one rank: the group still takes one choice, and meets at the same calls."""
+    ranks, sent, heard = group((flat, flat), rate=0.95)
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("as no test foresaw")
+
+    for _ in range(40):
+        for rank in ranks:
+            rank.run(8, 5)
+    assert min(ranks[0].steps[-5:]) == 5
+    for number in range(40):
+        for rank in ranks:
+            with monkeypatch.context() as patch:
+                if rank is ranks[failing] and number == 3:
+                    patch.setattr(f"draftwise.integrations.sglang.policy.{broken}", fails)
+                rank.run(8 + number % 3, 5)
+        assert len(sent) == len(heard)
+    assert ranks[0].steps == ranks[1].steps
+    assert set(ranks[0].steps[-50:]) == ({0} if failing == 0 else {5})
+    assert caplog.text.count("Traceback") == 1
+    assert "until the server is restarted" in caplog.text
+    assert len(ranks[failing].policy._flights) < 5
 
 
 @pytest.mark.parametrize("learnt", [{}, {"model": [[1.0]]}, {"model": "x", "costs": {}}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -98,6 +99,62 @@ def test_identical_with_two_ranks(expected: list, tmp_path: Path) -> None:
     job["tasks"][0]["requests"] = [job["tasks"][0]["requests"][i] for i in asked]
     done = run(tmp_path, "ranks", job, VLLM_CPU_OMP_THREADS_BIND="0|1")
     assert done["answers"][0] == [expected[i] for i in asked]
+
+
+def test_no_draft_holds_the_text_of_another_tenant(tmp_path: Path) -> None:
+    """Both tenants' prompts lead to the first one's answer, and their first token is given."""
+    prompt, told = mixed_requests()[0]["prompt"], 16
+    program = f"""
+import json, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from engine import SCHEDULER, make_drafts_free, scheduler_of
+from vllm import LLM, SamplingParams
+llm = LLM({str(zoo.target_path())!r}, enforce_eager=True, dtype="float32", seed=0,
+          scheduler_cls=SCHEDULER, additional_config={{"draftwise": {{"state": None}}}})
+scheduler = scheduler_of(llm)
+make_drafts_free(scheduler)
+update, drafts = scheduler.update_draft_token_ids, {{}}
+
+def watched(offered):
+    update(offered)
+    for id_, tokens in zip(offered.req_ids, offered.draft_token_ids):
+        if id_ in scheduler.requests:
+            drafts.setdefault(scheduler.requests[id_].cache_salt, []).append(list(tokens))
+
+def answer(salt, tokens, **given):
+    asked = {{"prompt_token_ids": tokens, "cache_salt": salt}}
+    (done,) = llm.generate(asked, SamplingParams(**given, ignore_eos=True))
+    return list(done.outputs[0].token_ids)
+
+scheduler.update_draft_token_ids = watched
+prompt = llm.get_tokenizer().encode({prompt!r})
+secret = answer("a", prompt, temperature=2.0, max_tokens=64)
+drafts.clear()
+for salt in "ba":
+    answer(salt, prompt + secret[:{told}], temperature=0.0, max_tokens=8,
+           allowed_token_ids=[secret[{told}]])
+with open({str(tmp_path / "out.json")!r}, "w") as file:
+    json.dump([prompt, secret, drafts], file)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | IN_PROCESS,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    prompt, secret, drafts = json.loads((tmp_path / "out.json").read_text())
+    hidden = grams(secret[told:]) - grams(prompt + secret[: told + 1])
+    assert hidden & grams(*drafts["a"])
+    assert drafts["b"]
+    assert not hidden & grams(*drafts["b"])
+
+
+def grams(*texts: list[int]) -> set[tuple[int, ...]]:
+    """All three tokens in a row."""
+    return {tuple(text[i : i + 3]) for text in texts for i in range(len(text) - 2)}
 
 
 @pytest.mark.parametrize(

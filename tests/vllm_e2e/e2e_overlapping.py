@@ -7,6 +7,7 @@ accepts them with a given probability.
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import deque
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from draftwise import zoo
+from draftwise.integrations.vllm import plugin
 from vllm_e2e.jobs import DRAFT_MODEL
 
 # vLLM and torch, imported in this process, use what newer versions of torch deprecate
@@ -79,6 +81,7 @@ class Device:
         while self.scheduler.has_unfinished_requests() or under_way:
             if self.scheduler.has_unfinished_requests():
                 under_way.append(self.scheduler.schedule())
+                self.scheduler.get_grammar_bitmask(under_way[-1])
             if len(under_way) == 2 or not self.scheduler.has_unfinished_requests():
                 self.come_back(under_way.popleft())
 
@@ -157,17 +160,44 @@ def test_requests_choose_and_the_state_is_kept(config: Any) -> None:
     assert costs.num_steps == device.scheduler.draftwise.controller.costs.num_steps > 30
 
 
+def test_deferred_work_runs_while_the_model_computes(config: Any) -> None:
+    device, calls = Device(config, acceptance=0.9, token_s=0.01), []
+    device.scheduler.draftwise.work = lambda: calls.append(device.now)
+    device.add("r", max_tokens=40)
+    device.run()
+    assert len(calls) > 8
+
+
+def test_the_mark_of_a_server_reaches_its_workers(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the config that is pickled for them; a server of vLLM's alone has none."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
+    speculative = DRAFT_MODEL["speculative_config"] | {plugin.LENGTHS: [[1, 8, 4]]}
+    args = EngineArgs(str(zoo.target_path()), speculative_config=speculative)
+    for ours, made in ((True, config), (False, args.create_engine_config())):
+        sent = pickle.loads(pickle.dumps(made))
+        assert sent.speculative_config.uses_dynamic_speculative_decoding()
+        assert plugin.is_of_draftwise(sent.speculative_config) is ours
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"method": "draft_model"}, "always drafts num_speculative_tokens"),
+        ({"method": "mtp", "num_nextn_predict_layers": 2}, "mtp does with several layers"),
+        ({"enable_adaptive_verification": True}, "enable_adaptive_verification is set"),
         ({"method": "ngram"}, "AsyncScheduler chooses lengths"),
     ],
 )
 def test_refused_with_the_reason(changes: dict[str, Any], reason: str, config: Any) -> None:
     from draftwise.errors import DraftwiseError
 
+    speculative = config.speculative_config
     for name, value in changes.items():
-        setattr(config.speculative_config, name, value)
+        of_model = name.startswith("num_nextn")
+        setattr(speculative.draft_model_config.hf_config if of_model else speculative, name, value)
     with pytest.raises(DraftwiseError, match=reason):
         Device(config, 0.5, 0.1)

@@ -1,11 +1,11 @@
 """draftwise's policy for SGLang next to SGLang's two rules: recorded EAGLE answers at H100 costs.
 
 DATA is a folder with ``step_costs.npz`` and ``acceptance_llama8b.npz`` (described in
-docs/sglang.md). B requests are served in a closed loop; a step drafts the same number of tokens for
-all of them. Every rule drives SGLang's real ``AdaptiveController`` (``make sglang-wheel``), and
-learns of a step only after it has chosen the next one, as under SGLang's overlap scheduler. A
-change of length costs ``--switch-ms``, and each rule's own time is added to its steps. Speed is
-relative to plain decoding of the same requests.
+docs/lab/reproduction/sglang.md). B requests are served in a closed loop; a step drafts the same
+number of tokens for all of them. Every rule drives SGLang's real ``AdaptiveController`` (``make
+sglang-wheel``), and learns of a step only after it has chosen the next one, as under SGLang's
+overlap scheduler. A change of length costs ``--switch-ms``, and each rule's own time is added to
+its steps. Speed is relative to plain decoding of the same requests.
 """
 
 from __future__ import annotations

@@ -323,6 +323,11 @@ class Controller:
         self._known.facts[:, :LAST] = 0
         return True
 
+    @property
+    def allows_drafts(self) -> bool:
+        """Whether neither the guard's account nor that of closed batches is empty."""
+        return self.guard.allows_drafts and self.batches.step_credit_s > 0
+
     def _margin(self, num: int) -> float:
         """What drafts must promise, relative to their price; infinite: no drafts."""
         return self.guard.margin(num) if self.batches.step_credit_s else math.inf
@@ -380,8 +385,7 @@ class Controller:
 
         While an account is empty, rare searches still update the acceptance tables.
         """
-        allowed = self.guard.allows_drafts and self.batches.step_credit_s > 0
-        every = 1 + self._num_idle // IDLE_STEPS if allowed else IDLE_MOST
+        every = 1 + self._num_idle // IDLE_STEPS if self.allows_drafts else IDLE_MOST
         return number % min(every, IDLE_MOST) == 0
 
     def _most_tokens(self, num: int) -> int:

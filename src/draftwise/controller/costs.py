@@ -62,6 +62,8 @@ SCALE_STEPS = 6
 SCALE_CHANGE = 0.12
 PAUSE = 4.0
 """A step counts for at most this multiple of its predicted seconds (the machine paused)."""
+MOST_LOADED = 1e9
+"""Largest number of a state: squares of larger ones end in infinities."""
 FIRST_MIXED = 32
 """Prefill steps that are skipped at the start while no pure decoding step was measured."""
 FAR, FAR_TOKENS, FAR_STEPS = 2.0, 512, 2
@@ -415,6 +417,8 @@ class StepCosts:
             scales = like(self._scales, state["scales"])
             plain, noise = like(np.zeros(2), [state["plain_s"], state["noise_s"]]).tolist()
             if min(*counts, *variance) < 0 or min(plain, noise, *scales) <= 0:
+                raise ValueError("a number is out of its range")
+            if np.abs([*mean, *variance, *scales, plain, noise]).max() > MOST_LOADED:
                 raise ValueError("a number is out of its range")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"the cost model's state does not fit: {error}") from error

@@ -4,28 +4,49 @@ from __future__ import annotations
 
 import ast
 import os
+import runpy
 from pathlib import Path
 
 import pytest
 
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.vllm.capabilities import check_capabilities, missing
+from draftwise.integrations.vllm.plugin import ASYNC_SCHEDULER, LENGTHS, adapted
 
 FOLDER = Path(os.environ.get("DRAFTWISE_VLLM_SOURCES", Path(__file__).parents[3] / ".vllm-sources"))
-RELEASES = sorted(FOLDER.glob("*/vllm"))
-
-here = pytest.mark.skipif(not RELEASES, reason="make vllm-sources downloads vLLM's releases")
-
-
-@here
-@pytest.mark.parametrize("root", RELEASES, ids=lambda path: path.parent.name)
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_nothing_that_is_used_is_missing(root: Path, asynchronous: bool) -> None:
-    assert missing(root, asynchronous=asynchronous) == []
+V2_RUNNER = "v1/worker/gpu/model_runner.py: GPUModelRunner.sample_tokens"
+SAME_LENGTH = [
+    f"{V2_RUNNER}({n})" for n in ("num_spec_tokens_to_schedule", "num_speculative_tokens")
+]
+RELEASES: dict[str, list[str]] = {
+    "0.30.0": SAME_LENGTH, "0.31.0": SAME_LENGTH, "0.32.0": [], "0.33.0": []
+}  # fmt: skip
+"""vLLM's releases, and what ``AsyncScheduler`` lacks in each."""
 
 
-@here
-@pytest.mark.parametrize("root", RELEASES, ids=lambda path: path.parent.name)
+@pytest.fixture(params=RELEASES)
+def root(request: pytest.FixtureRequest) -> Path:
+    """The package ``vllm`` of a release."""
+    found = FOLDER / request.param / "vllm"
+    if not found.exists():
+        pytest.skip(f"no vLLM {request.param} in {FOLDER.name} (make vllm-sources)")
+    return found
+
+
+def test_nothing_that_is_used_is_missing(root: Path) -> None:
+    assert missing(root, asynchronous=False) == []
+    lacks = RELEASES[root.parent.name]
+    assert missing(root, asynchronous=True) == lacks
+    if lacks:
+        with pytest.raises(DraftwiseError, match=r"tokens_to_schedule.*0\.32 and 0\.33 do"):
+            check_capabilities(root, asynchronous=True)
+
+
+def test_the_releases_are_those_that_are_downloaded() -> None:
+    makefile = Path(__file__).parents[3] / "Makefile"
+    assert f"VLLM_RELEASES ?= {' '.join(RELEASES)}\n" in makefile.read_text()
+
+
 def test_the_code_relied_on_is_there(root: Path) -> None:
     """By statement, as vLLM writes it; a change here has to be read before it is believed."""
     scheduler = code(root / "v1/core/sched/scheduler.py")
@@ -42,6 +63,19 @@ def test_the_code_relied_on_is_there(root: Path) -> None:
     assert launched < masked < core.index("future.result()")
 
 
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 5, 6, 64])
+def test_graphs_are_captured_for_the_longest_draft_and_none(root: Path, max_num_seqs: int) -> None:
+    """By what vLLM makes of the list of lengths."""
+    lookup_of = runpy.run_path(str(root / "v1/spec_decode/dynamic/utils.py"))[
+        "build_dynamic_sd_schedule_lookup"
+    ]
+    given = {"method": "eagle3", "num_speculative_tokens": 5}
+    listed = adapted(given, max_num_seqs, ASYNC_SCHEDULER)[LENGTHS]
+    captured = set(lookup_of(listed, max_num_seqs, 5)[1:])
+    assert len(captured) == min(max_num_seqs, 6)
+    assert captured >= ({0, 5} if max_num_seqs > 1 else {5})
+
+
 def code(file: Path) -> str:
     """Source with vLLM's line breaks and comments taken out."""
     return ast.unparse(ast.parse(file.read_text("utf-8")))
@@ -54,11 +88,15 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     scheduler.write_text(
         "class Scheduler:\n    def schedule(self): return self.dynamic_sd_lookup\n"
     )
+    sampling = tmp_path / "sampling_params.py"
+    sampling.write_text("class SamplingParams:\n    minimum_p: float\n    logit_bias: dict\n")
     request = tmp_path / "v1/request.py"
     request.write_text("class Request:\n    def __init__(self, cache_salt): self.num_tokens = 1\n")
     found = missing(tmp_path, asynchronous=False)
     assert "v1/core/sched/scheduler.py: Scheduler.update_draft_token_ids" in found
     assert "v1/request.py: Request(lora_request)" in found
     assert "v1/request.py: Request(cache_salt)" not in found
+    assert "sampling_params.py: SamplingParams(min_p)" in found
+    assert "sampling_params.py: SamplingParams(logit_bias)" not in found
     with pytest.raises(DraftwiseError, match=r"Scheduler\.update_draft_token_ids; "):
         check_capabilities(tmp_path, asynchronous=False)

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from draftwise.controller.controller import Controller, Limits
+from draftwise.controller.costs import Step
 from draftwise.integrations.vllm.adapter import Adapter
 from integrations.vllm.fakes import params
 
@@ -98,6 +100,30 @@ def test_acceptance_is_learnt_of_the_step_that_comes_back() -> None:
     assert seen > 500
     assert abs(rejected / seen - 0.5) < 0.1
     assert abs(engine.controller.kept / engine.controller.promised - 1) < 0.1
+
+
+def test_its_own_time_is_a_part_of_the_steps() -> None:
+    """Charged to drafts, left out of prices, and counted once."""
+    engine = FakeAsync(0.9, token_s=0.01)
+    choose, observe, seen = engine.controller.choose, engine.controller.observe, []
+
+    def slow(*args: Any) -> Any:
+        engine.now += 0.05
+        return choose(*args)
+
+    def watched(step: Step, *args: Any) -> None:
+        seen.append((step, engine.now))
+        observe(step, *args)
+
+    engine.controller.choose, engine.controller.observe = slow, watched
+    engine.run(200)
+    for step, _ in seen[1:]:
+        assert step.own_seconds == pytest.approx(0.05)
+        assert step.seconds == pytest.approx(1 + 0.01 * step.num_tokens + 0.02 * step.num_drafted)
+    counts, guard = engine.adapter.counts, engine.controller.guard
+    assert counts.own_s == pytest.approx(0.05 * (len(seen) + 1))  # the first step had two choices
+    assert counts.step_s == pytest.approx(seen[-1][1])
+    assert guard.spent_s == pytest.approx(counts.step_s, rel=1e-3)
 
 
 def test_requests_that_cannot_be_verified_get_no_placeholders() -> None:

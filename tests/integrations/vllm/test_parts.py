@@ -44,6 +44,8 @@ def server(**changes: Any) -> SimpleNamespace:
             "num_speculative_tokens": 16,
             "rejection_sample_method": "standard",
             "draft_sample_method": "greedy",
+            "enable_adaptive_verification": False,
+            "use_multi_module_mtp": lambda: False,
         },
         "parallel": {
             "pipeline_parallel_size": 1,
@@ -127,6 +129,19 @@ def test_lengths_only_for_asynchronous_scheduling() -> None:
         check_server(server(use_v2_model_runner=True, **changes), asynchronous=True)
 
 
+def test_drafters_of_runner_v2_that_take_no_length_are_refused() -> None:
+    """Several MTP layers, one for each token; and a device that divides the drafts by itself."""
+    several = {"speculative__method": "mtp", "speculative__use_multi_module_mtp": lambda: True}
+    given = {"scheduler__async_scheduling": True, "use_v2_model_runner": True}
+    with pytest.raises(DraftwiseError, match="mtp does with several layers"):
+        check_server(server(**given, **several), asynchronous=True)
+    check_server(server(**given | {"use_v2_model_runner": False}, **several), asynchronous=True)
+    check_server(server(**several))
+    adaptive = {"speculative__method": "eagle3", "speculative__enable_adaptive_verification": True}
+    with pytest.raises(DraftwiseError, match="enable_adaptive_verification is set"):
+        check_server(server(**given, **adaptive), asynchronous=True)
+
+
 def test_names_of_the_package() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = room.Nonsense
@@ -147,6 +162,10 @@ def test_steps_stay_within_the_largest_graph_and_its_size_is_advised() -> None:
     assert '{"max_cudagraph_capture_size": 600}' in lines
     assert "AsyncScheduler" in lines
     assert "max_cudagraph" not in " ".join(advice(server(), asynchronous=True))
+    (line,) = advice(server(scheduler__max_num_seqs=16), asynchronous=True)
+    assert "16 of the 17 lengths of drafts, 0 to 16" in line
+    assert "--max-num-seqs 17" in line
+    assert not advice(server(scheduler__max_num_seqs=17), asynchronous=True)
     assert not advice(server(device__device_type="cpu"), asynchronous=False)
 
 
@@ -246,18 +265,38 @@ def test_what_need_not_be_typed_is_filled_in() -> None:
         {"speculative_config": {"method": "mtp", "num-speculative-tokens": 3}},
         {"spec_method": "mtp", "spec_tokens": 3},
         {"speculative_config": {"method": "mtp"}, "spec_tokens": 3},
+        {"speculative_config": {"method": "qwen3_next_mtp"}, "spec_tokens": 3},  # vLLM's old name
     ],
 )
 def test_flags_and_config_are_prepared_alike(given: dict[str, Any]) -> None:
     args = arguments(max_num_seqs=8, **given)
     plugin.prepare(args, plugin.SCHEDULER)
-    assert args.speculative_config == {
-        "method": "mtp", "num_speculative_tokens": 3, plugin.LENGTHS: [[1, 8, 3]],
-    }  # fmt: skip
+    assert args.speculative_config.pop("method").endswith("mtp")
+    assert args.speculative_config == {"num_speculative_tokens": 3, plugin.LENGTHS: [[1, 8, 3]]}
     assert args.spec_method is args.spec_tokens is None  # vLLM refuses to be told twice
     args = arguments(max_num_seqs=8, **given)
     plugin.prepare(args, plugin.ASYNC_SCHEDULER)
     assert [k for *_, k in args.speculative_config[plugin.LENGTHS]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "lengths"),
+    [
+        (None, [0, 1, 2, 3, 4, 5]),
+        (6, [0, 1, 2, 3, 4, 5]),
+        (5, [0, 1, 2, 3, 5]),
+        (2, [0, 5]),
+        (1, [5]),
+    ],
+)
+def test_few_requests_keep_the_longest_draft(max_num_seqs: int | None, lengths: list[int]) -> None:
+    """vLLM looks up one length for each number of requests."""
+    given = {"method": "eagle3", "num_speculative_tokens": 5}
+    listed = plugin.adapted(given, max_num_seqs, plugin.ASYNC_SCHEDULER)[plugin.LENGTHS]
+    assert [length for *_, length in listed] == lengths
+    starts, ends, _ = zip(*listed, strict=True)
+    assert starts == tuple(range(1, len(lengths) + 1))
+    assert ends == (*starts[:-1], max_num_seqs or 1024)
 
 
 @pytest.mark.parametrize(
@@ -271,6 +310,16 @@ def test_flags_and_config_are_prepared_alike(given: dict[str, Any]) -> None:
         ),
         (plugin.SCHEDULER, {"logits_processors": ["a.B"]}, "verified without them"),
         (plugin.ASYNC_SCHEDULER, {}, "this server has none: add --speculative-config"),
+        (
+            plugin.ASYNC_SCHEDULER,
+            {"speculative_config": {"method": "mtp"}},
+            'add "num_speculative_tokens"',
+        ),
+        (
+            plugin.SCHEDULER,
+            {"speculative_config": {"method": "deepseek_mtp"}},
+            'add "num_speculative_tokens"',
+        ),
         (
             plugin.SCHEDULER,
             {"speculative_config": {"method": "mtp"}, "spec_method": "eagle"},
@@ -342,14 +391,19 @@ def test_what_others_wrapped_is_wrapped_once() -> None:
     assert not hasattr(owner, "gone")
 
 
+VLLMS_OWN = SimpleNamespace(method="mtp", model="m", **{plugin.LENGTHS: [[1, 8, 3]]})
+"""Of a server without draftwise whose lengths vary with the number of requests."""
+MTP = SimpleNamespace(**vars(VLLMS_OWN) | {plugin.MARK: True})
+NULL = SimpleNamespace(method="custom_class", model=NULL_PROPOSER, **{plugin.MARK: True})
+
+
 def test_bad_wishes_are_refused_where_draftwise_drafts_and_nowhere_else() -> None:
     validate = plugin.with_all_parameters(lambda self, speculative_config: None)
     asked = SimpleNamespace(extra_args={"max_draft": -1})
-    null = SimpleNamespace(method="custom_class", model=NULL_PROPOSER)
-    ours = SimpleNamespace(method="mtp", model="m", **{plugin.LENGTHS: [[1, 8, 3]]})
-    for config in (null, ours):
+    for config in (NULL, MTP):
         with pytest.raises(ValueError, match="max_draft is -1"):
             validate(asked, config)
+    validate(asked, VLLMS_OWN)
     validate(asked, SimpleNamespace(method="mtp", model="m"))
     validate(asked, None)
 
@@ -367,9 +421,10 @@ class FakeRejectionSampler:
 @pytest.mark.parametrize(
     ("config", "num_draft_tokens", "is_plain"),
     [
-        (SimpleNamespace(method="custom_class", model=NULL_PROPOSER), [0, 0], True),
-        (SimpleNamespace(method="custom_class", model=NULL_PROPOSER), [0, 1], False),
-        (SimpleNamespace(method="mtp", model="m", **{plugin.LENGTHS: [[1, 8, 3]]}), [0], True),
+        (NULL, [0, 0], True),
+        (NULL, [0, 1], False),
+        (MTP, [0], True),
+        (VLLMS_OWN, [0], False),
         (SimpleNamespace(method="suffix", model="m"), [0, 0], False),
         (None, [0], False),
     ],
@@ -545,6 +600,21 @@ def test_a_server_started_by_another_engines_process_reads_its_own_folder(tmp_pa
     assert 'draftwise:emitted_tokens_total{engine="0"} 3.0' in generate_latest(registry).decode()
 
 
+def test_closed_batches_that_rest_are_told(caplog: Any) -> None:
+    """The account of closed batches is empty, and the guard's is not."""
+    engine = learnt_engine()
+    upkeep = Upkeep(engine.adapter, lambda: engine.now)
+    for is_closed in (False, True):
+        batches = engine.controller.batches
+        batches.is_closed, batches._account.to_skip = is_closed, 1
+        assert engine.controller.guard.allows_drafts
+        with caplog.at_level(logging.INFO, "vllm.draftwise"):
+            upkeep.log(1.0 + is_closed)
+        assert ("drafting rests" in caplog.text) == is_closed
+        (told,) = (f.value for f in upkeep._samples() if f.name == "drafting_allowed")
+        assert bool(told) != is_closed
+
+
 class FakePrometheus:
     """Counters and gauges of ``prometheus_client``, as sums by label."""
 
@@ -592,7 +662,7 @@ def test_labels_are_bounded() -> None:
     assert other.account.speed == pytest.approx(2.0)
     speeds = {
         tuple(f.labels.values()): f.value
-        for f in counts.figures(Guard())
+        for f in counts.figures(Guard(), allows_drafts=True)
         if f.name == "label_speed"
     }
     assert speeds["task 1", "start"] == speeds["task 1", "recent"] == 3.0

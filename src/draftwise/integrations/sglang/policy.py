@@ -24,6 +24,7 @@ from draftwise.controller.costs import Step, StepCosts, like
 from draftwise.controller.guard import Guard
 from draftwise.errors import DraftwiseError
 from draftwise.files import STATE_BYTES, read_text, strict_json
+from draftwise.integrations.vllm.adapter import fused
 from draftwise.integrations.vllm.state import SaveTimer, StateFile, Writer
 
 logger = logging.getLogger("sglang.draftwise")
@@ -126,6 +127,8 @@ class StepsPolicy:
     number of steps. ``drafted``, ``accepted``: tokens.
     """
 
+    failure = "draftwise failed: SGLang takes the fewest steps until the server is restarted"
+
     def __init__(
         self, settings: SglangSettings, *, clock: Callable[[], float] = time.perf_counter,
         agree: Callable[[int], int] = int, state: StateFile | None = None,
@@ -134,6 +137,7 @@ class StepsPolicy:
         self.costs, self.guard = StepCosts(), Guard(CREDIT, SHARE)
         self._table = new_tables(max(1, *settings.candidates)).model[0, 0]
         self._known = new_slots(16, 1)
+        self.has_failed = False
         self.counts: Counter[int] = Counter()
         self.drafted = self.accepted = 0
         self._clock, self._agree, self._file = clock, agree, state
@@ -172,24 +176,30 @@ class StepsPolicy:
         return [size for size in self._graphs if step in self.settings.for_batch(size)]
 
     def get_steps_for_batch(self, batch_size: int) -> int:
-        now_s = self._clock()
-        names = self._names
-        if names is None or len(names) != batch_size:
-            names = range(batch_size)
-        slots, size = self._seat(names), self._padded(batch_size)
-        # all ranks of a group must come to ``agree`` at the same calls
+        flight, size = self._board(batch_size), self._padded(batch_size)
+        # all ranks of a group must come to ``agree`` at the same calls, also one that has failed
         if self._left < 1 or size != self._size:
-            steps, hold = self._choose(slots, size)
+            steps, hold = self._choose(flight, size) or (self.settings.for_batch(size)[0], PERIOD)
             self._left, self._steps = divmod(self._agree(hold << 8 | steps), 256)
             self._size = size
         self._left -= 1
-        steps = self._steps
-        self._flights.append(
-            _Flight(steps, names, slots, batch_size, self._num_context, now_s, self._is_clean)
-        )
-        self._names, self._is_clean, self._marked_s = None, True, now_s
-        return steps
+        if flight is not None and not self.has_failed:
+            flight.steps = self._steps
+            self._flights.append(flight)
+        return self._steps
 
+    @fused
+    def _board(self, batch_size: int) -> _Flight:
+        """The coming step, whose number of steps is not chosen yet."""
+        now_s, names = self._clock(), self._names
+        if names is None or len(names) != batch_size:
+            names = range(batch_size)
+        slots, context = self._seat(names), self._num_context
+        flight = _Flight(0, names, slots, batch_size, context, now_s, self._is_clean)
+        self._names, self._is_clean, self._marked_s = None, True, now_s
+        return flight
+
+    @fused
     def on_verify_complete(
         self, num_correct_drafts_per_req: list[int], batch_size: int
     ) -> int | None:
@@ -268,8 +278,10 @@ class StepsPolicy:
         self.guard.observe(1 + float(accepted.mean()), seconds, plain_s)
         self._last_s = seconds
 
-    def _choose(self, slots: Ints, size: int) -> tuple[int, int]:
+    @fused
+    def _choose(self, flight: _Flight, size: int) -> tuple[int, int]:
         """The candidate with the most tokens per second, and the number of steps to keep it."""
+        slots = flight.slots
         tier = self.settings.for_batch(size)
         is_new = not self.guard.spent_s  # what was learnt earlier counts from the first step
         if not self.costs.is_known or not (is_new or self.guard.allows_drafts):
@@ -321,7 +333,7 @@ class StepsPolicy:
             longest = {int(doubling): int(steps) for doubling, steps in found["longest"]}
             self.costs.load_state(found["costs"])
             self._longest, self._table = longest, model
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             logger.warning("the stored state cannot be used (%s): starting without it", error)
         else:
             logger.info("began with what %d steps had taught", self.costs.num_steps)

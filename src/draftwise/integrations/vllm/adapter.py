@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from draftwise.controller.controller import Controller
 from draftwise.controller.costs import Step
@@ -28,6 +28,7 @@ from draftwise.integrations.vllm.options import (
 )  # fmt: skip
 
 logger = logging.getLogger("vllm.draftwise")
+T = TypeVar("T")
 
 LATE_STEPS = 8
 """Plain steps without a search that the controller learns from together: between two steps a model
@@ -36,22 +37,36 @@ PAUSE_S = 0.05
 """Seconds between two steps beyond which the engine did something else in between."""
 
 
-def fused(method: Callable[..., None]) -> Callable[..., None]:
+def fused(method: Callable[..., T]) -> Callable[..., T | None]:
     """Decorate methods of an object: their first exception disables them for good.
 
     An error in draftwise must not end the answers of a whole server. The object has the attributes
-    ``has_failed``, and ``failure``, what is logged.
+    ``has_failed``, and ``failure``, what is logged. A disabled method returns None.
     """
 
     @functools.wraps(method)
-    def call(self: Any, *args: Any) -> None:
+    def call(self: Any, *args: Any, **kwargs: Any) -> T | None:
         if self.has_failed:
-            return
+            return None
         try:
-            method(self, *args)
+            return method(self, *args, **kwargs)
         except Exception:
             self.has_failed = True
             logger.exception(self.failure)
+            return None
+
+    return call
+
+
+def timed(method: Callable[..., None]) -> Callable[..., None]:
+    """Decorate methods of the adapter: their seconds are its own time."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any) -> None:
+        begin = self.clock()
+        method(self, *args)
+        self._ended = self.clock()
+        self._own_s += self._ended - begin
 
     return call
 
@@ -84,7 +99,8 @@ class Adapter:
     ``dynamic_sd_lookup``: the number of tokens that the server's own drafter writes in a step.
 
     A step lasts from the end of the previous step, or from its scheduling if the engine was idle,
-    to its own end; draftwise's own time in between is counted separately.
+    to its own end; draftwise's own time in between is counted separately. With overlapping steps
+    all of it counts as added, although part of it may pass while the device computes.
 
     requests: vLLM's table of running and waiting requests, by id. overlapping: whether a step is
     scheduled before the previous one has ended, as in vLLM's AsyncScheduler.
@@ -132,7 +148,7 @@ class Adapter:
         """A step has ended; vLLM has not processed its output yet."""
         now = self.clock()
         self._under_way = max(self._under_way - 1, 0)
-        self._own_before_s = 0.0 if self._overlapping else self._own_s
+        self._own_before_s = self._own_s
         self._seconds = max(now - self._mark - self._own_before_s, 0.0)
         self._mark, self._own_s = now, 0.0
         if self._overlapping:  # vLLM cuts what it does not keep
@@ -140,18 +156,16 @@ class Adapter:
             self._lengths = {id_: len(sampled[i]) for id_, i in places if i < len(sampled)}
 
     @fused
+    @timed
     def learn(self, scheduled: Any, output: Any) -> None:
         """After vLLM has processed the output: learn from it, and update the requests.
 
         A step that only emits a token for each request may wait until ``draft`` searches.
         """
-        begin = self.clock()
         self._ended_steps.append(_Ended(scheduled, output, self._seconds, self._own_before_s))
         if self._overlapping or not self._is_plain(scheduled):
             self._learn_ended()
         self._is_busy = bool(self._requests)
-        self._ended = self.clock()
-        self._own_s += self._ended - begin
 
     def _is_plain(self, scheduled: Any) -> bool:
         """Whether a step has no drafts and no prefill, and no request ended in it."""
@@ -197,9 +211,9 @@ class Adapter:
                 self._begin(self._requests[id_])
 
     @fused
+    @timed
     def draft(self, offered: Any) -> None:
         """Replace the drafts of the server's own drafter by the controller's."""
-        begin = self.clock()
         if self._rests():
             offered.draft_token_ids = [[] for _ in offered.req_ids]
             if len(self._ended_steps) >= LATE_STEPS:
@@ -207,8 +221,6 @@ class Adapter:
         else:
             self._learn_ended()
             self._draft(offered)
-        self._ended = self.clock()
-        self._own_s += self._ended - begin
 
     def _rests(self) -> bool:
         """Whether the coming step drafts nothing, whatever the texts are."""
@@ -238,6 +250,7 @@ class Adapter:
         offered.draft_token_ids = drafts
 
     @fused
+    @timed
     def shorten(self, scheduled: Any) -> None:
         """Overlapping steps: cut each request's placeholders to the tokens worth verifying.
 

@@ -36,6 +36,7 @@ NEEDS = (
         ("scheduler_output", "model_runner_output", "sampled_token_ids", "req_id_to_index"),
     ),
     Need(_SCHEDULER, "Scheduler.reset_prefix_cache"),
+    Need(_SCHEDULER, "Scheduler.get_grammar_bitmask"),
     Need("v1/core/sched/output.py", "SchedulerOutput", (
         "num_scheduled_tokens", "scheduled_spec_decode_tokens", "total_num_scheduled_tokens",
         "num_spec_tokens_to_schedule",
@@ -44,7 +45,12 @@ NEEDS = (
     Need("v1/request.py", "Request", (
         "all_token_ids", "num_tokens", "num_output_tokens", "is_finished", "use_structured_output",
         "is_prefill_chunk", "spec_token_ids", "sampling_params", "prompt_token_ids", "max_tokens",
-        "cache_salt", "lora_request",
+        "cache_salt", "lora_request", "request_id",
+    )),
+    Need("lora/request.py", "LoRARequest", ("lora_name", "lora_int_id")),
+    Need("sampling_params.py", "SamplingParams", (
+        "min_p", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "bad_words", "allowed_token_ids", "min_tokens", "extra_args",
     )),
     Need("engine/arg_utils.py", "EngineArgs", (
         "scheduler_cls", "speculative_config", "additional_config", "async_scheduling",
@@ -52,7 +58,7 @@ NEEDS = (
     )),
     Need("config/speculative.py", "SpeculativeConfig", (
         "method", "model", "num_speculative_tokens", "draft_sample_method",
-        "rejection_sample_method",
+        "rejection_sample_method", "num_speculative_tokens_per_batch_size",
     )),
     Need("v1/sample/rejection_sampler.py", "RejectionSampler.__init__", (
         "sampler", "spec_config",
@@ -62,13 +68,29 @@ NEEDS = (
     )),
     Need("v1/spec_decode/metadata.py", "SpecDecodeMetadata", ("num_draft_tokens",)),
     Need("config/vllm.py", "VllmConfig", (
-        "speculative_config", "additional_config", "use_v2_model_runner",
+        "speculative_config", "additional_config", "use_v2_model_runner", "parallel_config",
+        "model_config", "scheduler_config", "compilation_config", "cache_config", "device_config",
     )),
+    Need("config/parallel.py", "ParallelConfig", (
+        "pipeline_parallel_size", "data_parallel_size", "tensor_parallel_size",
+        "data_parallel_rank",
+    )),
+    Need("config/scheduler.py", "SchedulerConfig", (
+        "async_scheduling", "max_num_seqs", "max_num_batched_tokens",
+    )),
+    Need("config/model.py", "ModelConfig", (
+        "is_diffusion", "logits_processors", "model", "dtype", "max_model_len", "enforce_eager",
+        "served_model_name",
+    )),
+    Need("config/compilation.py", "CompilationConfig", (
+        "cudagraph_mode", "max_cudagraph_capture_size",
+    )),
+    Need("config/cache.py", "CacheConfig", ("cache_dtype",)),
+    Need("config/device.py", "DeviceConfig", ("device_type",)),
 )  # fmt: skip
 """Of both schedulers."""
 SYNCHRONOUS = (
     Need(_SCHEDULER, "Scheduler.update_draft_token_ids", ("draft_token_ids", "req_ids")),
-    Need(_SCHEDULER, "Scheduler.get_grammar_bitmask"),
     Need("v1/outputs.py", "DraftTokenIds", ("req_ids", "draft_token_ids")),
     Need("v1/engine/core.py", "EngineCore.step", ("get_grammar_bitmask", "update_from_output")),
     Need("v1/engine/core.py", "EngineCore.post_step", ("take_draft_token_ids",)),
@@ -83,8 +105,15 @@ OVERLAPPING = (
     Need("v1/core/sched/async_scheduler.py", "AsyncScheduler._update_after_schedule", (
         "scheduler_output", "spec_token_ids", "num_output_placeholders",
     )),
+    Need("v1/engine/core.py", "EngineCore.step_with_batch_queue", (
+        "get_grammar_bitmask", "update_from_output",
+    )),
     Need("config/speculative.py", "SpeculativeConfig", (
-        "num_speculative_tokens_per_batch_size",
+        "use_multi_module_mtp", "enable_adaptive_verification",
+    )),
+    # before 0.32 runner V2 drafts the same length in every step, whatever it is told
+    Need("v1/worker/gpu/model_runner.py", "GPUModelRunner.sample_tokens", (
+        "num_spec_tokens_to_schedule", "num_speculative_tokens",
     )),
 )  # fmt: skip
 """Of ``AsyncScheduler`` alone."""
@@ -102,10 +131,11 @@ def missing(root: Path, *, asynchronous: bool) -> list[str]:
 def check_capabilities(root: Path, *, asynchronous: bool) -> None:
     """Raise DraftwiseError with the names of everything that is missing."""
     if found := missing(root, asynchronous=asynchronous):
+        releases = "0.32 and 0.33" if asynchronous else "0.30 to 0.33"
         raise DraftwiseError(
             "this vLLM lacks what draftwise uses of it: "
             + "; ".join(found)
-            + "; install a vLLM that has it (0.30 to 0.33 do), or leave --scheduler-cls out"
+            + f"; install a vLLM that has it ({releases} do), or leave --scheduler-cls out"
         )
 
 

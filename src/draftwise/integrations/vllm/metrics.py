@@ -48,7 +48,7 @@ HELP = {
     "step_seconds": "Seconds of these steps",
     "own_seconds": "Seconds that draftwise added to them",
     "speed": "Tokens a second relative to plain decoding: since the start, and recently",
-    "drafting_allowed": "1 while the guard allows drafts, 0 while they have cost too much",
+    "drafting_allowed": "1 while drafts are allowed, 0 while they have cost too much",
 }
 
 
@@ -93,8 +93,8 @@ class Counts:
         found.emitted += num_emitted
         found.account.observe(num_emitted, seconds, plain_s)
 
-    def figures(self, guard: Guard) -> Iterator[Figure]:
-        """All samples. guard: the account of all requests."""
+    def figures(self, guard: Guard, allows_drafts: bool) -> Iterator[Figure]:
+        """All samples. guard: the account of all requests. allows_drafts: of the controller."""
         yield Figure("steps", True, {}, self.steps)
         yield Figure("rounds", True, {}, self.rounds)
         yield Figure("emitted_tokens", True, {}, self.emitted)
@@ -110,7 +110,7 @@ class Counts:
                 yield Figure("label_speed", False, {"label": label, "window": window}, speed)
         for window, speed in _windows(guard):
             yield Figure("speed", False, {"window": window}, speed)
-        yield Figure("drafting_allowed", False, {}, float(guard.allows_drafts))
+        yield Figure("drafting_allowed", False, {}, float(allows_drafts))
 
 
 def _windows(account: Guard) -> Iterator[tuple[str, float]]:

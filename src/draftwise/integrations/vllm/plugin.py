@@ -35,7 +35,7 @@ logger = logging.getLogger("vllm.draftwise")
 HOME = "draftwise.integrations.vllm"
 SCHEDULER, ASYNC_SCHEDULER = f"{HOME}.Scheduler", f"{HOME}.AsyncScheduler"
 MARK = "__draftwise__"
-"""Attribute of what this plug-in has wrapped."""
+"""Attribute of what this plug-in has wrapped, and of the speculative configs of its servers."""
 LENGTHS = "num_speculative_tokens_per_batch_size"
 
 
@@ -82,6 +82,7 @@ def with_drafts(create: Callable[..., Any]) -> Callable[..., Any]:
         prepare(self, name)
         config = create(self, *args, **kwargs)
         check_server(config, asynchronous=is_async)
+        setattr(config.speculative_config, MARK, True)  # pickled with it, to every process
         for line in advice(config, asynchronous=is_async):
             logger.warning("draftwise: %s", line)
         is_cpu = config.device_config.device_type == "cpu"
@@ -154,21 +155,27 @@ def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[
     """A speculative config whose number of drafted tokens changes from step to step.
 
     vLLM prepares its graphs accordingly. For asynchronous scheduling every length is listed once,
-    since the V2 runner captures a graph for each.
+    since the V2 runner captures a graph for each, up to one for each number of requests: the
+    longest draft and the shortest ones come first.
 
     >>> adapted({"method": "mtp", "num_speculative_tokens": 2}, 8, ASYNC_SCHEDULER)[
     ...     "num_speculative_tokens_per_batch_size"]
     [[1, 1, 0], [2, 2, 1], [3, 8, 2]]
     """
-    longest = given.get("num_speculative_tokens")
-    is_model = given.get("method", "draft_model") in MODEL_METHODS
-    if given.get(LENGTHS) or not longest or not is_model:
+    method = given.get("method") or "draft_model"
+    is_model = method in MODEL_METHODS or method.endswith("_mtp")  # vLLM renames these to mtp
+    if given.get(LENGTHS) or not is_model:
         return given
-    last = max(max_num_seqs or 1024, longest + 1)
-    if name == SCHEDULER:
-        return given | {LENGTHS: [[1, last, longest]]}
-    each = [[length + 1, length + 1, length] for length in range(longest)]
-    return given | {LENGTHS: [*each, [longest + 1, last, longest]]}
+    longest = given.get("num_speculative_tokens")
+    if not longest:
+        raise DraftwiseError(
+            "the speculative config has no num_speculative_tokens: draftwise lists the lengths of "
+            'drafts before vLLM reads the model, so add "num_speculative_tokens" (or --spec-tokens)'
+        )
+    last = max_num_seqs or 1024
+    num = min(longest, last - 1) if name == ASYNC_SCHEDULER else 0
+    each = [[length + 1, length + 1, length] for length in range(num)]
+    return given | {LENGTHS: [*each, [num + 1, last, longest]]}
 
 
 def with_plain_steps(init: Callable[..., None]) -> Callable[..., None]:
@@ -200,10 +207,8 @@ def with_plain_steps(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def is_of_draftwise(speculative: Any) -> bool:
-    """Whether a speculative config is one that ``prepare`` has made."""
-    if speculative is None:
-        return False
-    return is_null(speculative) or bool(getattr(speculative, LENGTHS, None))
+    """Whether a speculative config is of a server with a draftwise scheduler."""
+    return hasattr(speculative, MARK)
 
 
 def with_processors(build: Callable[..., Any]) -> Callable[..., Any]:

@@ -129,14 +129,19 @@ def _of_drafts(config: Any, speculative: Any) -> list[str]:
 
 
 def _of_lengths(config: Any, speculative: Any) -> list[str]:
+    has_one_length = speculative.method == "draft_model" or speculative.use_multi_module_mtp()
     return _met(
         (speculative.method not in MODEL_METHODS,
          f"AsyncScheduler chooses lengths of vLLM's own drafter ({', '.join(MODEL_METHODS)}), "
          f"and this server has {speculative.method!r}; without a drafter take Scheduler"),
-        (speculative.method == "draft_model" and config.use_v2_model_runner,
-         "method 'draft_model' on model runner V2 always drafts num_speculative_tokens, "
-         "whatever it is told, so a shorter draft saves nothing: take Scheduler with "
-         "VLLM_USE_V2_MODEL_RUNNER=0, or use eagle, eagle3 or mtp"),
+        (config.use_v2_model_runner and has_one_length,
+         f"method {speculative.method!r} on model runner V2 always drafts num_speculative_tokens "
+         "(mtp does with several layers), whatever it is told, so a shorter draft saves nothing: "
+         "take Scheduler with VLLM_USE_V2_MODEL_RUNNER=0, or use eagle, eagle3 or mtp of one "
+         "layer"),
+        (speculative.enable_adaptive_verification,
+         "enable_adaptive_verification is set: the device would divide the drafted tokens among "
+         "the requests by itself; leave it out"),
         (not config.scheduler_config.async_scheduling,
          "scheduling is not asynchronous: take draftwise.integrations.vllm.Scheduler"),
     )  # fmt: skip
@@ -149,6 +154,7 @@ def advice(config: Any, *, asynchronous: bool) -> list[str]:
     seqs = config.scheduler_config.max_num_seqs
     largest = config.compilation_config.max_cudagraph_capture_size
     wanted = min(2 * seqs, config.scheduler_config.max_num_batched_tokens)
+    longest = config.speculative_config.num_speculative_tokens
     return _met(
         (not asynchronous,
          "Scheduler uses model runner V1 without asynchronous scheduling; with eagle, eagle3 or "
@@ -156,6 +162,10 @@ def advice(config: Any, *, asynchronous: bool) -> list[str]:
         (not asynchronous,
          "CUDA graphs are piecewise, because requests draft different lengths: full graphs of "
          "runner V1 fit steps only in which every request drafts the longest draft"),
+        (asynchronous and seqs <= longest,
+         f"max_num_seqs is {seqs}, so vLLM captures full CUDA graphs for {seqs} of the "
+         f"{longest + 1} lengths of drafts, 0 to {longest}: for all of them give --max-num-seqs "
+         f"{longest + 1}"),
         (largest and largest < wanted,
          f"the largest CUDA graph holds {largest} tokens, so {seqs} requests draft less than "
          "one token each: for drafts at full load add --compilation-config "

@@ -51,6 +51,12 @@ class _Steps:
         self.draftwise.starts()
         return super().schedule(*args, **kwargs)  # type: ignore[misc]
 
+    def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
+        """As in vLLM; runs deferred work while the model computes."""
+        mask = super().get_grammar_bitmask(*args, **kwargs)  # type: ignore[misc]
+        self.draftwise.work()
+        return mask
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """As in vLLM; the controller learns from the step."""
         self.draftwise.came_back(scheduler_output, model_runner_output)
@@ -69,12 +75,6 @@ class _Steps:
 
 class Scheduler(_Steps, VllmScheduler):  # type: ignore[misc]
     """vLLM's scheduler; each request drafts with the drafter and length that pay."""
-
-    def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
-        """As in vLLM; runs deferred work while the model computes."""
-        mask = super().get_grammar_bitmask(*args, **kwargs)
-        self.draftwise.work()
-        return mask
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """As in vLLM, with the drafts of the controller."""

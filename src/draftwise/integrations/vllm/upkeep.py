@@ -86,7 +86,8 @@ class Upkeep:
 
     def log(self, now: float) -> None:
         """Log speed, tokens per second, and drafted and accepted tokens since the last line."""
-        sums, guard = self._sums(), self._adapter.controller.guard
+        sums, controller = self._sums(), self._adapter.controller
+        guard = controller.guard
         since = {name: value - self._logged.get(name, 0) for name, value in sums.items()}
         seconds = now - self._logged_s
         self._logged_s, self._logged = now, sums
@@ -103,7 +104,7 @@ class Upkeep:
             ", ".join(drafts) or "nothing was drafted",
             f"own time {1e3 * since['own_seconds',] / steps:.2f} ms a step",
         ]
-        if not guard.allows_drafts:
+        if not controller.allows_drafts:
             parts.append("drafting rests: it has cost more than it brought")
         labels = self._adapter.counts.labels.items()
         for label, counts in sorted(labels, key=lambda of: -of[1].rounds)[:LOGGED_LABELS]:
@@ -118,7 +119,8 @@ class Upkeep:
             self._writer.flush()
 
     def _samples(self) -> Iterator[Figure]:
-        return self._adapter.counts.figures(self._adapter.controller.guard)
+        controller = self._adapter.controller
+        return self._adapter.counts.figures(controller.guard, controller.allows_drafts)
 
     def _sums(self) -> dict[tuple[str, ...], float]:
         """The counters, by name and values of labels."""
