@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -125,6 +126,39 @@ def test_never_slower_where_verifying_is_dear() -> None:
     assert engine.speed() > 0.99
 
 
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("num", [1, 4, 16])
+def test_first_drafts_are_short_and_for_all_requests(num: int, branches: bool) -> None:
+    """1 token each, then 2, and at most twice as many after each longest draft that was timed."""
+    controller = Controller(Limits(branches=branches))
+    names = [str(row) for row in range(num)]
+    for row, name in enumerate(names):
+        controller.begin(name, [100 * row + i % 30 for i in range(120)])
+    ends, lengths = [120] * num, [[0] * num]
+    for _ in range(8):
+        drafted = sum(lengths[-1])
+        emitted = [
+            [100 * row + (ends[row] + i) % 30 for i in range(lengths[-1][row] + 1)]
+            for row in range(num)
+        ]
+        ends = [end + len(tokens) for end, tokens in zip(ends, emitted, strict=True)]
+        step = Step(num, num + drafted, 0.006 + 1e-5 * drafted)
+        controller.observe(step, names, emitted)
+        lengths.append([len(chain) for chain in controller.choose(names, [16] * num)])
+    assert lengths[1:3] == [[1] * num, [2] * num]
+    longest = [max(each) for each in lengths[1:]]
+    assert all(late <= 2 * early for early, late in itertools.pairwise(longest))
+    assert longest[-1] > 8
+
+
+def test_known_prices_need_no_short_trials() -> None:
+    controller = Controller(Limits())
+    controller.costs.load_table({1: 0.006, 64: 0.0065})
+    controller.begin("a", [*range(30)] * 4)
+    controller.observe(Step(1, 1, 0.006), ["a"], [[0]])
+    assert len(controller.choose(["a"], [16])[0]) == 16
+
+
 def test_a_resting_guard_searches_in_one_of_eight_steps() -> None:
     controller = Controller(Limits(8))
     engine = Engine(controller, 2, copies=0.0)
@@ -236,8 +270,8 @@ def test_a_bad_start_does_not_end_drafting() -> None:
 def test_a_tokens_price_follows_the_number_of_requests() -> None:
     """Few requests after many: a token that a draft adds is worth more of a step's seconds."""
 
-    def drafted_after(num_before: int) -> int:
-        engine = Engine(Controller(Limits(8)), num_before, copies=0.6, wide_s=1.5e-3)
+    def drafted_after(num_before: int, seed: int) -> int:
+        engine = Engine(Controller(Limits(8)), num_before, copies=0.6, wide_s=1.5e-3, seed=seed)
         for _ in range(120):
             engine.step()
         engine.num = 2
@@ -249,7 +283,8 @@ def test_a_tokens_price_follows_the_number_of_requests() -> None:
             engine.step()
         return engine.drafted - before
 
-    assert drafted_after(16) >= 0.6 * drafted_after(2)
+    many, few = (sum(drafted_after(num, seed) for seed in range(3)) for num in (16, 2))
+    assert many >= 0.6 * few
 
 
 def test_probes_take_their_share_of_the_time() -> None:
@@ -292,6 +327,7 @@ def test_a_name_may_come_again_and_the_unknown_may_end() -> None:
 def test_drafts_may_be_trimmed() -> None:
     controller = Controller(Limits())
     text = [1, 2, 3, 4, 5, 6] * 6
+    controller.costs.load_table({1: 0.01, 16: 0.01})
     controller.begin("a", text)
     controller.observe(Step(1, 1, 0.01), ["a"], [[1]])
     (chain,) = controller.choose(["a"], [4])
