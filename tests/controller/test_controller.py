@@ -359,7 +359,8 @@ def test_state_round_trip() -> None:
     [
         {"version": 0}, {"max_draft": 3}, {"acceptance": {}}, {"look_ahead": [1.0]},
         {"costs": {}}, {"guard": {"plain_s": -1.0, "spent_s": 0.0}}, {"speed": [1.0, float("nan")]},
-        {"speed": None}, {"costs": None}, {"guard": {}},
+        {"speed": None}, {"costs": None}, {"guard": {}}, {"look_ahead": [10**400] * 18},
+        {"guard": {"plain_s": 10**400, "spent_s": 0.0}},
     ],
 )  # fmt: skip
 def test_refuses_a_damaged_state_and_keeps_its_own(damage: dict[str, Any]) -> None:

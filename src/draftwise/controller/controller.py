@@ -488,7 +488,7 @@ class Controller:
                 raise ValueError("a count is negative")
             if min(tables.model[..., 1].min(), tables.matches[..., 1].min()) <= 0:
                 raise ValueError("a table has no observations")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"the state is damaged ({type(error).__name__}: {error})") from error
         self._tables, self.costs, self.guard = tables, costs, guard
         self._worth, self._rates = means, rates

@@ -321,7 +321,7 @@ class StepsPolicy:
             longest = {int(doubling): int(steps) for doubling, steps in found["longest"]}
             self.costs.load_state(found["costs"])
             self._longest, self._table = longest, model
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, OverflowError, TypeError) as error:
             logger.warning("the stored state cannot be used (%s): starting without it", error)
         else:
             logger.info("began with what %d steps had taught", self.costs.num_steps)
