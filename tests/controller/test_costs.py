@@ -155,7 +155,8 @@ def test_state_round_trip() -> None:
     ("name", "value"),
     [
         ("mean", [1.0]), ("variance", None), ("plain_s", float("nan")), ("edges", [1, 2]),
-        ("largest", 10**30), ("longest", -1), ("num_steps", float("inf")), pytest.param("plain_s", 10**400, id="huge"),
+        ("largest", 10**30), ("longest", -1), ("num_steps", float("inf")),
+        pytest.param("plain_s", 10**400, id="huge"),
     ],
 )  # fmt: skip
 def test_refuses_a_damaged_state(name: str, value: object) -> None:

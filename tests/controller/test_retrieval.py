@@ -348,6 +348,53 @@ class TestWork:
             index.extend([slot], text[100:140], [40])
             assert proposal(index, slot, 5)["tokens"] == text[140:145]
 
+    def test_a_list_is_copied_in_slices(self, kind: bool) -> None:
+        class Text(list[int]):
+            num_read = 0
+
+            def __getitem__(self, at: Any) -> Any:
+                found = super().__getitem__(at)
+                Text.num_read += len(found)
+                return found
+
+        index, tokens = make_index(compiled=kind), [num % 3000 for num in range(20_000)]
+        index.open(0, Text(tokens))
+        reads = [Text.num_read]
+        index.extend([0], [2, 3], [2])
+        while index.work(retrieval.SLICE):
+            reads.append(Text.num_read)
+        assert index.text(0).tolist() == [*tokens, 2, 3]
+        longest = max(b - a for a, b in itertools.pairwise([0, *reads]))
+        assert 0 < longest <= 1.2 * retrieval.SLICE
+        index.extend([0], [2000, 2001], [2])
+        assert proposal(index, 0, 4)["tokens"] == [2002, 2003, 2004, 2005]
+
+    def test_a_text_moves_before_its_block_is_full(self, kind: bool) -> None:
+        """A larger block is indexed in slices while the text grows, and dropped if it ends."""
+        index, rng = make_index(compiled=kind), random.Random(0)
+        empty, text = index.memory().requests, [rng.randrange(10**6) for _ in range(6200)]
+        for slot in (0, 1):
+            index.open(slot, text)
+            finish(index)
+            index.extend([slot], text[:6100], [6100])
+        block = 28 * 2**14
+        finish(index)
+        assert index.memory().requests == empty + 2 * block
+        index.work(retrieval.SLICE)
+        assert index.memory().requests == empty + 4 * block
+        index.close(0)
+        assert index.memory().requests == empty + block
+        text += text[:6100]
+        for turn in range(12):
+            index.work(retrieval.SLICE)
+            more = text[100 * turn : 100 * turn + 40]
+            index.extend([1], more, [40])
+            text += more
+        assert index.memory().requests == empty + 2 * block
+        assert index.text(1).tolist() == text
+        index.extend([1], [7, *text[40:50]], [11])
+        assert proposal(index, 1, 4)["tokens"] == text[50:54]
+
     def test_answers_that_wait_for_ever_take_no_more_than_the_history(self, kind: bool) -> None:
         index = make_index(compiled=kind, history_tokens=128)
         for _ in range(100):
