@@ -493,12 +493,21 @@ class TestCompiled:
             assert len(function.signatures) == 1
 
 
-def test_the_first_controller_warms_up_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    compilation.warm_up.cache_clear()
-    with caplog.at_level(logging.INFO):
+@pytest.mark.parametrize("log", ["draftwise.controller.compiled", "vllm.draftwise"])
+def test_the_first_controller_warms_up_and_says_so_in_the_engines_log(
+    caplog: pytest.LogCaptureFixture, log: str
+) -> None:
+    calls: list[int] = []
+    with (
+        mock.patch.object(compilation, "_warm_ups", [lambda: calls.append(1)]),
+        caplog.at_level(logging.INFO),
+    ):
+        if log.startswith("vllm"):
+            compilation.warm_up(logging.getLogger(log))
         _ = Controller(Limits(4)), Controller(Limits(4))
-    assert [record.name for record in caplog.records] == ["draftwise.controller.compiled"]
+    assert [record.name for record in caplog.records] == [log]
     assert ("ready" in caplog.text) == compilation.HAS_NUMBA
+    assert len(calls) == compilation.HAS_NUMBA
 
 
 def test_without_numba_nothing_is_compiled() -> None:

@@ -16,6 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 import draftwise
 from draftwise.bench.environment import cpu_name
+from draftwise.controller.compiled import warm_up
 from draftwise.controller.controller import Controller
 from draftwise.integrations.vllm.adapter import Adapter
 from draftwise.integrations.vllm.capabilities import check_capabilities
@@ -108,6 +109,7 @@ def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, U
     options = parse_options(config.additional_config.get("draftwise"))
     limits = limits_of(config, options, asynchronous=overlapping)
     clock = time.perf_counter
+    warm_up(logger)
     controller = Controller(limits, history_tokens=options.history_tokens)
     adapter = Adapter(
         controller, scheduler.requests, scheduler.max_model_len, clock, overlapping=overlapping
