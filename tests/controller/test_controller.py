@@ -6,10 +6,12 @@ import itertools
 import json
 import math
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from controller.kinds import interpreted
 from draftwise.controller.controller import Controller, Limits
 from draftwise.controller.costs import Step
 from draftwise.controller.guard import CREDIT, MARGIN, PROBE_SHARE, SHARE, Guard
@@ -99,6 +101,35 @@ class Engine:
 def _in_common(draft: list[int], truth: list[int]) -> int:
     pairs = zip(draft, truth, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(draft), len(truth)))
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("num", [1, 5])
+def test_compiled_and_interpreted_are_equal(num: int, branches: bool) -> None:
+    """Acceptance, costs and choices end in the same drafts and the same state."""
+    pytest.importorskip("numba")
+    module, limits = interpreted("controller"), Limits(model=True, branches=branches)
+    assert not hasattr(module.choose, "signatures")
+    engines = [Engine(made(limits), num) for made in (Controller, module.Controller)]
+    for _ in range(150):
+        for engine in engines:
+            engine.step()
+        first, second = engines
+        assert first.chains == second.chains
+        assert first.branches == second.branches
+    states = [engine.controller.state() for engine in engines]
+    numbers = [list(_numbers(state)) for state in states]
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-9)
+    assert engines[0].drafted > 200
+
+
+def _numbers(state: Any) -> Iterator[float]:
+    """All numbers of a state, in order."""
+    if isinstance(state, dict | list):
+        for part in state.values() if isinstance(state, dict) else state:
+            yield from _numbers(part)
+    else:
+        yield state
 
 
 @pytest.mark.parametrize("branches", [False, True])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import importlib
 import itertools
 import logging
 import random
-import sys
 from typing import Any
 from unittest import mock
 
@@ -17,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import draftwise
+from controller.kinds import interpreted
 from controller.plain_index import PlainIndex
 from draftwise.controller import compiled as compilation
 from draftwise.controller import retrieval
@@ -31,19 +28,6 @@ KINDS = [
     ),
 ]
 NUM_SLOTS = 5
-
-
-@functools.cache
-def interpreted() -> Any:
-    """The module ``retrieval`` as it is where numba is not installed."""
-    package = retrieval.__package__
-    with (
-        mock.patch.dict(sys.modules, {"numba": None}),
-        mock.patch.object(draftwise, "controller", sys.modules[package]),
-    ):
-        for name in [name for name in sys.modules if name.startswith(package)]:
-            del sys.modules[name]
-        return importlib.import_module(retrieval.__name__)
 
 
 def make_index(*args: int, compiled: bool, **options: int) -> RetrievalIndex:
