@@ -153,8 +153,12 @@ def test_state_round_trip() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("mean", [1.0]), ("variance", None), ("plain_s", float("nan")), ("edges", [1, 2])],
-)
+    [
+        ("mean", [1.0]), ("variance", None), ("plain_s", float("nan")), ("edges", [1, 2]),
+        ("largest", 10**30), ("longest", -1), ("num_steps", float("inf")),
+        pytest.param("plain_s", 10**400, id="huge"),
+    ],
+)  # fmt: skip
 def test_refuses_a_damaged_state(name: str, value: object) -> None:
     state = observed(staircase, num=20).state()
     with pytest.raises(ValueError, match="cost model"):

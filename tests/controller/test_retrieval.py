@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import importlib
 import itertools
 import logging
 import random
-import sys
 from typing import Any
 from unittest import mock
 
@@ -17,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import draftwise
+from controller.kinds import interpreted
 from controller.plain_index import PlainIndex
 from draftwise.controller import compiled as compilation
 from draftwise.controller import retrieval
@@ -31,19 +28,6 @@ KINDS = [
     ),
 ]
 NUM_SLOTS = 5
-
-
-@functools.cache
-def interpreted() -> Any:
-    """The module ``retrieval`` as it is where numba is not installed."""
-    package = retrieval.__package__
-    with (
-        mock.patch.dict(sys.modules, {"numba": None}),
-        mock.patch.object(draftwise, "controller", sys.modules[package]),
-    ):
-        for name in [name for name in sys.modules if name.startswith(package)]:
-            del sys.modules[name]
-        return importlib.import_module(retrieval.__name__)
 
 
 def make_index(*args: int, compiled: bool, **options: int) -> RetrievalIndex:
@@ -348,6 +332,53 @@ class TestWork:
             index.extend([slot], text[100:140], [40])
             assert proposal(index, slot, 5)["tokens"] == text[140:145]
 
+    def test_a_list_is_copied_in_slices(self, kind: bool) -> None:
+        class Text(list[int]):
+            num_read = 0
+
+            def __getitem__(self, at: Any) -> Any:
+                found = super().__getitem__(at)
+                Text.num_read += len(found)
+                return found
+
+        index, tokens = make_index(compiled=kind), [num % 3000 for num in range(20_000)]
+        index.open(0, Text(tokens))
+        reads = [Text.num_read]
+        index.extend([0], [2, 3], [2])
+        while index.work(retrieval.SLICE):
+            reads.append(Text.num_read)
+        assert index.text(0).tolist() == [*tokens, 2, 3]
+        longest = max(b - a for a, b in itertools.pairwise([0, *reads]))
+        assert 0 < longest <= 1.2 * retrieval.SLICE
+        index.extend([0], [2000, 2001], [2])
+        assert proposal(index, 0, 4)["tokens"] == [2002, 2003, 2004, 2005]
+
+    def test_a_text_moves_before_its_block_is_full(self, kind: bool) -> None:
+        """A larger block is indexed in slices while the text grows, and dropped if it ends."""
+        index, rng = make_index(compiled=kind), random.Random(0)
+        empty, text = index.memory().requests, [rng.randrange(10**6) for _ in range(6200)]
+        for slot in (0, 1):
+            index.open(slot, text)
+            finish(index)
+            index.extend([slot], text[:6100], [6100])
+        block = 28 * 2**14
+        finish(index)
+        assert index.memory().requests == empty + 2 * block
+        index.work(retrieval.SLICE)
+        assert index.memory().requests == empty + 4 * block
+        index.close(0)
+        assert index.memory().requests == empty + block
+        text += text[:6100]
+        for turn in range(12):
+            index.work(retrieval.SLICE)
+            more = text[100 * turn : 100 * turn + 40]
+            index.extend([1], more, [40])
+            text += more
+        assert index.memory().requests == empty + 2 * block
+        assert index.text(1).tolist() == text
+        index.extend([1], [7, *text[40:50]], [11])
+        assert proposal(index, 1, 4)["tokens"] == text[50:54]
+
     def test_answers_that_wait_for_ever_take_no_more_than_the_history(self, kind: bool) -> None:
         index = make_index(compiled=kind, history_tokens=128)
         for _ in range(100):
@@ -446,12 +477,21 @@ class TestCompiled:
             assert len(function.signatures) == 1
 
 
-def test_the_first_controller_warms_up_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    compilation.warm_up.cache_clear()
-    with caplog.at_level(logging.INFO):
+@pytest.mark.parametrize("log", ["draftwise.controller.compiled", "vllm.draftwise"])
+def test_the_first_controller_warms_up_and_says_so_in_the_engines_log(
+    caplog: pytest.LogCaptureFixture, log: str
+) -> None:
+    calls: list[int] = []
+    with (
+        mock.patch.object(compilation, "_warm_ups", [lambda: calls.append(1)]),
+        caplog.at_level(logging.INFO),
+    ):
+        if log.startswith("vllm"):
+            compilation.warm_up(logging.getLogger(log))
         _ = Controller(Limits(4)), Controller(Limits(4))
-    assert [record.name for record in caplog.records] == ["draftwise.controller.compiled"]
+    assert [record.name for record in caplog.records] == [log]
     assert ("ready" in caplog.text) == compilation.HAS_NUMBA
+    assert len(calls) == compilation.HAS_NUMBA
 
 
 def test_without_numba_nothing_is_compiled() -> None:

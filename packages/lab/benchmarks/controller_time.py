@@ -1,4 +1,4 @@
-"""The controller's own time: in a step, while the engine computes, for a prompt, for compiling.
+"""The controller's own time: in a step, while the engine computes, for prompts and long answers.
 
 Requests have 2,000 tokens of Python source from the standard library, split as by a tokenizer, and
 answers copy it with edits. A simulated model drafter has 7 of 10 tokens right; a step takes 6 ms
@@ -29,7 +29,7 @@ from shared.script import run, show
 from draftwise.controller.compiled import warm_up
 from draftwise.controller.controller import Controller, Limits
 from draftwise.controller.costs import Step
-from draftwise.controller.retrieval import SLICE, RetrievalIndex
+from draftwise.controller.retrieval import RetrievalIndex
 
 WARM_UP = 60
 RIGHT = 0.7
@@ -128,25 +128,53 @@ def _in_common(draft: list[int], truth: list[int]) -> int:
 
 
 def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
-    """Milliseconds to begin a request of ``num`` tokens, its slices of ``work`` included."""
-    corpus = np.array([token for text in texts for token in text], np.int32)
-    runs, longest, memory = [], [], 0
-    index = RetrievalIndex(LIMIT)
+    """Milliseconds to begin a request of ``num`` tokens in a list, its slices of ``work`` included.
+
+    Medians over requests, and of the longest call of a request; ``mb``: of its text and index.
+    """
+    corpus = [token for text in texts for token in text][:num]
+    controller, index = Controller(Limits(LIMIT)), RetrievalIndex(LIMIT, history_tokens=0)
+    empty = index.memory().requests
+    index.open(0, corpus)
+    begins, totals, longest = [], [], []
     for _ in range(repeats):
-        before = index.memory().requests
-        calls = [timed(lambda: index.open(0, corpus[:num]))[0]]
+        calls = [timed(lambda: controller.begin("request", corpus))[0]]
         is_left = True
         while is_left:
-            took_ms, is_left = timed(lambda: index.work(SLICE))
+            took_ms, is_left = timed(controller.work)
             calls.append(took_ms)
-        memory = index.memory().requests - before
-        calls.append(timed(lambda: index.close(0))[0])
-        runs.append(sum(calls))
+        calls.append(timed(lambda: controller.end("request"))[0])
+        begins.append(calls[0])
+        totals.append(sum(calls))
         longest.append(max(calls))
     return {
-        "prompt": num, "total_ms": float(np.median(runs)), "longest_call_ms": max(longest),
-        "median_longest_ms": float(np.median(longest)),
-        "mb": memory / 1e6,
+        "prompt": num, "begin_ms": float(np.median(begins)), "total_ms": float(np.median(totals)),
+        "median_longest_ms": float(np.median(longest)), "longest_call_ms": max(longest),
+        "mb": (index.memory().requests - empty) / 1e6,
+    }  # fmt: skip
+
+
+def growth(num: int, length: int, num_steps: int) -> dict[str, Any]:
+    """Texts of equal length that outgrow their blocks together, 4 random tokens a step."""
+    controller, rng = Controller(Limits(LIMIT)), random.Random(0)
+    names = [f"request-{row}" for row in range(num)]
+    for name in names:
+        controller.begin(name, [rng.randrange(10**6) for _ in range(length)])
+        while controller.work():
+            pass
+    times, step = [], Step(num, 4 * num, 6e-3)
+    gc.disable()
+    for _ in range(num_steps):
+        new = [[rng.randrange(10**6) for _ in range(4)] for _ in names]
+        learnt_ms, _ = timed(lambda e=new: controller.observe(step, names, e))
+        chosen_ms, _ = timed(lambda: controller.choose(names, [LIMIT] * num))
+        times.append((learnt_ms + chosen_ms, timed(controller.work)[0]))
+    gc.enable()
+    step_ms, work_ms = np.array(times[10:]).T
+    return {
+        "requests": num, "from": length, "to": length + 4 * num_steps,
+        "step_ms": float(np.median(step_ms)), "longest_step_ms": float(step_ms.max()),
+        "work_ms": float(np.median(work_ms)), "longest_work_ms": float(work_ms.max()),
     }  # fmt: skip
 
 
@@ -184,10 +212,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     ]
     show(rows, "a step")
     opened = [prompts(texts, num, repeats) for num, repeats in ((2000, 200), (128_000, 20))]
-    show(opened, "a prompt in the retrieval index")
+    show(opened, "a prompt")
+    grown = [growth(*sizes) for sizes in ((64, 2000, 600), (256, 2000, 600), (1, 250_000, 36_000))]
+    show(grown, "texts that grow")
     compiled = compiling()
     show([compiled], "compiling")
-    return {"steps": rows, "prompts": opened, "compiling": compiled}
+    return {"steps": rows, "prompts": opened, "growth": grown, "compiling": compiled}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import Any, TypeVar
 
 try:
@@ -39,19 +38,22 @@ def warms_up(function: F) -> F:
     return function
 
 
-@cache
-def warm_up() -> float:
+def warm_up(log: logging.Logger = _log) -> float:
     """Compile all registered functions, or load them from the cache; return the seconds taken.
 
-    Once per process, before the first request: seconds of compiling within a step would be charged
-    to drafting. Writes one log line; does nothing without numba.
+    Once for each function, before the first request: seconds of compiling within a step would be
+    charged to drafting. Writes one line to the engine's log.
     """
-    if numba is None:
-        _log.info("numba is not installed: drafting runs uncompiled (pip install numba)")
+    if not _warm_ups:
         return 0.0
     begin_s = time.perf_counter()
-    for function in _warm_ups:
-        function()
+    while _warm_ups:
+        function = _warm_ups.pop()
+        if numba is not None:
+            function()
+    if numba is None:
+        log.info("numba is not installed: drafting runs uncompiled (pip install numba)")
+        return 0.0
     took_s = time.perf_counter() - begin_s
-    _log.info("compiled functions are ready after %.1f s", took_s)
+    log.info("compiled functions are ready after %.1f s", took_s)
     return took_s

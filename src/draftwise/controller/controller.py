@@ -97,7 +97,8 @@ class Controller:
     contributes what each length would have been worth to it.
 
     State: drafts and proposals by slot; acceptance tables, cost model, guard, account of closed
-    batches and look-ahead (means by length with the number of steps), which all requests share.
+    batches, look-ahead (means by length with the number of steps) and the longest draft while wider
+    steps are unmeasured, which all requests share.
     """
 
     def __init__(self, limits: Limits, *, history_tokens: int = 1 << 18) -> None:
@@ -117,6 +118,7 @@ class Controller:
         self._rates = np.zeros((2, 2))
         self._price = 0.0
         self._last_s = 0.0
+        self._trial = limits.max_draft
         self._num_choices = self._num_idle = 0
         self._to_learn: tuple[Ints, float] | None = None
         self._slots: dict[str, int] = {}
@@ -213,6 +215,8 @@ class Controller:
 
     def _account(self, step: Step, context: int, num_emitted: int, advance: float | None) -> None:
         plain = self.costs.observe(step, context)
+        if self.costs.largest <= step.num_requests:
+            self._trial = 1
         if not self.costs.is_known or step.num_requests == 0:
             return
         # a longer pause of the host, such as a garbage collection, is not the work of drafting
@@ -268,7 +272,8 @@ class Controller:
         self._num_choices += 1
         slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, num)
         # 1. acceptance: the survival probability of each further token
-        width = self._survivals(slots, np.fromiter(rooms, np.int64, num), offers)
+        room = np.minimum(np.fromiter(rooms, np.int64, num), self._trial)
+        width = self._survivals(slots, room, offers)
         most = self._most_tokens(num)
         # the model's tokens are paid for: verify them even if the account is empty
         margin = self._margin(num)
@@ -306,7 +311,10 @@ class Controller:
             return [[] for _ in names]
         if self.limits.branches:
             self.branches = self._read(1, num)
-        return self._read(0, num)
+        chains = self._read(0, num)
+        if self._trial < self.limits.max_draft:
+            self._trial = max(self._trial, 2 * max(map(len, chains + self.branches)))
+        return chains
 
     def rests(self, num: int) -> bool:
         """Whether the coming step of ``num`` requests drafts nothing, whatever their texts are.
@@ -394,7 +402,7 @@ class Controller:
             return 0
         length = self.limits.max_draft * (2 if self.limits.branches else 1)
         largest = self.costs.largest
-        priced = max(num, largest + max(8, largest // 4) - num)
+        priced = max(num * min(self._trial, 2), largest + max(8, largest // 4) - num)
         return max(0, min(self.limits.max_step_tokens - num, priced, length * num))
 
     def _decide_length(self, num: int) -> None:
@@ -484,7 +492,7 @@ class Controller:
                 raise ValueError("a count is negative")
             if min(tables.model[..., 1].min(), tables.matches[..., 1].min()) <= 0:
                 raise ValueError("a table has no observations")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"the state is damaged ({type(error).__name__}: {error})") from error
         self._tables, self.costs, self.guard = tables, costs, guard
         self._worth, self._rates = means, rates

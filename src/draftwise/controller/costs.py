@@ -416,11 +416,13 @@ class StepCosts:
             mean, variance = like(self._mean, state["mean"]), like(self._mean, state["variance"])
             scales = like(self._scales, state["scales"])
             plain, noise = like(np.zeros(2), [state["plain_s"], state["noise_s"]]).tolist()
-            if min(*counts, *variance) < 0 or min(plain, noise, *scales) <= 0:
+            if not 0 <= min(counts) <= max(counts) < 2**53:
+                raise ValueError("a count is out of its range")
+            if variance.min() < 0 or min(plain, noise, *scales) <= 0:
                 raise ValueError("a number is out of its range")
             if np.abs([*mean, *variance, *scales, plain, noise]).max() > MOST_LOADED:
                 raise ValueError("a number is out of its range")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"the cost model's state does not fit: {error}") from error
         self._mean[:], self._scales[:] = mean, scales
         self._spread[:] = np.diag(variance)

@@ -22,6 +22,10 @@ from draftwise.types import Ints
 
 SLICE = 2048
 """Prompt tokens that ``open`` indexes: less than half a millisecond."""
+MARGIN = 128
+"""Tokens that are copied beyond those to be indexed, and of a text's end: the longest draft."""
+FULL = 0.75
+"""Share of a block beyond which ``work`` prepares a larger one."""
 PROMPT_TAIL = 8
 """Last prompt tokens that enter the history with an answer: the longest context."""
 
@@ -66,9 +70,9 @@ class RetrievalIndex:
     tokens of the prompt, and is cut to half of the ring. Texts of other tenants are never proposed,
     and texts with ``shares=False`` never enter the history. Not thread-safe.
 
-    A running text is one block of 28 bytes per token, with room for ``capacity_for`` tokens. A full
-    block doubles, and each bucket splits in two. Memory: 28 to 112 bytes per token, and 40 per
-    token of the history.
+    A running text is one block of 28 bytes per token, with room for ``capacity_for`` tokens.
+    ``work`` indexes the fullest text in a block of twice the size before its own is full. Memory:
+    28 to 112 bytes per token, and 40 per token of the history.
 
     slot: the caller's number of a running request, reusable after ``close``; memory grows with the
     largest slot. tenant: 0 to 2**31 - 2. Token ids: 0 to 2**31 - 1. Errors: ValueError, and nothing
@@ -83,9 +87,9 @@ class RetrievalIndex:
     """
 
     def __init__(self, max_draft: int = 16, history_tokens: int = 1 << 18) -> None:
-        if max_draft < 1 or not 0 <= history_tokens <= 1 << 30:
+        if not 1 <= max_draft <= MARGIN or not 0 <= history_tokens <= 1 << 30:
             raise ValueError(
-                f"max_draft={max_draft} must be at least 1,"
+                f"max_draft={max_draft} must be between 1 and {MARGIN},"
                 f" history_tokens={history_tokens} between 0 and 2**30"
             )
         self.max_draft = max_draft
@@ -94,6 +98,9 @@ class RetrievalIndex:
         self._waiting: deque[tuple[int, Int32]] = deque()
         self._num_waiting = self._num_remembered = 0
         self._blocks: dict[int, Int32] = {}
+        self._uncopied: dict[int, Tokens] = {}
+        self._ahead: dict[int, Int32] = {}  # the next block of at most one text
+        self._ahead_table = np.zeros((1, kernels.NUM_COLUMNS), np.int64)
         self._table = np.zeros((16, kernels.NUM_COLUMNS), np.int64)
         size = max(2, self._ring_size)
         self._newest = size  # so that no place is 0, which means none
@@ -117,45 +124,87 @@ class RetrievalIndex:
         ]
 
     def open(self, slot: int, tokens: Tokens, *, tenant: int = 0, shares: bool = True) -> None:
-        """Copy a new request's text [n] and index its first 2,048 tokens (``work``: the rest)."""
-        text = np.asarray(tokens, dtype=np.int32)
+        """Begin a request with its text [n], of which work copies and indexes all but 2,048 tokens.
+
+        Until then the caller must not change it.
+        """
+        num = len(tokens)
+        begin = np.asarray(tokens[: SLICE + MARGIN], np.int32)
+        end = np.asarray(tokens[max(num - MARGIN, 0) :], np.int32)
         if slot < 0 or slot in self._blocks:
             raise ValueError(f"slot {slot} is already open: close it first")
         if not 0 <= tenant < 2**31 - 1:
             raise ValueError(f"tenant={tenant} must be between 0 and 2**31 - 2")
-        if len(text) and text.min() < 0:
-            raise ValueError(f"token ids must not be negative, but {text.min()} is one of them")
+        if num and (least := min(begin.min(), end.min())) < 0:
+            raise ValueError(f"token ids must not be negative, but {least} is one of them")
         if slot >= len(self._table):
             table = np.zeros((power_of_two(slot + 1), kernels.NUM_COLUMNS), np.int64)
             table[: len(self._table)] = self._table
             self._table = table
-        self._place(slot, capacity_for(len(text)))[: len(text)] = text
-        self._table[slot, kernels.LENGTH :] = len(text), 0, tenant, 0, 0, 0
+        capacity = capacity_for(num)
+        self._blocks[slot] = block = new_block(capacity)
+        block[: len(begin)] = begin
+        block[num - len(end) : num] = end
+        self._table[slot] = block.ctypes.data, capacity, num, 0, tenant, 0, 0, 0
+        if num > len(begin):
+            self._uncopied[slot] = tokens
         if shares and self._ring_size:
-            self._shares[slot] = tenant, len(text)
-        kernels.index_text(self._table, slot, min(SLICE, len(text)))
+            self._shares[slot] = tenant, num
+        kernels.index_text(self._table, slot, min(SLICE, num))
 
-    def _place(self, slot: int, capacity: int) -> Int32:
-        block = np.zeros(7 * capacity, np.int32)
-        self._blocks[slot] = block
-        self._table[slot, : kernels.LENGTH] = block.ctypes.data, capacity
-        return block
+    def _copy(self, max_tokens: int) -> None:
+        """Copy tokens of new texts, as many as the indexing of ``max_tokens`` may read."""
+        for slot, tokens in sorted(self._uncopied.items()):
+            start = int(self._table[slot, kernels.INDEXED]) + MARGIN
+            # an id beyond the checked ones must neither stop the engine nor be negative
+            part = np.asarray(tokens[start : start + max_tokens], np.int64) & 0x7FFFFFFF
+            self._blocks[slot][start : start + len(part)] = part
+            max_tokens -= len(part)
+            if start + len(part) >= len(tokens):
+                del self._uncopied[slot]
 
     def _grow(self, slot: int) -> None:
-        """Move a text to a block of twice the size."""
+        """Move a full text, which ``work`` did not move in time, to a block of twice the size."""
         old, num = self._blocks[slot], int(self._table[slot, kernels.CAPACITY])
-        new = self._place(slot, 2 * num)
+        new = new_block(2 * num)
         new[:num] = old[:num]
         new[2 * num : 6 * num] = old[num : 5 * num]
         heads = old[5 * num :].reshape(num // 2, 1, 4)
         new[10 * num :].reshape(num // 2, 2, 4)[:] = heads
+        self._place(slot, new)
+
+    def _place(self, slot: int, block: Int32) -> None:
+        """Give a slot its block; another one that ``work`` prepares for it is dropped."""
+        self._blocks[slot] = block
+        self._table[slot, : kernels.LENGTH] = block.ctypes.data, len(block) // 7
+        self._ahead.pop(slot, None)
+
+    def _grow_ahead(self, max_tokens: int) -> int:
+        """Index the fullest text in a block of twice the size; return the rest of max_tokens."""
+        if not self._ahead:
+            capacities = self._table[:, kernels.CAPACITY]
+            shares = self._table[:, kernels.LENGTH] / np.maximum(capacities, 1)
+            slot = int(shares.argmax())
+            if shares[slot] < FULL:
+                return 0
+            block = self._ahead[slot] = new_block(2 * int(capacities[slot]))
+            self._ahead_table[0, : kernels.TENANT] = block.ctypes.data, len(block) // 7, 0, 0
+        ((slot, block),) = self._ahead.items()
+        start, length = int(self._ahead_table[0, kernels.INDEXED]), self.length(slot)
+        end = min(start + max_tokens, length)
+        block[start:end] = self._blocks[slot][start:end]
+        kernels.index_text(self._ahead_table, 0, end)
+        if end == length:
+            self._place(slot, block)
+        return max_tokens - (end - start)
 
     def close(self, slot: int) -> None:
         """Free a slot. ``work`` later adds its answer to the history, if the request shares it."""
-        text = self.text(slot)
-        tenant, num_prompt = self._shares.pop(slot, (0, len(text)))
-        if len(text) > num_prompt:
-            text = text[max(0, num_prompt - PROMPT_TAIL) :][-(self._ring_size // 2) :]
+        num = self.length(slot)
+        tenant, num_prompt = self._shares.pop(slot, (0, num))
+        if num > num_prompt:
+            text = self._blocks[slot][max(0, num_prompt - PROMPT_TAIL) : num]
+            text = text[-(self._ring_size // 2) :].copy()
             self._waiting.append((tenant, text))
             self._num_waiting += len(text)
             while self._num_waiting - len(self._waiting[0][1]) >= self._ring_size:
@@ -163,12 +212,15 @@ class RetrievalIndex:
                 self._num_remembered = 0
         self._table[slot] = 0
         del self._blocks[slot]
+        self._uncopied.pop(slot, None)
+        self._ahead.pop(slot, None)
 
     def work(self, max_tokens: int) -> bool:
         """Index at most ``max_tokens`` pending tokens; return whether some are left.
 
         Running texts come first, in order of slots, then closed ones, the oldest first.
         """
+        self._copy(max_tokens)
         left, is_behind = kernels.index_texts(self._table, max_tokens)
         while left > 0 and self._waiting:
             tenant, text = self._waiting[0]
@@ -180,6 +232,9 @@ class RetrievalIndex:
                 self._waiting.popleft()
                 self._num_waiting -= end
                 self._num_remembered = 0
+        if left >= SLICE:
+            while left > 0:
+                left = self._grow_ahead(left)
         return is_behind or bool(self._waiting)
 
     def extend(self, slots: Numbers, tokens: Tokens, counts: Numbers) -> None:
@@ -243,11 +298,12 @@ class RetrievalIndex:
         return int(self._table[slot, kernels.LENGTH])
 
     def text(self, slot: int) -> Int32:
+        """The whole text, once ``work`` has copied it."""
         num = self.length(slot)
         return self._blocks[slot][:num].copy()
 
     def memory(self) -> Memory:
-        blocks = sum(block.nbytes for block in self._blocks.values())
+        blocks = sum(block.nbytes for block in (*self._blocks.values(), *self._ahead.values()))
         waiting = sum(text.nbytes for _, text in self._waiting)
         return Memory(
             blocks + self._table.nbytes, sum(array.nbytes for array in self._ring), waiting
@@ -256,6 +312,13 @@ class RetrievalIndex:
 
 def power_of_two(least: int) -> int:
     return 1 << max(0, least - 1).bit_length()
+
+
+def new_block(capacity: int) -> Int32:
+    """Tokens, links and heads of a text; only heads are read before they are written."""
+    block = np.empty(7 * capacity, np.int32)
+    block[5 * capacity :] = 0
+    return block
 
 
 def capacity_for(num_tokens: int) -> int:

@@ -8,6 +8,7 @@ from statistics import median
 
 import numpy as np
 
+from draftwise.controller.compiled import warm_up
 from draftwise.controller.costs import Step, StepCosts
 from draftwise.types import Costs
 
@@ -49,9 +50,7 @@ class MeasuredCostModel:
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
         self._relative = dict(relative_costs)
         self._target = StepCosts()
-        probe = StepCosts()  # compile or load functions before the first request
-        probe.observe(Step(1, 1, 1.0), 1)
-        probe.seconds(1, 1, 0, 1)
+        warm_up()
         self._draft: dict[str, dict[int, _Samples]] = {name: {} for name in relative_costs}
         self._read: dict[str, _Samples] = {}
 

@@ -95,9 +95,9 @@ def test_the_drafter_is_priced_right_although_the_engine_was_cold(slowness: floa
     engine = FakeEngine(noise, drafter, cost, longest=16)
     for request in requests(16, max_tokens=5000):
         engine.add(request)
-    engine.run(200)
+    engine.run(300)
     assert 0.3 < engine.controller.costs.draft_seconds(1) < 1.2
-    assert max(engine.drafted[-40:]) <= 1, "it does not pay"
+    assert sum(engine.drafted[-100:]) < 120, "a second token does not pay"
 
 
 def test_the_batch_drafts_less_where_a_token_is_dear() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from draftwise.controller.costs import StepCosts
 from draftwise.controller.guard import Guard
 from draftwise.errors import DraftwiseError
 from draftwise.integrations import vllm as room
@@ -24,6 +25,7 @@ from draftwise.integrations.vllm.options import (
     Tenants,
     Wishes,
     parse_options,
+    read_costs,
     wishes_of,
 )
 from draftwise.integrations.vllm.refusals import NULL_PROPOSER, advice, check_server, limits_of
@@ -173,7 +175,7 @@ def test_options_are_checked() -> None:
     assert parse_options(None) == PluginOptions()
     assert parse_options({"drafters": ["model"], "state": None}).drafters == ("model",)
     for given, message in [
-        ({"polcy": "x"}, "its options are: drafters, max_draft, history_tokens, state"),
+        ({"polcy": "x"}, "its options are: drafters, max_draft, history_tokens, state, costs"),
         ({"drafters": ["lokup"]}, "retrieval, model"),
         ({"drafters": []}, "at least one"),
         ({"max_draft": 0}, "1 to 128"),
@@ -182,10 +184,26 @@ def test_options_are_checked() -> None:
         ({"history_tokens": -1}, "0 to"),
         ({"state": 3}, "a file's path"),
         ({"state": ""}, "a file's path"),
+        ({"costs": 3}, "costs 3 cannot be used"),
+        ({"costs": "no such file"}, "No such file"),
         ("goodput", "write an object"),
     ]:
         with pytest.raises(DraftwiseError, match=message):
             parse_options(given)
+
+
+def test_a_file_of_costs_is_checked_and_sets_the_first_prices(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    table = {"target_s": {"1": [0.006, 0.0061], "8": [0.0064, 0.007]}, "draft_s": {"model": 4e-4}}
+    file.write_text(json.dumps(table))
+    costs = StepCosts()
+    costs.load_table(*read_costs(parse_options({"costs": str(file)}).costs))
+    assert costs.seconds(8, 0, 0, 8)[[0, 8]] == pytest.approx([0.0064, 0.007])
+    assert costs.draft_seconds(3) == pytest.approx(0.0012)
+    for bad in ("{}", '{"target_s": [0]}', '{"target_s": [2, 1]}', '{"target_s": {"a": [1]}}', "["):
+        file.write_text(bad)
+        with pytest.raises(DraftwiseError, match=r"cannot be used.*target_s"):
+            parse_options({"costs": str(file)})
 
 
 @pytest.mark.parametrize("false", [False, 0, "0", "false", "False", 0.0])

@@ -85,7 +85,7 @@ def worker_class(base: Any, settings: SglangSettings, given: Any) -> Any:
                 )
             agree, is_first = agreement()
             file = state_file(settings, given) if is_first else None
-            warm_up()
+            warm_up(logger)
             mine = settings if is_first else replace(settings, report_s=math.inf)
             self.adaptive_controller.params = StepsPolicy(mine, agree=agree, state=file)
             logger.info(

@@ -9,9 +9,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from draftwise.errors import DraftwiseError, shown
+from draftwise.files import STATE_BYTES, read_text, strict_json
 
 MAX_DRAFT = 128
 """The longest draft that vLLM's rejection sampler takes, in tokens."""
@@ -32,19 +34,21 @@ class PluginOptions:
         draft, 1 to 128; a speculative config's ``num_speculative_tokens`` is a further limit.
         history_tokens: recent tokens of finished answers that retrieval searches; 0: only a
         request's own text. state: state file; ``auto`` = in vLLM's cache folder, by device, model
-        and settings; None = no file.
+        and settings; None = no file. costs: file of seconds to start from where there is no state.
     """
 
     drafters: tuple[str, ...] = DRAFTERS
     max_draft: int = 16
     history_tokens: int = 1 << 18
     state: str | None = "auto"
+    costs: str | None = None
 
 
 def parse_options(given: Any) -> PluginOptions:
     """Parse the value of ``additional_config["draftwise"]``; None = all defaults.
 
-    Raises DraftwiseError for an unknown name, listing the valid ones, or a value of the wrong type.
+    Raises DraftwiseError for an unknown name, listing the valid ones, a value of the wrong type, or
+    a file of costs that cannot be used.
 
     >>> parse_options({"max_draft": 8}).max_draft
     8
@@ -70,7 +74,36 @@ def parse_options(given: Any) -> PluginOptions:
             values[name] = whole_number(name, given[name], least, most)
     if not isinstance(values.get("state", ""), str | None) or values.get("state") == "":
         raise DraftwiseError(f"state is {values['state']!r}: write a file's path, 'auto' or null")
+    if values.get("costs") is not None:
+        read_costs(values["costs"])
     return PluginOptions(**values)
+
+
+def read_costs(given: Any) -> tuple[dict[int, float], tuple[float, float] | None]:
+    """The arguments of ``StepCosts.load_table`` from a file; DraftwiseError if it has none.
+
+    The file is a cost table of ``draftwise replay --costs``: ``target_s`` has seconds of steps of
+    1, 2, .. tokens per request, by number of requests (as a list: for one request), and
+    ``draft_s["model"]`` those of a token of the model drafter.
+    """
+    from draftwise.controller.costs import StepCosts  # loads numba, which others do without
+
+    seconds: dict[int, float] = {}
+    try:
+        found = strict_json(read_text(Path(given).expanduser(), STATE_BYTES))
+        target_s, draft_s = found["target_s"], found.get("draft_s", {}).get(MODEL)
+        for num, curve in (target_s if isinstance(target_s, dict) else {1: target_s}).items():
+            for width, step_s in enumerate(curve, 1):
+                tokens = int(num) * width
+                seconds[tokens] = max(float(step_s), seconds.get(tokens, 0.0))
+        drafting = None if draft_s is None else (0.0, float(draft_s))
+        StepCosts().load_table(seconds, drafting)
+    except (OSError, OverflowError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DraftwiseError(
+            f"costs {shown(given)} cannot be used ({error}): write a file's path, and in the file "
+            'seconds, such as {"target_s": {"1": [0.006, 0.0061]}, "draft_s": {"model": 0.0004}}'
+        ) from error
+    return seconds, drafting
 
 
 def drafters_of(given: Any) -> tuple[str, ...]:

@@ -16,11 +16,12 @@ from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 import draftwise
 from draftwise.bench.environment import cpu_name
+from draftwise.controller.compiled import warm_up
 from draftwise.controller.controller import Controller
 from draftwise.integrations.vllm.adapter import Adapter
 from draftwise.integrations.vllm.capabilities import check_capabilities
 from draftwise.integrations.vllm.metrics import FOLDER, MULTIPROC, Exporter
-from draftwise.integrations.vllm.options import parse_options
+from draftwise.integrations.vllm.options import parse_options, read_costs
 from draftwise.integrations.vllm.refusals import check_server, limits_of
 from draftwise.integrations.vllm.state import StateFile, about_of, state_path
 from draftwise.integrations.vllm.upkeep import Upkeep
@@ -108,7 +109,10 @@ def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, U
     options = parse_options(config.additional_config.get("draftwise"))
     limits = limits_of(config, options, asynchronous=overlapping)
     clock = time.perf_counter
+    warm_up(logger)
     controller = Controller(limits, history_tokens=options.history_tokens)
+    if options.costs is not None:  # an earlier run's state replaces them
+        controller.costs.load_table(*read_costs(options.costs))
     adapter = Adapter(
         controller, scheduler.requests, scheduler.max_model_len, clock, overlapping=overlapping
     )
