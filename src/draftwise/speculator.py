@@ -309,8 +309,9 @@ class Speculator:
             raise DraftwiseError(
                 "stream() gives one answer to one prompt; use start() to iterate over several"
             )
-        for _, output, round_ in generation.outputs():
-            yield output.text, round_
+        for output in generation.outputs():
+            if output.round is not None:
+                yield output.text, output.round
 
 
 class Learning:

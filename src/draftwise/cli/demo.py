@@ -167,7 +167,7 @@ class Lane:
         from draftwise.engine.attribution import SourceAttribution
 
         self.title, self.generation = title, generation
-        self._rounds = iter(generation)
+        self._outputs, self._text = generation.outputs(), ""
         self._painter = SourceAttribution(tokenizer)
         self.pieces: list[Piece] = []
         self.seconds, self.num_tokens, self.num_rounds = 0.0, 0, 0
@@ -178,16 +178,13 @@ class Lane:
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
     def step(self) -> None:
-        round_ = next(self._rounds, None)
-        text = self.generation.text(0)
-        if round_ is None:
-            self.pieces += self._painter.finish(text)
+        if (output := next(self._outputs, None)) is None:
             self.is_running = False
             return
-        self.pieces += self._painter.grow(round_, text)
-        self.seconds += sum(round_.seconds.values())
-        self.num_tokens += round_.num_emitted
-        self.num_rounds += 1
+        self._text += output.text
+        self.pieces += self._painter.grow(output, self._text)
+        self.seconds = sum(output.stats.seconds_by_phase.values())
+        self.num_tokens, self.num_rounds = output.stats.num_emitted, output.stats.num_rounds
 
 
 def race(lanes: Sequence[Lane], is_stopped: Callable[[], bool]) -> Iterator[Lane]:

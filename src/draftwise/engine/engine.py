@@ -18,7 +18,7 @@ from draftwise.engine.costs import LARGEST_PIECE, PrefillBudget
 from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.loop import Loop
 from draftwise.engine.records import Round, as_logprobs, logprobs
-from draftwise.engine.request import Request
+from draftwise.engine.request import Request, RequestOutput
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
@@ -261,12 +261,12 @@ class Engine:
             heapq.heappush(self._waiting, (-request.priority, next(self._numbers), request))
 
     @torch.inference_mode()
-    def step(self) -> list[Round]:
+    def step(self) -> list[RequestOutput]:
         """Start waiting requests that fit, prefill some prompt tokens, and run one round.
 
-        Returns one record per request in the round; empty if none is ready. A request whose start
-        or prefill fails ends alone, with its ``error``; an exception of the round ends all running
-        requests. Raises DraftwiseError if a request's callback calls it.
+        Returns what is new of each request in the round, and of those that ended before it. A
+        request whose start or prefill fails ends alone, with its ``error``; an exception of the
+        round ends all running requests. Raises DraftwiseError if a request's callback calls it.
         """
         with self.lock:
             if self._is_stepping:
@@ -275,10 +275,14 @@ class Engine:
                     "an answer: ask before, or another Speculator"
                 )
             self._is_stepping = True
+            requests, rounds = {request.id: request for request in self._all()}, list[Round]()
             try:
-                return self._step()
+                rounds = self._step()
             finally:
                 self._is_stepping = False
+                outputs = [requests.pop(round_.request).output(round_) for round_ in rounds]
+                outputs += [request.output() for request in requests.values() if request.is_over]
+            return outputs
 
     def _step(self) -> list[Round]:
         self._cancel_dropped()
