@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bad_values import BAD_BATCH, BAD_REQUEST, BAD_SAMPLING
-from draftwise import DraftwiseError, SamplingParams, Speculator
-from draftwise.engine import RequestParams
+from draftwise import DraftwiseError, SamplingParams, Speculator, registry
+from draftwise.engine import Options, RequestParams
 from draftwise.errors import BadValue
 from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
 from engine.scripted import byte_tokenizer
@@ -86,6 +86,9 @@ def test_sampling_params_refuse_the_same(name: str, value: Any) -> None:
 def test_every_parameter_is_in_the_table() -> None:
     fields = {*SamplingParams.__dataclass_fields__, *RequestParams.__dataclass_fields__}
     assert fields <= {*BAD_SAMPLING, *BAD_REQUEST, *BAD_BATCH}
+    own = {"do_sample", "stop_strings", "attention_mask", "num_return_sequences", "trace"}
+    assert Options.__annotations__.keys() == fields | own
+    assert not fields & own
 
 
 @pytest.mark.parametrize("method", ["generate", "stream", "start", "request"])
@@ -243,3 +246,14 @@ def test_a_prompt_that_begins_with_the_padding_token_is_no_batch(
     assert row.tokens == found.tokens
     with pytest.raises(DraftwiseError, match="attention_mask"):
         made.generate([[7, 5, 6], [5, 6, 7]], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("policy", ["ucb1:beta=0.1", "copies:ucb1", "delayed:base=batched:ucb1"])
+@pytest.mark.parametrize("rule", ["max-confidence:0.5", "tapout-token", "any-of"])
+def test_no_spec_is_parsed_again_for_a_second_request(
+    policy: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = speculator(["good"], policy, feedback="panoramic:every=2", rules=(rule,))
+    made.request([1, 2])
+    monkeypatch.setattr(registry, "parse_options", None)
+    assert made.request([1, 2]).policy is not made.request([1, 2]).policy
