@@ -237,7 +237,7 @@ class Engine:
         self._running: list[Request] = []
         self._free: list[int] = []
         self._rows, self._numbers = itertools.count(), itertools.count()
-        self._is_open, self._is_stepping = True, False
+        self._is_open, self._is_stepping, self._was_allowed = True, False, True
         self._dropped: list[int] = []  # by finalizers, which may run during a step
         self._isolated: set[int] = set()  # requests that are prefilled one by one
         self.num_prefix_hits = self.num_prefix_tokens = 0
@@ -282,6 +282,15 @@ class Engine:
                 self._is_stepping = False
                 outputs = [requests.pop(round_.request).output(round_) for round_ in rounds]
                 outputs += [request.output() for request in requests.values() if request.is_over]
+            if self._was_allowed != (allowed := self.drafting_allowed):
+                self._was_allowed = allowed
+                _LOG.info(
+                    "drafting is switched %s (%.3f times plain decoding lately, %.3f since the "
+                    "start)",
+                    "on again: its account has credit" if allowed else "off: its account is empty",
+                    self.guard.recent_speed,
+                    self.guard.speed,
+                )
             return outputs
 
     def _step(self) -> list[Round]:
@@ -296,16 +305,7 @@ class Engine:
             return []
         start = self._pool.clock()
         try:
-            allowed = self.drafting_allowed
             rounds = self._loop.round(self._running)
-            if allowed != self.drafting_allowed:
-                _LOG.info(
-                    "drafting is switched %s (%.3f times plain decoding lately, %.3f since the "
-                    "start)",
-                    "off: it cost more than it saved" if allowed else "on again: it pays",
-                    self.guard.recent_speed,
-                    self.guard.speed,
-                )
         except BaseException:  # the caches are inconsistent after half a round
             self._abandon(self._running)
             raise
