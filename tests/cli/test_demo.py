@@ -139,8 +139,8 @@ def test_a_race_gives_both_the_same_seconds() -> None:
     for _ in race(lanes, lambda: False):
         if all(lane.is_running for lane in lanes):
             assert abs(lanes[0].seconds - lanes[1].seconds) <= 0.5
-    assert [lane.num_tokens for lane in lanes] == [6, 6]
-    assert lanes[1].tok_per_s == pytest.approx(6.0)
+    assert [lane.stats.num_emitted for lane in lanes] == [6, 6]
+    assert lanes[1].stats.tok_per_s == pytest.approx(6.0)
     assert "".join(text for text, _ in lanes[0].pieces) == "xxxxxx"
 
 

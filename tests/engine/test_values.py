@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from bad_values import BAD_BATCH, BAD_REQUEST, BAD_SAMPLING
 from draftwise import DraftwiseError, SamplingParams, Speculator, registry
 from draftwise.engine import Options, RequestParams
 from draftwise.errors import BadValue
+from draftwise.settings import DEFAULTS
 from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
 from engine.scripted import byte_tokenizer
 
@@ -217,6 +220,11 @@ def test_arrays_of_the_right_shape_are_taken(convert: Any) -> None:
         ({"target": torch.nn.Linear(2, 2)}, "is no model"),
         ({"drafters": [None]}, "None is no model"),
         ({"drafters": 5}, "drafters is 5: it must be a spec"),
+        ({"dtype": "float3"}, "unknown dtype 'float3'; the dtypes are: auto, float32"),
+        ({"device": "gpu"}, "unknown device 'gpu'; write auto, cpu, cuda"),
+        ({"device": "map:foo"}, "device is 'map:foo': it must be map: and one of auto, balanced"),
+        ({"device": 0}, "unknown device 0; write auto"),
+        ({"dtype": "int8", "device": "xpu"}, "device is 'xpu': it must be cpu or auto"),
         ({"lengths": 4}, "lengths is 4"),
         ({"lengths": [2.5]}, "lengths is"),
         ({"lengths": "12"}, "lengths is '12'"),
@@ -232,6 +240,14 @@ def test_what_cannot_be_loaded_is_said(changes: dict[str, Any], said: str) -> No
     target = speculator(POOLS["lookup"]).target.module
     with pytest.raises(DraftwiseError, match=said):
         Speculator.from_pretrained(**({"target": target, "drafters": []} | changes))
+
+
+def test_a_speculator_takes_all_settings_and_has_no_defaults_of_its_own() -> None:
+    given = inspect.signature(Speculator.from_pretrained).parameters
+    defaults = {one.name: getattr(DEFAULTS, one.name) for one in fields(DEFAULTS)}
+    own = {"target", "tokenizer"}  # both are required, or come with the target
+    assert given.keys() - own == defaults.keys() - {"target", "state", "threads"}
+    assert all(defaults[name] == one.default for name, one in given.items() if name not in own)
 
 
 def test_a_prompt_that_begins_with_the_padding_token_is_no_batch(

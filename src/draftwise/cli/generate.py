@@ -160,7 +160,6 @@ def run_single(job: Job, prompt: Prompt) -> int:
     if job.as_json:
         print(json.dumps(result.as_json()), flush=True)
     else:
-        pen.write(painter.finish(result.text))
         pen.end(result.text)
         note(summary(result.stats))
     return verdict([result])

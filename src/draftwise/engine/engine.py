@@ -285,8 +285,7 @@ class Engine:
             if self._was_allowed != (allowed := self.drafting_allowed):
                 self._was_allowed = allowed
                 _LOG.info(
-                    "drafting is switched %s (%.3f times plain decoding lately, %.3f since the "
-                    "start)",
+                    "drafting is switched %s (%.3f times plain decoding lately, %.3f in all)",
                     "on again: its account has credit" if allowed else "off: its account is empty",
                     self.guard.recent_speed,
                     self.guard.speed,
