@@ -32,7 +32,7 @@ WORDS = {
     "install",
     "lazy",
 }
-FACADE = {"pool", "specs", "speculator"}
+FACADE = {"pool", "settings", "specs", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
 ARROWS: dict[str, set[str]] = {
@@ -58,9 +58,10 @@ ARROWS: dict[str, set[str]] = {
     "engine": WORDS | {"chat", "controller", "feedback", "nn", "drafters.protocol"},
     "real": WORDS | {"nn", "drafters", "train"},
     "specs": {"errors", "checks", "registry", "nn.folder", "zoo", "real.bundled"},
+    "settings": WORDS | {"engine.options", "nn.folder", "registry", "specs"},
     "pool": WORDS | {"registry", "specs", "nn", "drafters", "zoo", "real"},
     "speculator": WORDS
-    | {"chat", "nn", "drafters.protocol", "engine", "feedback", "pool", "registry"},
+    | {"chat", "nn", "drafters.protocol", "engine", "feedback", "pool", "registry", "settings"},
 }
 ANYTHING = {"cli", "bench", "serve", "integrations", "__init__", "__main__"}
 WITHOUT_TORCH = {
@@ -80,6 +81,7 @@ WITHOUT_TORCH = {
     "controller",
 } | {
     "registry",
+    "settings",
     "specs",
 }
 

@@ -59,7 +59,7 @@ def test_every_name_in_the_tables_can_be_imported() -> None:
     }
     for kind, table in tables.items():
         for name in table:
-            assert registry.lookup(kind, table, name).__doc__
+            assert registry.lookup(kind, name).__doc__
 
 
 def test_new_names_exist() -> None:

@@ -58,7 +58,7 @@ def load_drafters(
             if Path(spec).is_dir():
                 raise DraftwiseError(f"drafter {spec!r} is a folder: write lm:{spec}")
             filled = {"name": name, "vocab_size": target.vocab_size, "target": target}
-            named[name] = registry.build("drafter", registry.DRAFTERS, spec, filled)
+            named[name] = registry.build("drafter", spec, filled)
         else:
             source, window = _lm_parts(spec)
             if borrows(source):

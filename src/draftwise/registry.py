@@ -134,8 +134,8 @@ def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
             f"the {kind} has {len(spec):,} characters: at most {_REMOTE_CHARACTERS} are read"
         )
     name, _, text = spec.partition(":")
-    factory, options = _options_of(kind, TABLES[kind], name)
-    is_wrapper = "make_base" in _signature(factory)[0]
+    parameters, options = _signature(kind, lookup(kind, name))
+    is_wrapper = "make_base" in parameters
     for key, value in parse_options(f"{kind} {name!r}", text, options).items():
         if key == "base" and is_wrapper:
             if depth == _REMOTE_DEPTH:
@@ -178,18 +178,18 @@ def make_policy(
     }  # fmt: skip
     # no closure: policies are pickled
     made = {"rng": np.random.default_rng(seed), "make_base": partial(make_policy, **of_request)}
-    return cast(Policy, build("policy", POLICIES, spec, of_request | made))
+    return cast(Policy, build("policy", spec, of_request | made))
 
 
 def make_reward(spec: str) -> Reward:
     """A reward from a spec such as ``"length"``; raises as ``make_policy``."""
-    return cast(Reward, build("reward", REWARDS, spec, {}))
+    return cast(Reward, build("reward", spec, {}))
 
 
 def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) -> FeedbackBuilder:
     """A revealer for one request from a spec; reward None: the evidence alone is delivered."""
     given = {"plans": plans, "reward": reward}
-    return cast(FeedbackBuilder, build("feedback", FEEDBACKS, spec, given))
+    return cast(FeedbackBuilder, build("feedback", spec, given))
 
 
 def make_guide(spec: str, seed: Seed = 0, *, home: Path | None = None) -> StopRule:
@@ -201,50 +201,48 @@ def make_guide(spec: str, seed: Seed = 0, *, home: Path | None = None) -> StopRu
     make_rule = partial(make_guide, seed=rng, home=home)
     make_bandit = partial(make_policy, seed=rng)
     given = {"rng": rng, "home": home, "make_rule": make_rule, "make_bandit": make_bandit}
-    return cast(StopRule, build("guide", GUIDES, spec, given))
+    return cast(StopRule, build("guide", spec, given))
 
 
-def build(kind: str, table: Table, spec: str, given: Mapping[str, Any]) -> Any:
-    """Build what ``spec`` names in ``table``; given: values of its parameters, by name.
+def build(kind: str, spec: str, given: Mapping[str, Any]) -> Any:
+    """Build what ``spec`` names; given: values of its ``FILLED`` parameters.
 
     Raises DraftwiseError for an unknown name or option, or an invalid value.
     """
-    name, _, text = spec.partition(":")
-    factory, options = _options_of(kind, table, name)
-    parameters, _ = _signature(factory)
-    values = parse_options(f"{kind} {name!r}", text, options)
-    values |= {key: value for key, value in given.items() if key in parameters}
-    missing = [
-        key for key in options if key not in values and parameters[key].default is inspect._empty
-    ]
-    if missing:
-        raise DraftwiseError(f"{kind} {name!r} needs {missing[0]}: write {name}:{missing[0]}=VALUE")
+    make = _factory(kind, spec, lookup(kind, spec.partition(":")[0]))
     try:
-        return factory(**values)
+        return make(given)
     except (ValueError, ArithmeticError) as error:
         raise DraftwiseError(f"{kind} {shown(spec)}: {error}") from error
     except RecursionError:
         raise DraftwiseError(f"{kind} {shown(spec)}: too many stand inside each other") from None
 
 
-def _options_of(kind: str, table: Table, name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """What ``name`` stands for, and the type of each option that a spec may set."""
-    factory = lookup(kind, table, name)
-    parameters, hints = _signature(factory)
-    return factory, {key: hints.get(key, str) for key in parameters if key not in FILLED[kind]}
+@functools.lru_cache(256)
+def _factory(kind: str, spec: str, named: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
+    """Parse a spec, once, as every request builds a policy and its rules; named: what it names."""
+    name, _, text = spec.partition(":")
+    parameters, options = _signature(kind, named)
+    values = parse_options(f"{kind} {name!r}", text, options)
+    for key in options:
+        if key not in values and parameters[key].default is inspect._empty:
+            raise DraftwiseError(f"{kind} {name!r} needs {key}: write {name}:{key}=VALUE")
+    filled = FILLED[kind] & parameters.keys()
+    return lambda given: named(**values, **{key: given[key] for key in filled if key in given})
 
 
-@functools.cache
 def _signature(
-    factory: Callable[..., Any],
+    kind: str, named: Callable[..., Any]
 ) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
-    """Parameters and annotations; found once, as every request builds a policy and its rules."""
-    hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
-    return inspect.signature(factory).parameters, hints
+    """All parameters, and the type of each option that a spec may set."""
+    parameters = inspect.signature(named).parameters
+    hints = typing.get_type_hints(named.__init__ if inspect.isclass(named) else named)
+    return parameters, {k: hints.get(k, str) for k in parameters if k not in FILLED[kind]}
 
 
-def lookup(kind: str, table: Table, name: str) -> Callable[..., Any]:
+def lookup(kind: str, name: str) -> Callable[..., Any]:
     """The class or function that ``name`` stands for; DraftwiseError lists the valid names."""
+    table = TABLES[kind]
     known(kind, name, table, f"{kind} names")
     found: Callable[..., Any] = table[name][0]
     if isinstance(found, str):

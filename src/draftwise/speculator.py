@@ -38,6 +38,7 @@ from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, models_of, resolve_target
 from draftwise.protocols import PlayingAll, Policy, PricingPlans, Remembering, Routing, StopRule
 from draftwise.registry import Preset
+from draftwise.settings import DEFAULTS, Settings
 from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 _MAX_SETTINGS = 16
@@ -91,21 +92,21 @@ class Speculator:
         target: Any,
         drafters: str | Sequence[Any] | None = None,
         *,
-        preset: str = "draftwise",
-        policy: str | None = None,
-        reward: str | None = None,
-        feedback: str | None = None,
-        lengths: Sequence[int] | None = None,
-        rules: Sequence[str] | None = None,
-        trees: Sequence[str] | None = None,
+        preset: str = DEFAULTS.preset,
+        policy: str | None = DEFAULTS.policy,
+        reward: str | None = DEFAULTS.reward,
+        feedback: str | None = DEFAULTS.feedback,
+        lengths: Sequence[int] | None = DEFAULTS.lengths,
+        rules: Sequence[str] | None = DEFAULTS.rules,
+        trees: Sequence[str] | None = DEFAULTS.trees,
         tokenizer: Any = None,
-        dtype: Any = "auto",
-        device: str | dict[str, Any] = "auto",
-        compile: bool = False,
-        scope: str = "request",
-        seed: int | None = None,
-        num_prefixes: int = 4,
-        deterministic: bool = False,
+        dtype: Any = DEFAULTS.dtype,
+        device: str | dict[str, Any] = DEFAULTS.device,
+        compile: bool = DEFAULTS.compile,
+        scope: str = DEFAULTS.scope,
+        seed: int | None = DEFAULTS.seed,
+        num_prefixes: int = DEFAULTS.num_prefixes,
+        deterministic: bool = DEFAULTS.deterministic,
     ) -> Speculator:
         """Load a target and its drafters.
 
@@ -129,10 +130,10 @@ class Speculator:
             scope ``request``).
         Raises DraftwiseError for models that cannot be loaded or paired, and for invalid settings.
         """
-        setting = registry.adjusted(
-            registry.preset(preset), policy=policy, reward=reward, feedback=feedback,
-            lengths=lengths, rules=rules, trees=trees,
-        )  # fmt: skip
+        setting = Settings(
+            preset=preset, policy=policy, reward=reward, feedback=feedback, lengths=lengths,
+            rules=rules, trees=trees, dtype=dtype, device=device,
+        ).learning  # fmt: skip
         path, defaults = resolve_target(target)
         model = load_model(path, dtype=dtype, device=device)
         if tokenizer is None and isinstance(path, str):
@@ -202,7 +203,7 @@ class Speculator:
 
     def _start(self, method: str, prompts: Any, params: Params, options: Options) -> Generation:
         """``start``, called by the user as ``method``."""
-        o.check_names(method, options, batch=True)
+        o.check_names(method, options, Options.__annotations__)
         trace = checks.optional(checks.path, "trace", options.get("trace"))
         with self._pool.lock:  # other threads may use the same models
             mask = options.get("attention_mask")
@@ -309,8 +310,9 @@ class Speculator:
             raise DraftwiseError(
                 "stream() gives one answer to one prompt; use start() to iterate over several"
             )
-        for _, output, round_ in generation.outputs():
-            yield output.text, round_
+        for output in generation.outputs():
+            if output.round is not None:
+                yield output.text, output.round
 
 
 class Learning:

@@ -18,8 +18,7 @@ from draftwise.cli import CHATS, Lane, Pair, Stage, choose_prompts, colours
 from draftwise.cli import demo_report as report
 from draftwise.cli import run_race as race
 from draftwise.colours import PALETTE
-from draftwise.engine import Result, Round, Stats
-from draftwise.types import Plan
+from draftwise.engine import RequestOutput, Result, Stats
 
 PROMPTS = {"letters": ["abc abc", "xyz xyz"], "mixed": ["abc 123", "1 2 3"]}
 
@@ -111,21 +110,16 @@ class _Rounds:
     """A generation whose rounds take as long as they are told."""
 
     def __init__(self, seconds: list[float], num_emitted: int) -> None:
-        self._seconds, self._num, self._text = seconds, num_emitted, ""
+        self._seconds, self._num = seconds, num_emitted
 
-    def __iter__(self) -> Iterator[Round]:
-        for number, seconds in enumerate(self._seconds, 1):
-            self._text += "x" * self._num
-            tokens = (1,) * self._num
-            yield Round(
-                request=0, round=number, plan=Plan("lookup", 1), plan_index=0, prob=1.0,
-                tokens=tokens, sources=("lookup",) * self._num, num_drafted=1, num_accepted=1,
-                position=0, batch_size=1, seconds={"verify": seconds}, estimates=None,
-                scores={}, matches={},
-            )  # fmt: skip
-
-    def text(self, _: int) -> str:
-        return self._text
+    def outputs(self) -> Iterator[RequestOutput]:
+        stats = Stats()
+        for seconds in self._seconds:
+            stats.num_rounds += 1
+            stats.num_emitted += self._num
+            stats.seconds_by_phase["verify"] += seconds
+            tokens, sources = [1] * self._num, ["lookup"] * self._num
+            yield RequestOutput(0, "x" * self._num, tokens, sources, stats=stats)
 
 
 class _Letters:
@@ -145,8 +139,8 @@ def test_a_race_gives_both_the_same_seconds() -> None:
     for _ in race(lanes, lambda: False):
         if all(lane.is_running for lane in lanes):
             assert abs(lanes[0].seconds - lanes[1].seconds) <= 0.5
-    assert [lane.num_tokens for lane in lanes] == [6, 6]
-    assert lanes[1].tok_per_s == pytest.approx(6.0)
+    assert [lane.stats.num_emitted for lane in lanes] == [6, 6]
+    assert lanes[1].stats.tok_per_s == pytest.approx(6.0)
     assert "".join(text for text, _ in lanes[0].pieces) == "xxxxxx"
 
 

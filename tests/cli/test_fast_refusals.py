@@ -15,8 +15,9 @@ import pytest
 
 from chatting import save_chat_model
 from cli.conftest import run_command
-from draftwise.cli import COMMANDS, DTYPES, Commands, train
+from draftwise.cli import COMMANDS, Commands, train
 from draftwise.nn import LAYOUTS
+from draftwise.settings import DTYPES
 from draftwise.train import LOSSES, LossName
 
 MOST_CPU_S = 2.0

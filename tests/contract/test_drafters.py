@@ -42,7 +42,7 @@ def make(name: str) -> Drafter:
         return store()
     if name in INSIDE:
         return INSIDE[name]("llama", 64)
-    drafter: Drafter = registry.build("drafter", DRAFTERS, spec(DRAFTERS, name), {"name": name})
+    drafter: Drafter = registry.build("drafter", spec(DRAFTERS, name), {"name": name})
     return drafter
 
 
@@ -277,7 +277,7 @@ def test_a_first_guess_of_its_cost(name: str) -> None:
 
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(DraftwiseError, match="no option 'nonsense'"):
-        registry.build("drafter", DRAFTERS, "lookup:nonsense=1", {"name": "lookup"})
+        registry.build("drafter", "lookup:nonsense=1", {"name": "lookup"})
 
 
 @ALL

@@ -31,7 +31,7 @@ def options() -> Iterator[tuple[str, str, str, set[Any]]]:
     """Kind, entry, option and the types that its annotation allows."""
     for kind, table in TABLES.items():
         for name in table:
-            factory = registry.lookup(kind, table, name)
+            factory = registry.lookup(kind, name)
             hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
             filled = registry.FILLED[kind]
             for option in inspect.signature(factory).parameters:
@@ -54,7 +54,7 @@ def make(kind: str, spec: str) -> Any:
         return registry.make_feedback(spec, plans=PLANS, reward=registry.make_reward("length"))
     if kind == "guide":
         return registry.make_guide(spec)
-    return registry.build("drafter", registry.DRAFTERS, spec, {"name": "x", "vocab_size": 64})
+    return registry.build("drafter", spec, {"name": "x", "vocab_size": 64})
 
 
 def others_of(name: str, table: Any, option: str) -> str:

@@ -216,7 +216,7 @@ def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) ->
         if name == "window"
         else INSIDE[name](kind, vocab_size)
         if name in INSIDE
-        else registry.build("drafter", registry.DRAFTERS, name, {"name": name})
+        else registry.build("drafter", name, {"name": name})
         for name in names
     ]
 

@@ -87,7 +87,7 @@ def test_what_was_chosen_is_learnt_when_it_was_played() -> None:
     played = []
     while not long.is_over:
         engine._loop._verify_s = 0.0
-        (made_round,) = [r for r in engine.step() if r.request == long.id] or [None]
+        (made_round,) = [o.round for o in engine.step() if o.request == long.id] or [None]
         if long.pending is not None:
             num_waits += 1
         elif made_round is not None:

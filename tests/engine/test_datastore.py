@@ -200,7 +200,7 @@ def test_several_stores_are_several_drafters(tmp_path: Path) -> None:
     made = load_drafters(specs, target(), None, dtype="auto", device="cpu")
     assert [drafter.name for drafter in made] == ["code", "datastore", "datastore-2"]
     with pytest.raises(DraftwiseError, match="needs file"):
-        registry.build("drafter", registry.DRAFTERS, "datastore", {"name": "x"})
+        registry.build("drafter", "datastore", {"name": "x"})
     with pytest.raises(DraftwiseError, match="num_matches is 0: it must be a whole number from 1"):
         load_drafters([f"datastore:{file},num_matches=0"], target(), None, dtype="", device="")
 

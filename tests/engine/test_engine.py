@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from draftwise.drafters import NeuralSession, RetrievalSession
-from draftwise.engine import LEAST_PIECE, Engine, Request
+from draftwise.engine import LEAST_PIECE, Engine, Request, RequestOutput
 from draftwise.nn import RAGGED, CausalModel
 from draftwise.registry import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams
 from engine.pairs import POOLS, PROMPTS, drafters, plain_greedy, reader, speculator
-from engine.scripted import mixing
+from engine.scripted import byte_tokenizer, mixing
 
 LONG = [*range(1, 60), *range(1, 60), 7, 9]
 
@@ -93,7 +93,7 @@ def test_those_that_do_not_fit_wait_in_order_and_the_higher_priority_first() -> 
     for request in asked:
         engine.admit(request)
     while engine.has_work:
-        order += [round_.request for round_ in engine.step()]
+        order += [output.request for output in engine.step()]
     assert list(dict.fromkeys(order)) == [asked[2].id, asked[0].id, asked[1].id]
 
 
@@ -206,7 +206,7 @@ def test_a_long_prompt_is_read_in_pieces_while_others_write(
     engine.admit(long)
     while not long.tokens:
         engine._prefill_budget.tokens.extend([1.0] * 9)  # the smallest pieces
-        assert [round_.request for round_ in engine.step()][:1] == [writer.id]
+        assert [output.request for output in engine.step()][:1] == [writer.id]
     assert max(fed) <= LEAST_PIECE + 2
     run(engine)
     assert long.tokens == plain_greedy(long.prompt, 5)
@@ -317,6 +317,35 @@ def test_log_probabilities_are_those_of_a_plain_forward() -> None:
             assert said.token == text[position]
             assert said.logprob == pytest.approx(float(before[said.token]), abs=1e-3)
             assert [t for t, _ in said.top] == before.topk(num_top).indices.tolist()
+
+
+def test_outputs_add_up_and_what_cannot_start_has_a_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = speculator(POOLS["all"])
+    made.tokenizer = made._learning._tokenizer = byte_tokenizer()
+    engine = made.engine()
+    asked = [
+        ask(made, prompt, num, logprobs=1)
+        for prompt, num in zip(PROMPTS[:3], (5, 12, 9), strict=True)
+    ]
+    wholes = {request.id: RequestOutput() for request in asked}
+    start = engine._start
+    failing = {asked[1].id: lambda: 1 / 0}
+    monkeypatch.setattr(engine, "_start", lambda r: failing.get(r.id, lambda: start(r))())
+    for request in asked:
+        engine.admit(request)
+    while engine.has_work:
+        for new in engine.step():
+            assert new.finish_reason or new.tokens, "an output has something new"
+            wholes[new.request].add(new)
+    for request, whole in zip(asked, wholes.values(), strict=True):
+        assert (whole.tokens, whole.text) == (request.tokens, request.answer.text)
+        assert (whole.sources, whole.logprobs) == (request.sources, request.logprobs)
+        assert len(whole.rounds) == request.stats.num_rounds == whole.stats.num_rounds
+    assert [wholes[r.id].finish_reason for r in asked] == ["length", "error", "length"]
+    assert wholes[asked[1].id].error == "division by zero"
+    assert wholes[asked[0].id].text
 
 
 def test_iterating_again_goes_on_where_it_was_left() -> None:

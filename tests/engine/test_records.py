@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.engine import Engine, Round
+from draftwise.engine import Round
 from draftwise.speculator import Speculator
 from engine.pairs import BUDGETS, POOLS, PROMPTS, lm, plain_greedy, speculator
 from engine.scripted import Playlist
@@ -174,18 +174,23 @@ def test_the_speed_relative_to_plain_decoding_is_the_account_of_the_rounds() -> 
     assert made._engine.guard.spent_s == pytest.approx(spent_s + off.stats.account.spent_s)
 
 
-def test_switching_drafting_off_or_on_is_logged_with_its_reason(
+def test_each_switch_of_drafting_is_logged_wherever_the_step_makes_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = speculator(POOLS["good"])
-    states = iter([True, False, False, True, True, True])
-    monkeypatch.setattr(Engine, "drafting_allowed", property(lambda _: next(states)))
-    engine = made.engine()
-    engine.admit(made.request(PROMPT, max_new_tokens=30, speculation=False))
+    made = speculator(POOLS["good"], "goodput")
+    engine, grant = made.engine(), made._pool.guard.grant
+    engine.admit(made.request(PROMPT, max_new_tokens=30))
     with caplog.at_level("INFO", logger="draftwise"):
-        for _ in range(3):
-            engine.step()
-    assert [line.split(" (")[0] for line in caplog.messages] == [
-        "drafting is switched off: it cost more than it saved",
-        "drafting is switched on again: it pays",
-    ]
+        engine.step()
+        engine.guard.charge(1e3)
+        engine.step()
+        engine.step()
+        monkeypatch.setattr(engine.guard, "grant", lambda _: grant(2e3))  # as prefill ends
+        engine.admit(made.request(PROMPT, max_new_tokens=30))
+        engine.step()
+        engine.step()
+        engine.guard.charge(1e3)
+        engine.step()
+    off = "drafting is switched off: its account is empty"
+    on = "drafting is switched on again: its account has credit"
+    assert [line.split(" (")[0] for line in caplog.messages] == [off, on, off]

@@ -53,7 +53,7 @@ def looks_of_rounds(
     found = []
     for _ in range(num):
         with counting() as transfers:
-            records = engine.step()
+            records = [output.round for output in engine.step() if output.round]
         found.append((transfers.num, dict(transfers.places), records))
     engine.close()
     return found

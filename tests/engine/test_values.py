@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import time
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,10 @@ import pytest
 import torch
 
 from bad_values import BAD_BATCH, BAD_REQUEST, BAD_SAMPLING
-from draftwise import DraftwiseError, SamplingParams, Speculator
-from draftwise.engine import RequestParams
+from draftwise import DraftwiseError, SamplingParams, Speculator, registry
+from draftwise.engine import Options, RequestParams
 from draftwise.errors import BadValue
+from draftwise.settings import DEFAULTS
 from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
 from engine.scripted import byte_tokenizer
 
@@ -86,6 +89,9 @@ def test_sampling_params_refuse_the_same(name: str, value: Any) -> None:
 def test_every_parameter_is_in_the_table() -> None:
     fields = {*SamplingParams.__dataclass_fields__, *RequestParams.__dataclass_fields__}
     assert fields <= {*BAD_SAMPLING, *BAD_REQUEST, *BAD_BATCH}
+    own = {"do_sample", "stop_strings", "attention_mask", "num_return_sequences", "trace"}
+    assert Options.__annotations__.keys() == fields | own
+    assert not fields & own
 
 
 @pytest.mark.parametrize("method", ["generate", "stream", "start", "request"])
@@ -214,6 +220,11 @@ def test_arrays_of_the_right_shape_are_taken(convert: Any) -> None:
         ({"target": torch.nn.Linear(2, 2)}, "is no model"),
         ({"drafters": [None]}, "None is no model"),
         ({"drafters": 5}, "drafters is 5: it must be a spec"),
+        ({"dtype": "float3"}, "unknown dtype 'float3'; the dtypes are: auto, float32"),
+        ({"device": "gpu"}, "unknown device 'gpu'; write auto, cpu, cuda"),
+        ({"device": "map:foo"}, "device is 'map:foo': it must be map: and one of auto, balanced"),
+        ({"device": 0}, "unknown device 0; write auto"),
+        ({"dtype": "int8", "device": "xpu"}, "device is 'xpu': it must be cpu or auto"),
         ({"lengths": 4}, "lengths is 4"),
         ({"lengths": [2.5]}, "lengths is"),
         ({"lengths": "12"}, "lengths is '12'"),
@@ -231,6 +242,14 @@ def test_what_cannot_be_loaded_is_said(changes: dict[str, Any], said: str) -> No
         Speculator.from_pretrained(**({"target": target, "drafters": []} | changes))
 
 
+def test_a_speculator_takes_all_settings_and_has_no_defaults_of_its_own() -> None:
+    given = inspect.signature(Speculator.from_pretrained).parameters
+    defaults = {one.name: getattr(DEFAULTS, one.name) for one in fields(DEFAULTS)}
+    own = {"target", "tokenizer"}  # both are required, or come with the target
+    assert given.keys() - own == defaults.keys() - {"target", "state", "threads"}
+    assert all(defaults[name] == one.default for name, one in given.items() if name not in own)
+
+
 def test_a_prompt_that_begins_with_the_padding_token_is_no_batch(
     made: Speculator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,3 +262,14 @@ def test_a_prompt_that_begins_with_the_padding_token_is_no_batch(
     assert row.tokens == found.tokens
     with pytest.raises(DraftwiseError, match="attention_mask"):
         made.generate([[7, 5, 6], [5, 6, 7]], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("policy", ["ucb1:beta=0.1", "copies:ucb1", "delayed:base=batched:ucb1"])
+@pytest.mark.parametrize("rule", ["max-confidence:0.5", "tapout-token", "any-of"])
+def test_no_spec_is_parsed_again_for_a_second_request(
+    policy: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = speculator(["good"], policy, feedback="panoramic:every=2", rules=(rule,))
+    made.request([1, 2])
+    monkeypatch.setattr(registry, "parse_options", None)
+    assert made.request([1, 2]).policy is not made.request([1, 2]).policy

@@ -15,7 +15,7 @@ import torch
 from draftwise.drafters import LMDrafter
 from draftwise.nn import CausalModel, CompiledSteps, branches
 from draftwise.pool import models_of
-from draftwise.registry import DRAFTERS, Preset, build
+from draftwise.registry import Preset, build
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
 from engine.pairs import BUDGETS, PROMPTS, plain_greedy, reader
@@ -143,7 +143,7 @@ def speculator(backend: Any, names: list[str], trees: Any = (None,), **options: 
     drafting = CausalModel(near_copy(target.module, noise=0.04), "good")
     drafting.compile((2,), backend)
     known = {"good": LMDrafter("good", drafting, target)}
-    found = [known.get(n) or build("drafter", DRAFTERS, n, {"name": n}) for n in names]
+    found = [known.get(n) or build("drafter", n, {"name": n}) for n in names]
     setting = Preset("random", "length", "free", (1, 4, 16), True, trees=trees)
     return Speculator(target, None, found, setting, **options)
 

@@ -47,7 +47,7 @@ def test_dtypes_are_taken_as_transformers_takes_them(folder: Path, dtype: Any) -
 
 @pytest.mark.parametrize("dtype", ["float3", "Tensor", "nn"])
 def test_what_is_no_dtype_is_refused(folder: Path, dtype: str) -> None:
-    with pytest.raises(DraftwiseError, match="write auto, float32"):
+    with pytest.raises(DraftwiseError, match="the dtypes are: auto, float32"):
         load_model(folder, dtype=dtype)
 
 

@@ -63,7 +63,7 @@ def test_drafts_change_nothing_of_what_a_packed_target_says(folder: Path, precis
 
 
 def test_what_cannot_be_packed(folder: Path) -> None:
-    with pytest.raises(DraftwiseError, match="int8 or int4"):
+    with pytest.raises(DraftwiseError, match="int8, int4"):
         load_model(folder, dtype="four bits")
     with pytest.raises(DraftwiseError, match="served on CPUs"):
         pack(nn.Linear(32, 4, device="meta"), "int4")

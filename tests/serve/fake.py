@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from draftwise.controller.guard import Guard
-from draftwise.engine import Answer, Ending, Round, Stats
+from draftwise.engine import Answer, Ending, RequestOutput, Round, Stats
 from draftwise.types import PLAIN, Costs, DraftwiseError, Plan
 from engine.scripted import VOCAB, byte_tokenizer
 
@@ -47,9 +47,9 @@ class FakeRow:
         if options.get("prompt_logprobs"):
             self.prompt_logprobs = list(map(FakeLogprob, self.prompt[1:]))
 
-    def grow(self, num: int) -> Round:
+    def grow(self, num: int) -> RequestOutput:
         """One round of ``num`` tokens: all drafted but the last."""
-        start = len(self.tokens)
+        start, num_chars = len(self.tokens), len(self.answer.text)
         wanted = expected(self.prompt, start + num)[start:]
         kept = wanted[: self.answer.push(wanted)]
         self.tokens += kept
@@ -65,7 +65,13 @@ class FakeRow:
             label=self.options.get("label", ""),
         )  # fmt: skip
         self.stats.add(round_)
-        return round_
+        return RequestOutput(
+            self.id, self.answer.text[num_chars:], kept, list(round_.sources),
+            self.logprobs[start:],
+            [None, *self.prompt_logprobs] if self.wants_prompt_logprobs and not start else None,
+            round_, [(round_.num_drafted, round_.num_accepted)], self.stats,
+            self.answer.finish_reason,
+        )  # fmt: skip
 
 
 class FakeEngine:
@@ -109,7 +115,7 @@ class FakeEngine:
             raise DraftwiseError("it needs 1001 bytes of keys and values, and max_bytes is 1000")
         self.waiting.append(request)
 
-    def step(self) -> list[Round]:
+    def step(self) -> list[RequestOutput]:
         self.num_steps += 1
         if self.pace_s:
             time.sleep(self.pace_s)
@@ -123,13 +129,13 @@ class FakeEngine:
                 row.answer.finish("interrupted")
             self.running = []
             raise
-        rounds = [row.grow(self.num_steps % 3 + 1) for row in self.running]
-        if rounds:
+        outputs = [row.grow(self.num_steps % 3 + 1) for row in self.running]
+        if outputs:
             self.guard.observe(
-                sum(map(len, (r.tokens for r in rounds))) / len(rounds), 0.003, 0.0025
+                sum(map(len, (r.tokens for r in outputs))) / len(outputs), 0.003, 0.0025
             )
         self.running = [row for row in self.running if row.answer.finish_reason is None]
-        return rounds
+        return outputs
 
     def cancel(self, id: int) -> None:
         found = [row for row in [*self.waiting, *self.running] if row.id == id]

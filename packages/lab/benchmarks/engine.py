@@ -197,7 +197,7 @@ def memory(made: Speculator, repeats: int) -> list[dict[str, Any]]:
     for prompt in texts(16):
         engine.admit(ask(made, prompt, 200, "draftwise"))
     while engine.has_work:
-        most = {r.request: r.num_drafted - len(r.tokens) for r in engine.step()}
+        most = {o.request: o.rounds[0][0] - len(o.tokens) for o in engine.step() if o.rounds}
         written = sum(len(request.context.tokens) for request in engine.running)
         live = written + sum(max(0, most.get(request.id, 0)) for request in engine.running)
         if written:

@@ -15,6 +15,7 @@ from draftwise.bench.methods import DEFAULT_METHODS, check_methods
 from draftwise.bench.suites import Suite, load_suite
 from draftwise.checks import known
 from draftwise.files import write_text
+from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
 CLOCKS = ("wall", "cpu")
@@ -37,12 +38,12 @@ class BenchSettings:
     repeats: int = 3
     temperature: float = 0.0
     seed: int = 0
-    threads: int = 1
     clock: str = "wall"
-    models: dict[str, Any] = field(default_factory=dict)
+    setup: Settings = field(default_factory=Settings)
 
     def settings(self, suite: Suite) -> dict[str, Any]:
         """What two runs must share to be one bench."""
+        models = ("target", "drafters", "compile", "dtype", "device")
         return {
             "suite": self.suite,
             "items": [item.id for item in suite.items],
@@ -50,8 +51,8 @@ class BenchSettings:
             "tokens": self.tokens,
             "temperature": self.temperature,
             "seed": self.seed,
-            "threads": self.threads,
-            "models": {name: value for name, value in self.models.items() if value},
+            "threads": self.setup.threads,
+            "models": {name: one for name in models if (one := getattr(self.setup, name))},
         }
 
 

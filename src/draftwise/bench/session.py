@@ -374,7 +374,7 @@ def measure(
     items, asked = suite.items, Asked(wanted.tokens, wanted.temperature)
     encoder, settings = Encoder(base, asked), store.settings()
     dtype, device = str(base.target.dtype).removeprefix("torch."), str(base.target.device)
-    made_on = environment(wanted.threads, dtype=dtype, device=device)
+    made_on = environment(wanted.setup.threads, dtype=dtype, device=device)
     now = {"environment": made_on, "command": command()}
     if settings is None:
         questions = [Question(item.domain, encoder.prompt(item, [])) for item in items]

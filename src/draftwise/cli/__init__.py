@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from draftwise.cli.prompts import read_batch
     from draftwise.cli.show import Bars, Wrap, colours, painted, percentages, total
     from draftwise.cli.train import claim
-    from draftwise.cli.options import DTYPES
 
 __getattr__, __dir__ = exports(__name__)
 COMMANDS: Mapping[str, tuple[str, str]] = {

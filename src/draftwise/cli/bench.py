@@ -71,7 +71,6 @@ def bench(
     began = time.monotonic()
     limit = usual["minutes"] if minutes is None else minutes
     wanted = models.settings(seed=seed, compile=compile_)
-    names = ("target", "drafters", "compile", "dtype", "device")
     with ExitStack() as held:
         with refused_values():
             check(wanted)
@@ -81,8 +80,7 @@ def bench(
                 suite, out, methods=tuple(method or ()), domains=tuple(domain or ()),
                 prompts=usual["prompts"] if prompts is None else prompts,
                 tokens=usual["tokens"] if tokens is None else tokens,
-                repeats=repeats, temperature=temperature, seed=seed, threads=models.threads,
-                clock=clock, models={name: getattr(wanted, name) for name in names},
+                repeats=repeats, temperature=temperature, seed=seed, clock=clock, setup=wanted,
             )  # fmt: skip
             o.request({"temperature": temperature}, seed=seed)
             items, store = prepare(chosen)

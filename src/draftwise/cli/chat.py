@@ -415,10 +415,10 @@ class Conversation:
             whole.push(before.tokens)
             painter.grow(before, before.text)  # it is already on the screen
         first_token_s = 0.0
-        for round_ in generation:
+        for output in generation.outputs():
             first_token_s = first_token_s or time.perf_counter() - start
-            whole.push(round_.tokens)
-            pen.write(painter.grow(round_, whole.text))
+            whole.push(output.tokens)
+            pen.write(painter.grow(output, whole.text))
             if is_stopped() or whole.finish_reason is not None:
                 break
         (result,) = generation.results()

@@ -148,11 +148,12 @@ class Stage(Live):
 
     def _panel(self, lane: Lane, text: Text, lines: int) -> Panel:
         plain = self._lanes[0]
-        rate = f"{lane.tok_per_s:.0f} tok/s" if lane.num_tokens else "..."
-        detail = f"{lane.num_tokens} tokens"
-        if lane is not plain and lane.num_rounds and plain.tok_per_s:
-            rate += f" = {lane.tok_per_s / plain.tok_per_s:.1f}x"
-            detail += f", {lane.num_tokens / lane.num_rounds:.1f} a round"
+        stats, base = lane.stats, plain.stats.tok_per_s
+        rate = f"{stats.tok_per_s:.0f} tok/s" if stats.num_emitted else "..."
+        detail = f"{stats.num_emitted} tokens"
+        if lane is not plain and stats.num_rounds and base:
+            rate += f" = {stats.tok_per_s / base:.1f}x"
+            detail += f", {stats.mean_accepted_tokens:.1f} a round"
         return Panel(
             text, title=Text(lane.title, "bold"), title_align="left",
             subtitle=Text.assemble((rate, "bold"), (f" · {detail}", "dim")), subtitle_align="right",
@@ -165,29 +166,25 @@ class Lane:
 
     def __init__(self, title: str, generation: Generation, tokenizer: Any) -> None:
         from draftwise.engine.attribution import SourceAttribution
+        from draftwise.engine.request import Stats
 
-        self.title, self.generation = title, generation
-        self._rounds = iter(generation)
+        self.title, self.generation, self.stats = title, generation, Stats()
+        self._outputs, self._text = generation.outputs(), ""
         self._painter = SourceAttribution(tokenizer)
         self.pieces: list[Piece] = []
-        self.seconds, self.num_tokens, self.num_rounds = 0.0, 0, 0
         self.is_running = True
 
     @property
-    def tok_per_s(self) -> float:
-        return self.num_tokens / self.seconds if self.seconds else 0.0
+    def seconds(self) -> float:
+        return sum(self.stats.seconds_by_phase.values())
 
     def step(self) -> None:
-        round_ = next(self._rounds, None)
-        text = self.generation.text(0)
-        if round_ is None:
-            self.pieces += self._painter.finish(text)
+        if (output := next(self._outputs, None)) is None:
             self.is_running = False
             return
-        self.pieces += self._painter.grow(round_, text)
-        self.seconds += sum(round_.seconds.values())
-        self.num_tokens += round_.num_emitted
-        self.num_rounds += 1
+        self._text += output.text
+        self.pieces += self._painter.grow(output, self._text)
+        self.stats = output.stats
 
 
 def race(lanes: Sequence[Lane], is_stopped: Callable[[], bool]) -> Iterator[Lane]:
@@ -380,6 +377,6 @@ class Show:
             for _ in race(order, is_stopped):
                 pass
             for lane in lanes:
-                self._console.print(Text(f"--- {lane.title}: {lane.tok_per_s:.1f} tok/s"))
+                self._console.print(Text(f"--- {lane.title}: {lane.stats.tok_per_s:.1f} tok/s"))
             self._console.print(painted(lanes[-1].pieces, {}), soft_wrap=True)
         self.film.print(Stage(self.film, lanes, self._styles).picture(is_last=True))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from draftwise.chat import Prompt
     from draftwise.engine.generation import Generation, Result
     from draftwise.engine.records import Round, TraceWriter
-    from draftwise.engine.request import Stats
+    from draftwise.engine.request import RequestOutput, Stats
     from draftwise.speculator import Speculator
 
 
@@ -127,15 +127,17 @@ class Job:
         params = replace(self.params, seed=None if seed is None else seed + first)
         return self.speculator.start(list(prompts), params)
 
-    def rounds(
+    def outputs(
         self, generation: Generation, first: int, is_stopped: Callable[[], bool]
-    ) -> Iterator[Round]:
+    ) -> Iterator[tuple[RequestOutput, Round]]:
         """Yield and trace rounds until all answers are finished, or Ctrl-C after a whole round."""
         num_seen = 0
-        for round_ in generation:
+        for output in generation.outputs():
+            if (round_ := output.round) is None:
+                continue
             if self.trace is not None:
                 self.trace.write(replace(round_, request=first + round_.request))
-            yield round_
+            yield output, round_
             num_seen = (num_seen + 1) % round_.batch_size
             if num_seen == 0 and is_stopped():
                 return
@@ -145,19 +147,19 @@ def run_single(job: Job, prompt: Prompt) -> int:
     """Answer one prompt, streamed unless as JSON; return the exit code."""
     from draftwise.engine.attribution import SourceAttribution
 
-    generation = job.start([prompt], 0)
+    generation, text = job.start([prompt], 0), ""
     painter = SourceAttribution(job.speculator.tokenizer)
     pen = Pen([drafter.name for drafter in job.speculator.drafters])
     with graceful() as is_stopped:
-        for round_ in job.rounds(generation, 0, is_stopped):
-            pieces = painter.grow(round_, generation.text(0))
+        for output, _ in job.outputs(generation, 0, is_stopped):
+            text += output.text
+            pieces = painter.grow(output, text)
             if not job.as_json:
                 pen.write(pieces)
     result = generation.results()[0]
     if job.as_json:
         print(json.dumps(result.as_json()), flush=True)
     else:
-        pen.write(painter.finish(result.text))
         pen.end(result.text)
         note(summary(result.stats))
     return verdict([result])
@@ -174,8 +176,8 @@ def run_batch(job: Job, prompts: Sequence[Prompt], batch_size: int) -> int:
         for first in range(0, len(prompts), batch_size):
             generation = job.start(prompts[first : first + batch_size], first)
             last = 0
-            for round_ in job.rounds(generation, first, is_stopped):
-                num_tokens += round_.num_emitted
+            for output, round_ in job.outputs(generation, first, is_stopped):
+                num_tokens += len(output.tokens)
                 if round_.round != last:  # rows of a step share its seconds
                     last = round_.round
                     seconds += sum(round_.seconds.values())

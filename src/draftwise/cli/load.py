@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import os
-import re
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwise import registry, zoo
-from draftwise.checks import known
 from draftwise.cli.failures import NOT_WRITTEN, note, say, waiting
-from draftwise.cli.options import DTYPES, Hardware, Settings
 from draftwise.engine.memory import REQUEST, check_scope
 from draftwise.files import holding, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.real.unpack import check_pieces, is_pretrained
+from draftwise.settings import Settings
 from draftwise.specs import ZOO, check_spec
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
-DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
-MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-"""How accelerate spreads a model over devices."""
 _TEMPLATE_BYTES = 1 << 20
 PATIENCE_S = 2.0
 """Timeout of connecting to the hub, and of its answer."""
@@ -49,7 +42,7 @@ def check(wanted: Settings) -> None:
             f"--state keeps what requests teach each other, and with --scope {REQUEST} they do not:"
             " add --scope auto, --scope session, or --scope task:LABEL"
         )
-    check_models(wanted.target, wanted.drafters or (), wanted)
+    check_models(wanted.target, wanted.drafters or ())
     if wanted.state is not None:
         _check_state(wanted.state)
 
@@ -79,21 +72,11 @@ def _check_state(state: Path) -> None:
         raise DraftwiseError(f"--state {state}: it cannot be read and written")
 
 
-def check_models(target: str, drafters: Sequence[str], hardware: Hardware) -> None:
-    """Refuse missing models and hardware, without torch."""
-    dtype, device = hardware.dtype, hardware.device
-    known("dtype", dtype, DTYPES)
-    check_device(device)
-    if dtype in {"int8", "int4"} and device.partition(":")[0] not in {"auto", "cpu"}:
-        raise DraftwiseError(f"--dtype {dtype} is for CPUs: add --device cpu, or leave it out")
+def check_models(target: str, drafters: Sequence[str]) -> None:
+    """Refuse missing models, without torch."""
     check_target(target)
     for spec in drafters:
         check_spec(spec)
-    most = 16 * (os.cpu_count() or 1)
-    if not 1 <= hardware.threads <= most:
-        raise DraftwiseError(
-            f"--threads {hardware.threads}: it must be 1 to {most} on this machine"
-        )
 
 
 def check_target(target: str) -> None:
@@ -210,55 +193,6 @@ def check_hub(model: str) -> None:
             f"there is no folder {model}, and {constants.ENDPOINT} has no public model {model}: "
             "check the name; for a private one, log in (hf auth login)"
         )
-
-
-def check_device(device: str) -> None:
-    kind, _, rest = device.partition(":")
-    if kind == "map":
-        if rest not in MAPS:
-            raise DraftwiseError(f"--device {device}: write map: and one of {', '.join(MAPS)}")
-        if find_spec("accelerate") is None:
-            raise DraftwiseError(f"--device {device} needs accelerate: pip install accelerate")
-        return
-    if kind not in DEVICES or (rest and not rest.isdigit()) or (kind == "auto" and rest):
-        raise DraftwiseError(
-            f"unknown device {device!r}; write {', '.join(DEVICES)}, cuda:1, or map:auto"
-        )
-    if kind == "cuda":
-        _check_cuda(device, int(rest or 0))
-    if kind == "mps" and sys.platform != "darwin":
-        raise DraftwiseError(f"--device {device} is for Macs: write cpu, cuda or auto")
-
-
-def _check_cuda(device: str, index: int) -> None:
-    """Refuse CUDA if torch was built without it, or if the driver finds too few GPUs."""
-    spec = find_spec("torch")
-    source = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    told = source.read_text("utf-8") if source and source.is_file() else "cuda = '"
-    built = re.findall(r"(?m)^(cuda|hip)\b[^=]*= '", told)
-    if not built:
-        raise DraftwiseError(
-            f"--device {device}: this torch was built without CUDA; write --device cpu, or install "
-            "a build for your GPU (https://pytorch.org/get-started/locally)"
-        )
-    if "hip" not in built and index >= (num := _num_gpus()):
-        raise DraftwiseError(
-            f"--device {device}: the NVIDIA driver finds {num or 'no'} GPU{'s' * (num != 1)} here"
-        )
-
-
-def _num_gpus() -> int:
-    """The number of GPUs that the driver finds; 0 without a driver."""
-    import ctypes
-
-    count = ctypes.c_int(0)
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-            return 0
-    except (OSError, AttributeError):
-        return 0
-    return count.value
 
 
 def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:

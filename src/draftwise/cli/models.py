@@ -160,7 +160,7 @@ def _entries(title: str, flag: str, rows: list[tuple[str, str, str]]) -> Table:
 
 def _entry(kind: str, name: str) -> tuple[str, str, str]:
     """A name, its options with their defaults, and the first sentence of its docstring."""
-    found = registry.lookup(kind, registry.TABLES[kind], name)
+    found = registry.lookup(kind, name)
     options = [
         p.name if p.default is inspect._empty else f"{p.name}={p.default}"
         for p in inspect.signature(found).parameters.values()

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from draftwise import registry
-from draftwise.checks import Option, comma_separated, option
+from draftwise.checks import Option, option
 from draftwise.cli.failures import VOICE, own_warnings, refusals, refused_values
-from draftwise.engine.options import SEED_HELP, RequestParams
+from draftwise.engine.options import RequestParams
 from draftwise.errors import BadValue, DraftwiseError, shown
-from draftwise.specs import BUNDLED
+from draftwise.settings import Hardware as Hardware
+from draftwise.settings import Models as Models
+from draftwise.settings import Settings as Settings
 from draftwise.types import SamplingParams
 
 _QUIET = option(False, "Print results, warnings and errors only.", "--quiet", "-q")
@@ -139,109 +139,6 @@ def _typer_option(name: str, own: Option, hint: Any) -> Any:
     )  # fmt: skip
 
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
-_models, _learning = partial(option, panel="Models"), partial(option, panel="Learning")
-
-
-def read_lengths(text: str | None) -> list[int] | None:
-    said = f"--plan-lengths {text!r}: write whole numbers with commas, such as 1,2,4,8"
-    return None if text is None else comma_separated(text, int, -inf, said)
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    dtype: Any = option(
-        "auto", f"{', '.join(DTYPES)}; int8 and int4 on CPUs only.",
-        metavar="TYPE", panel="Models", known=DTYPES, kind=str,
-    )  # fmt: skip
-    device: Any = option(
-        "auto",
-        "auto (CUDA if available), cpu, cuda, cuda:1, mps, xpu; `map:auto`, `map:balanced`: spread "
-        "the target over all devices (accelerate).",
-        metavar="DEVICE", panel="Models", known=("auto", "cpu", "cuda", "map:auto"), kind=str,
-    )  # fmt: skip
-    threads: int = _models(1, "Number of torch threads.")
-
-    def settings(self, **more: Any) -> Settings:
-        """``Settings`` with these fields, and the others as given or at their defaults."""
-        return Settings(**asdict(self), **more)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Models(Hardware):
-    """The models of commands that choose no policy; drafters None = the target's own."""
-
-    target: Any = option(
-        "zoo",
-        "A folder (also of a PEFT adapter), a hub id, a `.gguf` file, `smollm2` or `gemma3` "
-        "(from the extras of these names), or `zoo`, the bundled model.",
-        "--target", "--model", "-m", metavar="MODEL", known=BUNDLED, kind=str,
-    )  # fmt: skip
-    drafters: Sequence[Any] | None = option(
-        None,
-        "`lm:PATH`, `lookup`, `suffix`, `datastore:FILE`, `zoo`, `zoo:NAME`, `smollm2:NAME` or "
-        "`NAME=SPEC`; repeatable. Default: `lookup`; with `zoo` also its drafters, with "
-        "`smollm2` and `gemma3` also `suffix` and their head.",
-        "--drafter", "-d", metavar="SPEC", kind=list[str] | None,
-        known=[*registry.DRAFTERS, *BUNDLED],
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(Models):
-    """Arguments of ``Speculator.from_pretrained``; None = the preset's or the target's own."""
-
-    compile: bool = _models(
-        False, "Compile the models with torch.compile: minutes to start, faster steps.", "--compile"
-    )
-    preset: str = _learning(
-        "draftwise", f"{', '.join(registry.PRESETS)}.", metavar="NAME", known=registry.PRESETS
-    )
-    policy: str | None = _learning(
-        None,
-        "Chooses drafter and length: `goodput`, `ucb1:beta=0.01`, `fixed:0`, ...; `draftwise "
-        f"models` lists all {len(registry.POLICIES)}.",
-        "--policy", "-p", metavar="SPEC", known=registry.POLICIES,
-    )  # fmt: skip
-    lengths: Sequence[int] | None = _learning(
-        None, "Draft lengths to choose from: `1,2,4,8`.", "--plan-lengths",
-        metavar="N,N", kind=str | None, read=read_lengths,
-    )  # fmt: skip
-    reward: str | None = _learning(
-        None, f"{', '.join(registry.REWARDS)}.", metavar="SPEC", known=registry.REWARDS
-    )
-    feedback: str | None = _learning(
-        None, f"{', '.join(registry.FEEDBACKS)}.", metavar="SPEC", known=registry.FEEDBACKS
-    )
-    rules: Sequence[str] | None = _learning(
-        None,
-        f"Stop rule, which ends drafts early: {', '.join(registry.GUIDES)}; repeatable.",
-        "--rule", "--guide", metavar="SPEC", known=registry.GUIDES, kind=list[str] | None,
-    )  # fmt: skip
-    trees: Sequence[str] | None = _learning(
-        None,
-        "Draft shape: `chain`, or TOP_KxTOTAL_TOKENS such as `4x16`; repeatable.",
-        "--tree", metavar="SHAPE", kind=list[str] | None,
-    )  # fmt: skip
-    scope: str = _learning(
-        "request",
-        "auto: each request starts from what earlier ones learnt; request: each starts from "
-        "scratch; session or `task:LABEL`: all share one policy.",
-        metavar="SCOPE", known=("auto", "request", "session", "task:"),
-    )  # fmt: skip
-    state: Path | None = option(
-        None, "File that keeps shared learning between runs.", panel="Learning"
-    )
-    seed: int | None = option(None, SEED_HELP, panel="Sampling")
-
-    @property
-    def learning(self) -> registry.Preset:
-        """The preset with the given fields replaced; raises DraftwiseError."""
-        names = "policy", "reward", "feedback", "lengths", "rules", "trees"
-        given = {name: getattr(self, name) for name in names}
-        return registry.adjusted(registry.preset(self.preset), **given)
-
-
 Target = Annotated[str, annotated(Models, "target")]
 Compile = Annotated[bool, annotated(Settings, "compile")]
 PresetName = Annotated[str, annotated(Settings, "preset")]
@@ -252,7 +149,9 @@ SEED = option(0, "Random seed.", "--seed", panel="Sampling")
 AS_CHAT = option(
     False, "Send the prompt as a user message through the model's chat template.", "--chat"
 )
-CHAT_TEMPLATE = _models(None, "Jinja file that replaces the tokenizer's chat template.")
+CHAT_TEMPLATE = option(
+    None, "Jinja file that replaces the tokenizer's chat template.", panel="Models"
+)
 AS_JSON = option(False, "Print JSON (with --batch one object per line).", "--json")
 
 _alias = partial(option, None, panel="Aliases (names of vLLM and transformers)")

@@ -113,7 +113,7 @@ def begin(
 ) -> tuple[Speculator, list[Given]]:
     """The loaded target, and the file's prompts, none for ``self``; first refuses invalid input."""
     given = [] if prompts is None or str(prompts) == SELF else read_batch(prompts)
-    check_models(target, [] if drafter is None else [model_spec(drafter)], hardware)
+    check_models(target, [] if drafter is None else [model_spec(drafter)])
     if str(prompts) == SELF or any(not isinstance(one.prompt, str) for one in given):
         check_chat(target)
     return load(hardware.settings(target=target, drafters=[])), given

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftwise.engine.generation import RequestOutput, Result
-from draftwise.engine.records import Round
-from draftwise.engine.request import TARGET, Detokenizer
+from draftwise.engine.generation import Result
+from draftwise.engine.request import TARGET, Detokenizer, RequestOutput
 
 Piece = tuple[str, str]  # a piece of text and the name of its drafter
 
@@ -24,7 +23,7 @@ class SourceAttribution:
         self._ends: list[tuple[int, str]] = []  # where pieces end, and their writers
         self._num_decoded = self._num_shown = 0
 
-    def grow(self, new: Round | RequestOutput | Result, text: str) -> list[Piece]:
+    def grow(self, new: RequestOutput | Result, text: str) -> list[Piece]:
         """The pieces that ``new`` added to the answer, which is now ``text``."""
         self._read(new.tokens, new.sources)
         return self.finish(text)

@@ -18,7 +18,7 @@ from draftwise.engine.costs import LARGEST_PIECE, PrefillBudget
 from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.loop import Loop
 from draftwise.engine.records import Round, as_logprobs, logprobs
-from draftwise.engine.request import Request
+from draftwise.engine.request import Request, RequestOutput
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
@@ -237,7 +237,7 @@ class Engine:
         self._running: list[Request] = []
         self._free: list[int] = []
         self._rows, self._numbers = itertools.count(), itertools.count()
-        self._is_open, self._is_stepping = True, False
+        self._is_open, self._is_stepping, self._was_allowed = True, False, True
         self._dropped: list[int] = []  # by finalizers, which may run during a step
         self._isolated: set[int] = set()  # requests that are prefilled one by one
         self.num_prefix_hits = self.num_prefix_tokens = 0
@@ -261,12 +261,12 @@ class Engine:
             heapq.heappush(self._waiting, (-request.priority, next(self._numbers), request))
 
     @torch.inference_mode()
-    def step(self) -> list[Round]:
+    def step(self) -> list[RequestOutput]:
         """Start waiting requests that fit, prefill some prompt tokens, and run one round.
 
-        Returns one record per request in the round; empty if none is ready. A request whose start
-        or prefill fails ends alone, with its ``error``; an exception of the round ends all running
-        requests. Raises DraftwiseError if a request's callback calls it.
+        Returns what is new of each request in the round, and of those that ended before it. A
+        request whose start or prefill fails ends alone, with its ``error``; an exception of the
+        round ends all running requests. Raises DraftwiseError if a request's callback calls it.
         """
         with self.lock:
             if self._is_stepping:
@@ -275,10 +275,22 @@ class Engine:
                     "an answer: ask before, or another Speculator"
                 )
             self._is_stepping = True
+            requests, rounds = {request.id: request for request in self._all()}, list[Round]()
             try:
-                return self._step()
+                rounds = self._step()
             finally:
                 self._is_stepping = False
+                outputs = [requests.pop(round_.request).output(round_) for round_ in rounds]
+                outputs += [request.output() for request in requests.values() if request.is_over]
+            if self._was_allowed != (allowed := self.drafting_allowed):
+                self._was_allowed = allowed
+                _LOG.info(
+                    "drafting is switched %s (%.3f times plain decoding lately, %.3f in all)",
+                    "on again: its account has credit" if allowed else "off: its account is empty",
+                    self.guard.recent_speed,
+                    self.guard.speed,
+                )
+            return outputs
 
     def _step(self) -> list[Round]:
         self._cancel_dropped()
@@ -292,16 +304,7 @@ class Engine:
             return []
         start = self._pool.clock()
         try:
-            allowed = self.drafting_allowed
             rounds = self._loop.round(self._running)
-            if allowed != self.drafting_allowed:
-                _LOG.info(
-                    "drafting is switched %s (%.3f times plain decoding lately, %.3f since the "
-                    "start)",
-                    "off: it cost more than it saved" if allowed else "on again: it pays",
-                    self.guard.recent_speed,
-                    self.guard.speed,
-                )
         except BaseException:  # the caches are inconsistent after half a round
             self._abandon(self._running)
             raise

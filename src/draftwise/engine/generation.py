@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from draftwise.engine.engine import Engine
 from draftwise.engine.records import Round, TokenLogprobs, TraceWriter
-from draftwise.engine.request import Request, Stats
+from draftwise.engine.request import Request, RequestOutput, Stats
 
 _NUMBERS = (
     "num_rounds", "num_drafted", "num_accepted", "num_emitted", "mean_accepted_tokens",
@@ -55,61 +56,6 @@ class Result:
         }
 
 
-@dataclass(slots=True)
-class RequestOutput:
-    """The output of one request since the previous read: a delta, as in vLLM.
-
-    sources: the drafter of each token. text: new final text. rounds: tokens drafted and accepted in
-    each. prompt_logprobs: in the first delta, None for the first token. finish_reason, stats,
-    error: in the last delta.
-    """
-
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    rounds: list[tuple[int, int]] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
-    finish_reason: str | None = None
-    stats: Stats | None = None
-    error: str | None = None
-
-    def add(self, later: RequestOutput) -> None:
-        self.text += later.text
-        for name in ("tokens", "sources", "rounds", "logprobs"):
-            getattr(self, name).extend(getattr(later, name))
-        self.prompt_logprobs = later.prompt_logprobs or self.prompt_logprobs
-        self.finish_reason, self.stats, self.error = later.finish_reason, later.stats, later.error
-
-
-class OutputReader:
-    """Reads a request's output as deltas. State: the amount already read."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self._num_chars = self._num_logprobs = 0
-        self._is_first = True
-
-    def read(self, rounds: Iterable[Round]) -> RequestOutput:
-        """The next delta; rounds: the request's rounds since the previous one."""
-        request, part = self.request, RequestOutput()
-        for round_ in rounds:
-            part.tokens += round_.tokens
-            part.sources += round_.sources
-            part.rounds.append((round_.num_drafted, round_.num_accepted))
-        text = request.answer.text
-        part.text, self._num_chars = text[self._num_chars :], len(text)
-        part.logprobs = request.logprobs[self._num_logprobs :]
-        self._num_logprobs += len(part.logprobs)
-        if self._is_first and request.wants_prompt_logprobs:
-            part.prompt_logprobs = [None, *request.prompt_logprobs]
-        self._is_first = False
-        if request.answer.finish_reason is not None:
-            part.finish_reason, part.stats = request.answer.finish_reason, request.stats
-            part.error = None if request.error is None else str(request.error)
-        return part
-
-
 class Generation(Iterator[Round]):
     """A running batch: iterate over its rounds, call ``results`` at any time.
 
@@ -120,16 +66,16 @@ class Generation(Iterator[Round]):
     def __init__(
         self, engine: Engine, requests: Sequence[Request], trace: str | Path | None
     ) -> None:
-        self._engine, self._outbox = engine, deque[Round]()
+        self._engine, self._unread = engine, deque[tuple[int, RequestOutput]]()
         self._requests: list[Request] = []
         self._trace: TraceWriter | None = None  # for __del__, where the next line raises
         self._trace = None if trace is None else TraceWriter(trace)
-        for request in requests:
-            request.outbox = self._outbox
+        self._wholes = [RequestOutput(stats=request.stats) for request in requests]
+        for index, request in enumerate(requests):
+            request.sink = partial(_receive, self._unread, index, self._wholes[index])
             engine.admit(request)
             self._requests.append(request)
         self._unreported = self._requests
-        self._numbers = {request.id: index for index, request in enumerate(requests)}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -138,18 +84,27 @@ class Generation(Iterator[Round]):
         return self
 
     def __next__(self) -> Round:
-        with self._engine.lock:  # another thread's step may bring our rounds, too
-            while not self._outbox:
+        while (round_ := self._next().round) is None:
+            pass
+        return round_
+
+    def outputs(self) -> Iterator[RequestOutput]:
+        """Iterate over deltas instead, by the request's index, with the ``Round`` of each."""
+        return iter(self._next, None)
+
+    def _next(self) -> RequestOutput:
+        with self._engine.lock:  # another thread's step may bring our outputs, too
+            while not self._unread:
                 if all(request.is_over for request in self._requests):
                     self._close_trace()
                     self._report_errors()
                     raise StopIteration
                 self._engine.step()
-            round_ = self._outbox.popleft()
-        round_ = replace(round_, request=self._numbers[round_.request])
-        if self._trace is not None:
+            index, output = self._unread.popleft()
+        round_ = output.round and replace(output.round, request=index)
+        if self._trace is not None and round_ is not None:
             self._trace.write(round_)
-        return round_
+        return replace(output, request=index, round=round_)
 
     def __del__(self) -> None:
         # the garbage collector may run this in the middle of a step, and in any thread
@@ -172,15 +127,6 @@ class Generation(Iterator[Round]):
             if request.error is not None:
                 warnings.warn(f"request {index} ended early: {request.error!r}", stacklevel=3)
 
-    def outputs(self) -> Iterator[tuple[int, RequestOutput, Round]]:
-        """Yield each round with its request's index and output delta."""
-        readers = [OutputReader(request) for request in self._requests]
-        for round_ in self:
-            yield round_.request, readers[round_.request].read([round_]), round_
-
-    def text(self, request: int) -> str:
-        return self._requests[request].answer.text
-
     @property
     def num_cache_bytes(self) -> int:
         return self._engine.num_cache_bytes
@@ -188,8 +134,16 @@ class Generation(Iterator[Round]):
     def results(self) -> list[Result]:
         return [
             Result(
-                list(r.prompt), r.tokens, r.answer.text, list(r.sources),
-                r.answer.finish_reason or "interrupted", r.stats, r.logprobs,
+                list(request.prompt), list(whole.tokens), whole.text, list(whole.sources),
+                whole.finish_reason or "interrupted", whole.stats, list(whole.logprobs),
             )
-            for r in self._requests
+            for request, whole in zip(self._requests, self._wholes, strict=True)
         ]  # fmt: skip
+
+
+def _receive(
+    unread: deque[tuple[int, RequestOutput]], index: int, whole: RequestOutput, new: RequestOutput
+) -> None:
+    """The sink of a request: no method, which would keep the generation from being collected."""
+    unread.append((index, new))
+    whole.add(new)

@@ -6,7 +6,7 @@ Parameters have the same names in Python, on the command line and in HTTP.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from numbers import Integral
@@ -193,7 +193,7 @@ def request_params(method: str, options: Mapping[str, Any]) -> RequestParams:
     >>> request_params("generate", {"min_p": 0.1, "temperature": 1.0}).sampling.min_p
     0.1
     """
-    check_names(method, options)
+    check_names(method, options, Options.__annotations__.keys() - _BATCH)
     given = dict(options)
     if "stop_strings" in given:
         if given.get("stop"):
@@ -253,9 +253,8 @@ def batch_params(
     return found, num, seed
 
 
-def check_names(method: str, options: Mapping[str, Any], *, batch: bool = False) -> None:
-    """Raises UnknownOption for a keyword that ``method`` does not have; batch: for many prompts."""
-    valid = _OPTIONS | _BATCH if batch else _OPTIONS
+def check_names(method: str, options: Mapping[str, Any], valid: Collection[str]) -> None:
+    """Raises UnknownOption for a keyword that ``method`` does not have."""
     for name in options:
         if name not in valid:
             close = difflib.get_close_matches(name, valid, 1)
@@ -280,9 +279,6 @@ def _tempered(own: dict[str, Any], do_sample: Any) -> dict[str, Any]:
 
 
 _SAMPLING = tuple(own.name for own in fields(SamplingParams))
-_OPTIONS = frozenset(
-    {*(own.name for own in fields(RequestParams)), *_SAMPLING, "do_sample", "stop_strings"}
-)
 _BATCH = frozenset({"attention_mask", "num_return_sequences", "trace"})
 
 

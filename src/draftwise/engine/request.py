@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -447,13 +447,43 @@ class Stats:
 
 
 @dataclass(slots=True)
+class RequestOutput:
+    """What is new of one request, by its id: a delta, as in vLLM.
+
+    sources: the drafter of each token. text: new final text. round: its record; None where the
+    request ended outside of a round. rounds: tokens drafted and accepted in each. prompt_logprobs:
+    in the first delta, None for the first token. finish_reason, error: in the last delta.
+    """
+
+    request: int = -1
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    round: Round | None = None
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+    finish_reason: str | None = None
+    error: str | None = None
+
+    def add(self, later: RequestOutput) -> None:
+        self.text += later.text
+        for name in ("tokens", "sources", "rounds", "logprobs"):
+            getattr(self, name).extend(getattr(later, name))
+        self.prompt_logprobs = later.prompt_logprobs or self.prompt_logprobs
+        self.finish_reason, self.stats, self.error = later.finish_reason, later.stats, later.error
+
+
+@dataclass(slots=True)
 class Request:
     """One request: prompt, parameters, policy, text so far and statistics.
 
     plans: the arms of its policy. guides: stop rules by drafter and spec. callbacks: guarded ones.
     scores_prompt: whether drafters are scored on the prompt. num_logprobs: likeliest tokens
-    reported per emitted one; None = no log-probabilities. outbox: queue that receives its rounds.
-    stops: lengths at which other rules would have stopped, if the feedback ``compares_rules``.
+    reported per emitted one; None = no log-probabilities. sink: receives its outputs. emitted:
+    characters and tokens of these. stops: lengths at which other rules would have stopped, if the
+    feedback ``compares_rules``.
     is_idle: drafting is disabled, because policy, feedback or reward failed. is_resting: no draft
     in this round. num_unseen: emitted tokens that the policy has not learnt from. pending: a choice
     that waits for its drafter. switch: positions of LongRoPE's short table; 0 = one table. longest:
@@ -485,7 +515,8 @@ class Request:
     is_idle: bool = False
     is_resting: bool = False
     num_unseen: int = 0
-    outbox: deque[Round] | None = None
+    sink: Callable[[RequestOutput], None] | None = None
+    emitted: tuple[int, int] = (0, 0)
     pending: Decision | None = None
     switch: int = 0
     longest: int = field(init=False)
@@ -732,9 +763,29 @@ class Request:
             label=self.label,
         )
         self.stats.add(round_)
-        if self.outbox is not None:
-            self.outbox.append(round_)
         return round_
+
+    def output(self, round_: Round | None = None) -> RequestOutput:
+        """Emit what is new since the last output; round_: the record of the round that wrote it."""
+        answer, (num_chars, num) = self.answer, self.emitted
+        self.emitted = len(answer.text), answer.num_tokens
+        is_first = self.wants_prompt_logprobs and self.stats.num_rounds < 2
+        output = RequestOutput(
+            self.id,
+            answer.text[num_chars:],
+            self.context.tokens[len(self.prompt) + num :] if answer.num_tokens else [],
+            self.sources[num:],
+            self.logprobs[num:],
+            [None, *self.prompt_logprobs] if is_first else None,
+            round_,
+            [] if round_ is None else [(round_.num_drafted, round_.num_accepted)],
+            self.stats,
+            answer.finish_reason,
+            None if self.error is None else str(self.error),
+        )
+        if self.sink is not None:
+            self.sink(output)
+        return output
 
 
 def _one_each(plans: Sequence[Plan]) -> list[Plan]:

@@ -108,8 +108,8 @@ class CustomGenerate:
             eos_token_ids=[int(token) for token in eos if token >= 0],  # some write -1 for none
             seed=int(torch.randint(2**62, (1,))),
         )
-        for round_ in generation:
-            for token in round_.tokens if streamer is not None else ():
+        for output in generation.outputs():
+            for token in output.tokens if streamer is not None else ():
                 streamer.put(torch.tensor([token]))
         if streamer is not None:
             streamer.end()

@@ -1,17 +1,26 @@
-"""Locates a model, and checks its files before anything is loaded; imports no torch."""
+"""Locates a model, and checks its files, data type and device; imports no torch."""
 
 from __future__ import annotations
 
 import json
+import re
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from draftwise.checks import known
+from draftwise.errors import BadValue
 from draftwise.files import STATE_BYTES, read_text, strict_json
 from draftwise.types import DraftwiseError
 
 CONFIGS = ("config.json", "adapter_config.json")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
+DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
+MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""How accelerate spreads a model over devices."""
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -96,3 +105,58 @@ BORROWS = "draftwise_borrows_embeddings"
 
 def borrows(source: Any) -> bool:
     return isinstance(source, (str, Path)) and _has(Path(source) / "config.json", BORROWS)
+
+
+def check_hardware(dtype: Any, device: Any) -> None:
+    """Refuse what is no data type (of torch, or a name), and a device that is not here."""
+    if str(type(dtype)) != "<class 'torch.dtype'>":
+        known("dtype", dtype, DTYPES)
+    if isinstance(device, dict):
+        return
+    kind, _, rest = device.partition(":") if isinstance(device, str) else ("", "", "")
+    if kind == "map":
+        if rest not in MAPS:
+            raise BadValue("device", device, f"map: and one of {', '.join(MAPS)}")
+        if find_spec("accelerate") is None:
+            raise DraftwiseError(f"device {device} needs accelerate: pip install accelerate")
+    elif kind not in DEVICES or (rest and not rest.isdigit()) or (kind == "auto" and rest):
+        raise DraftwiseError(
+            f"unknown device {device!r}; write {', '.join(DEVICES)}, cuda:1, or map:auto"
+        )
+    elif kind == "cuda":
+        _check_cuda(device, int(rest or 0))
+    elif kind == "mps" and sys.platform != "darwin":
+        raise BadValue("device", device, "cpu, cuda or auto: mps is for Macs")
+    if dtype in ("int8", "int4") and kind not in {"auto", "cpu"}:
+        raise BadValue("device", device, f"cpu or auto for {dtype}")
+
+
+def _check_cuda(device: str, index: int) -> None:
+    """Refuse CUDA if torch was built without it, or if the driver finds too few GPUs."""
+    spec = find_spec("torch")
+    source = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    told = source.read_text("utf-8") if source and source.is_file() else "cuda = '"
+    built = re.findall(r"(?m)^(cuda|hip)\b[^=]*= '", told)
+    if not built:
+        raise DraftwiseError(
+            f"device {device}: this torch was built without CUDA; write cpu, or install a build "
+            "for your GPU (https://pytorch.org/get-started/locally)"
+        )
+    if "hip" not in built and index >= (num := _num_gpus()):
+        raise DraftwiseError(
+            f"device {device}: the NVIDIA driver finds {num or 'no'} GPU{'s' * (num != 1)} here"
+        )
+
+
+def _num_gpus() -> int:
+    """The number of GPUs that the driver finds; 0 without a driver."""
+    import ctypes
+
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+            return 0
+    except (OSError, AttributeError):
+        return 0
+    return count.value

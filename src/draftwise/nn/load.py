@@ -19,7 +19,7 @@ from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
 from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.cpu.packed import PRECISIONS, pack
-from draftwise.nn.folder import BORROWS, borrows, place, read_object
+from draftwise.nn.folder import BORROWS, borrows, check_hardware, place, read_object
 from draftwise.nn.heads.eagle import LentHead
 from draftwise.nn.heads.files import read_weights, refuse_mismatch, refuse_other_target
 from draftwise.nn.model import CausalModel
@@ -125,15 +125,11 @@ def load_model(
 
 
 def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> Any:
+    check_hardware(dtype, device)
     spread = _device_map(device)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     precision = dtype if isinstance(dtype, str) and dtype in PRECISIONS else None
-    known = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
-    if dtype != "auto" and not isinstance(known, torch.dtype) and precision is None:
-        raise DraftwiseError(
-            f"dtype {dtype!r}: write auto, float32, bfloat16, float16, int8 or int4"
-        )
     if borrows(source):
         raise DraftwiseError(
             f"{source} has no embeddings of its own: it is a drafter, --drafter lm:{source}"

@@ -18,9 +18,8 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from draftwise.engine.attribution import SourceAttribution
-from draftwise.engine.generation import RequestOutput
 from draftwise.engine.records import TokenLogprobs
-from draftwise.engine.request import Stats
+from draftwise.engine.request import RequestOutput, Stats
 from draftwise.serve import schemas
 from draftwise.serve.parse import ToolText
 from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused
@@ -127,8 +126,7 @@ class Reply:
         all_, rounds = Stats(), list[tuple[int, int]]()
         for output in self.outputs:
             rounds += output.rounds
-            if output.stats is not None:
-                all_.merge(output.stats)
+            all_.merge(output.stats)
         names = ("num_rounds", "mean_accepted_tokens", "pulls", "speed", "recent_speed")
         spec = speculative_decoding(rounds, self._num_spec_tokens)
         return {

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.engine.engine import Engine
-from draftwise.engine.generation import OutputReader, RequestOutput
 from draftwise.engine.records import Round
-from draftwise.engine.request import Request
+from draftwise.engine.request import Request, RequestOutput
 from draftwise.types import DraftwiseError
 
 
@@ -54,22 +53,10 @@ class RequestHandle:
     sink: Sink
     came_s: float
     last_s: float
-    reader: OutputReader | None = None
+    request: Request | None = None
     num_tokens: int = 0
     took_s: float = 0.0
     finish_reason: str = ""
-
-    @property
-    def request(self) -> Request | None:
-        return None if self.reader is None else self.reader.request
-
-    def part(self, rounds: Iterable[Round]) -> RequestOutput:
-        if self.reader is None:
-            return RequestOutput()
-        part = self.reader.read(rounds)
-        if isinstance(self.reader.request.error, DraftwiseError):  # the client's form of the prompt
-            part.finish_reason = "refused"
-        return part
 
 
 _LOG = logging.getLogger(__name__)
@@ -240,14 +227,14 @@ class Worker:
         try:
             request = self._make(list(handle.ask.prompt), **handle.ask.options)
             self.engine.admit(request)
-            handle.reader = OutputReader(request)
+            handle.request = request
         except (DraftwiseError, ValueError) as error:
             self._give_up(handle, "refused", str(error))
         except Exception as error:
             _LOG.exception("a request could not be begun")
             self._give_up(handle, "error", f"{type(error).__name__}: {error}")
 
-    def _step(self) -> Sequence[Round]:
+    def _step(self) -> Sequence[RequestOutput]:
         try:
             return self.engine.step()
         except Exception as error:
@@ -261,17 +248,17 @@ class Worker:
                 self._give_up(handle, "error", f"{type(error).__name__}: {error}")
             return []
 
-    def _deliver(self, rounds: Sequence[Round]) -> None:
-        own: dict[int, list[Round]] = {}
-        for round_ in rounds:
-            own.setdefault(round_.request, []).append(round_)
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        parts = {output.request: output for output in outputs}
+        rounds = [output.round for output in outputs if output.round is not None]
         for observer in self._observers:
             observer.saw_rounds(rounds, self.engine)
         for handle in self._handles:
             request = handle.request
-            if request is None or (request.id not in own and request.answer.finish_reason is None):
+            if request is None or (part := parts.get(request.id)) is None:
                 continue
-            part = handle.part(own.get(request.id, ()))
+            if isinstance(request.error, DraftwiseError):  # the client's form of the prompt
+                part.finish_reason = "refused"
             if num := len(part.tokens):
                 now, is_first = self._clock(), handle.num_tokens == 0
                 for observer in self._observers:
@@ -288,10 +275,7 @@ class Worker:
         if request is not None and request.answer.finish_reason is None:
             with suppress(DraftwiseError):  # a round that failed may have lost it
                 self.engine.cancel(request.id)
-        part = handle.part(())
-        part.stats = None if request is None else request.stats
-        part.finish_reason, part.error = reason, why
-        self._end(handle, part)
+        self._end(handle, RequestOutput(finish_reason=reason, error=why))
 
     def _end(self, handle: RequestHandle, part: RequestOutput) -> None:
         self._handles = [one for one in self._handles if one is not handle]
