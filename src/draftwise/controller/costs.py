@@ -280,13 +280,14 @@ class StepCosts:
         self.num_steps += 1
         self.largest = max(self.largest, step.num_tokens)
         self.longest = max(self.longest, step.num_drafted)
-        if step.num_tokens == step.num_requests and self.is_far(num_context):
+        has_drafts = step.num_tokens > step.num_requests + step.num_prefill
+        if not has_drafts and self.is_far(num_context):
             self._num_far = (self._num_far + 1) % FAR_STEPS
             self._context = self._context if self._num_far else num_context
         return float(plain)
 
     def is_far(self, num_context: int) -> bool:
-        """Whether a plain step should be measured before drafts with texts as long as these.
+        """Whether a step without drafts should be measured before drafts after texts as long.
 
         Otherwise the model would take a part of what drafts cost for the price of the context.
         """
