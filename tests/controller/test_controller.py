@@ -176,27 +176,10 @@ def test_first_drafts_are_short_and_for_all_requests(num: int, branches: bool) -
         step = Step(num, num + drafted, 0.006 + 1e-5 * drafted)
         controller.observe(step, names, emitted)
         lengths.append([len(chain) for chain in controller.choose(names, [16] * num)])
-    drafts = [each for each in lengths if any(each)]  # far longer texts begin with plain steps
-    assert drafts[:2] == [[1] * num, [2] * num]
-    longest = [max(each) for each in drafts]
+    assert lengths[1:3] == [[1] * num, [2] * num]
+    longest = [max(each) for each in lengths[1:]]
     assert all(late <= 2 * early for early, late in itertools.pairwise(longest))
     assert longest[-1] > 8
-
-
-def test_far_longer_texts_begin_with_two_plain_steps() -> None:
-    """Else a part of what drafts cost is taken for the price of the context."""
-    controller = Controller(Limits())
-    controller.begin("short", [i % 30 for i in range(90)])
-    drafted = []
-    for name, num in (("short", 90), ("long", 3000), ("longer", 4000)):
-        if name != "short":
-            controller.begin(name, [i % 30 for i in range(num)])
-        for _ in range(4):
-            (chain,) = controller.choose([name], [1])
-            drafted.append(len(chain))
-            controller.observe(Step(1, 1 + len(chain), 0.01), [name], [[num % 30] * 1])
-            num += 1
-    assert drafted[4:] == [0, 0, 1, 1, 1, 1, 1, 1]
 
 
 def test_known_prices_need_no_short_trials() -> None:

@@ -274,8 +274,7 @@ class Controller:
         # 1. acceptance: the survival probability of each further token
         room = np.minimum(np.fromiter(rooms, np.int64, num), self._trial)
         width = self._survivals(slots, room, offers)
-        context = int(self._known.facts[slots, LENGTH].sum())
-        most = 0 if self.costs.is_far(context) else self._most_tokens(num)
+        most = self._most_tokens(num)
         # the model's tokens are paid for: verify them even if the account is empty
         margin = self._margin(num)
         if most <= 0 or not (width or margin < math.inf):
@@ -284,6 +283,7 @@ class Controller:
             self._decide_length(num)
             return [[] for _ in names]
         # 2. and 3. expected tokens, and seconds by the number of tokens
+        context = int(self._known.facts[slots, LENGTH].sum())
         seconds = self.costs.seconds(num, context, 0, most)
         if (left_s := self.batches.step_credit_s) < math.inf:
             num_in = int(np.searchsorted(seconds, seconds.item(0) + left_s, "right"))

@@ -386,7 +386,7 @@ class StepCosts:
         widths = np.sqrt((ends - EDGES) / np.maximum(EDGES / 8, 1.0))
         deviations[NUM_OTHERS:] *= np.minimum(widths, 2.0)
         deviations[[BASE, PREFILL]] = plain
-        deviations[[CONTEXT, ATTENTION]] = 0.3 * plain
+        deviations[[CONTEXT, ATTENTION]] = 0.3 * plain, 0.1 * plain
         deviations[[REQUESTS, DRAFTS, LENGTH]] = 0.05 * plain, 0.01 * plain, 0.02 * plain
         self._spread[:] = np.diag(deviations**2)
 
@@ -397,7 +397,6 @@ class StepCosts:
             "num_steps": self.num_steps,
             "largest": self.largest,
             "longest": self.longest,
-            "context": self._context,
             "plain_s": self._scalars.item(PLAIN),
             "noise_s": self._scalars.item(VARIANCE) ** 0.5,
             "scales": self._scales.tolist(),
@@ -410,7 +409,7 @@ class StepCosts:
         try:
             if list(state["edges"]) != EDGES.tolist():
                 raise ValueError("its stairs are not those of this version")
-            counts = [int(state[key]) for key in ("num_steps", "largest", "longest", "context")]
+            counts = [int(state[key]) for key in ("num_steps", "largest", "longest")]
             num = counts[0]
             if num == 0:
                 return
@@ -430,7 +429,7 @@ class StepCosts:
         self._scalars[:] = 1.0
         self._scalars[PLAIN], self._scalars[VARIANCE] = plain, noise**2
         self._scalars[RUN] = self._scalars[STRIKES] = 0
-        self.num_steps, self.largest, self.longest, self._context = counts
+        self.num_steps, self.largest, self.longest = counts
 
 
 def like(array: Floats, values: Any) -> Floats:
