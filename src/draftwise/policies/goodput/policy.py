@@ -261,6 +261,10 @@ class ProbeScheduler(Kept):
         self._num_new += num_emitted
         self._end = end
 
+    def is_behind(self, drafter: int) -> bool:
+        """Whether a drafter has missed more of the text than a probe reads."""
+        return bool(self._end - self._read_until[drafter] > PROBE_TOKENS_PAID)
+
     def catching_up(self, read_s: Floats, left: float) -> Floats:
         """[D] seconds of catching up, per token that a drafter may be played for."""
         missed: Floats = np.maximum(self._end - self._read_until, 0.0)
@@ -525,11 +529,18 @@ class Goodput:
             recall.add_matches(name, alphas, matches)
 
     def _mixer(self, prices: Floats, best: int) -> GoodputMixer | None:
-        """The mixer of the coming draft; None without an LM drafter, or if a tree is best."""
+        """The mixer of the coming draft; None without an LM drafter, or if a tree is best.
+
+        Nor is there one while the best LM drafter would have to catch up and does not promise more
+        than plain decoding.
+        """
         costs = self._costs
         if costs.sizes[best] != costs.lengths[best] or not self._has_lms:
             return None
-        row = int(costs.drafters[int((prices * self._is_lm).argmax())])
+        plan = int((prices * self._is_lm).argmax())
+        row = int(costs.drafters[plan])
+        if prices[plan] * costs.target_s[0] < 1.0 and self._looks.is_behind(row):
+            return None
         name, writers = costs.names[row], (costs.names[row], *self._tables)
         draft_s = {n: float(costs.draft_s[self._row[n]]) for n in writers if n in self._row}
         return GoodputMixer(
