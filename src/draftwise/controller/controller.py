@@ -1,4 +1,4 @@
-"""The default controller, shared by all engines: it decides what to draft for running requests.
+"""The controller of vLLM's plug-in and of the replay: what to draft for every running request.
 
 ``choose`` has four steps: acceptance, expected tokens, seconds, choice. The guard keeps drafting
 from being slower than plain decoding, the look-ahead decides the model drafter's length one step
