@@ -18,7 +18,7 @@ from draftwise.nn.transfer import DeviceRead, together
 from draftwise.nn.trees import pruned
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 
-READ_MOST = 8192  # tokens that a session reads in a round: about 20 ms
+READ_MOST = 8192  # tokens that a session reads in a round: about 15 ms
 Rows = Sequence[Sequence[int]]
 """Continuations of one match, one row each; the row that wins a tie comes first."""
 
