@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +48,28 @@ def said(
         tokens = output[start : start + a_round]
         context.extend(tokens, tokens)
         session.commit([context])
+
+
+def test_a_long_text_is_read_over_several_rounds() -> None:
+    class Text(list[int]):
+        num_read = 0
+
+        def __getitem__(self, at: Any) -> Any:
+            Text.num_read += isinstance(at, int)
+            return super().__getitem__(at)
+
+    context, other = context_of([]), context_of([1, 2, 3, 1, 2], row=1)
+    context.tokens = Text(num % 6000 for num in range(20_000))
+    session, nums = opened(SuffixDrafter("suffix"), [context, other]), [0]
+    while not (found := chain(session, context, 3)):
+        assert session.match_length(context) == 0
+        assert session.peek(context, [8, 9]) == (0, -1)
+        assert chain(session, other, 1) == [3]
+        nums.append(Text.num_read)
+        said(session, context, [context.tokens[-1] + 1])
+    assert found == [context.tokens[-1] + num for num in (1, 2, 3)]
+    assert len(nums) == 3
+    assert np.diff(nums).max() < 10_000
 
 
 def chain_of(drafter: SuffixDrafter, context: Context, length: int = DEPTH) -> list[int]:

@@ -26,8 +26,8 @@ import draftwise
 
 CONSTANTS = {
     "acceptance": (
-        "DISCOUNT", "REQUEST_DISCOUNT", "REQUEST_WEIGHT", "PRIOR_WEIGHT", "JOINT_DISCOUNT",
-        "AFTER_DISCOUNT", "AFTER_WEIGHT",
+        "DISCOUNT", "REQUEST_DISCOUNT", "REQUEST_WEIGHT", "PRIOR_WEIGHT", "LOWEST",
+        "JOINT_DISCOUNT", "AFTER_DISCOUNT", "AFTER_PRIOR", "AFTER_WEIGHT",
     ),
     "choice": ("FORGET", "NUM_PRICES"),
     "costs": (
@@ -36,19 +36,20 @@ CONSTANTS = {
     ),
     "controller": (
         "RATE_DISCOUNT", "PRICE_DISCOUNT", "FLOOR_SHARE", "FLOOR_CHECK", "IDLE_STEPS", "IDLE_MOST",
-        "WORTH_DISCOUNT", "PROBE_EVERY", "PROBE_LONGER",
+        "WORTH_DISCOUNT", "PROBE_EVERY", "PROBE_LONGER", "FIRST_PLAIN",
     ),
-    "guard": ("CREDIT", "SHARE", "PROBE_SHARE"),
+    "guard": ("CREDIT", "SHARE", "PROBE_SHARE", "MARGIN"),
 }  # fmt: skip
 _NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
 
 
 def changed(source: str, name: str, factor: float) -> str:
     """A module's source with all numbers of one constant scaled."""
-    start = re.search(rf"^{name} = |^[A-Z_]+, {name} = ", source, re.MULTILINE)
+    pattern = rf"^{name} = |^[A-Z_]+, {name} = |^{name}, [A-Z_]+ = "
+    start = re.search(pattern, source, re.MULTILINE)
     assert start, name
     end = source.index("\n", start.end())
-    first = source[start.start() : start.end()].count(",")
+    is_one_of_two = "," in start[0]
 
     def number(found: re.Match[str]) -> str:
         value = float(found[0])
@@ -58,8 +59,14 @@ def changed(source: str, name: str, factor: float) -> str:
         return repr(new if "." in found[0] or "e" in found[0] else max(1, round(new)))
 
     line = source[start.end() : end]
-    skipped = 0 if not first else next(_NUMBER.finditer(line)).end()
-    return source[: start.end() + skipped] + _NUMBER.sub(number, line[skipped:]) + source[end:]
+    if not is_one_of_two:
+        return source[: start.end()] + _NUMBER.sub(number, line) + source[end:]
+    one, other = line.split(", ")
+    if start[0].startswith(f"{name}, "):
+        one = _NUMBER.sub(number, one)
+    else:
+        other = _NUMBER.sub(number, other)
+    return f"{source[: start.end()]}{one}, {other}{source[end:]}"
 
 
 def speeds(data: Path, sizes: list[int], folder: Path, module: str = "", name: str = "",

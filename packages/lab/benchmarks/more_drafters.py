@@ -1,10 +1,11 @@
 """What each drafter adds: pools of drafters on the same prompts, interleaved in one run.
 
 Pools: retrieval alone; with each of the target's bundled drafters; with all of them. With
-``--useless N``: the target's default pool; with an EAGLE head of random weights; with a datastore
-of unrelated text (Python's standard library); with N such drafters of both kinds. Clock: CPU time
-of the process, prefill included. Ratios are to plain decoding and to the first pool, of all tokens
-over all seconds, with 95% intervals over prompts.
+``--pool A,B``, repeated: of these drafters. With ``--useless N``: the target's default pool; with
+an EAGLE head of random weights; with a datastore of unrelated text (Python's standard library);
+with N such drafters of both kinds. Clock: CPU time of the process, prefill included. Ratios are to
+plain decoding and to the first pool, of all tokens over all seconds, with 95% intervals over
+prompts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from shared.compare import measure, method, span
 from shared.script import run, show
 
-from draftwise import Speculator
+from draftwise import Speculator, zoo
 from draftwise.bench.suites import load_suite
 from draftwise.drafters.datastore import replacing, write
 from draftwise.nn import save_head
@@ -30,8 +31,15 @@ from draftwise.train import new_head
 DRAFT_VOCAB = 8192  # for random heads as for the bundled one
 
 
+def own_drafters(target: str) -> dict[str, str]:
+    """The target's bundled drafters by name."""
+    if target == "zoo":
+        return {name: f"{name}=lm:{path}" for name, path in zoo.drafter_paths().items()}
+    return {name: f"{name}={spec}" for name, spec in own_specs(target).items()}
+
+
 def own_pools(target: str) -> dict[str, list[str]]:
-    own = {name: f"{name}={spec}" for name, spec in own_specs(target).items()}
+    own = own_drafters(target)
     pools = {"retrieval": [*RETRIEVAL]}
     pools |= {name: [*RETRIEVAL, spec] for name, spec in own.items()}
     return pools | {"all": [*RETRIEVAL, *own.values()]}
@@ -71,11 +79,13 @@ def code(plain: Speculator, num: int, home: Path) -> list[Path]:
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     made = {"plain": Speculator.from_pretrained(args.target, preset="plain", dtype=args.dtype)}
     with TemporaryDirectory() as home:
-        pools = (
-            useless_pools(made["plain"], args.target, args.useless, Path(home))
-            if args.useless
-            else own_pools(args.target)
-        )
+        if args.pool:
+            own = own_drafters(args.target)
+            pools = {names: [own.get(n, n) for n in names.split(",")] for names in args.pool}
+        elif args.useless:
+            pools = useless_pools(made["plain"], args.target, args.useless, Path(home))
+        else:
+            pools = own_pools(args.target)
         made |= {
             name: Speculator.from_pretrained(
                 args.target, pool, dtype=args.dtype, scope=args.scope, seed=0
@@ -83,7 +93,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             for name, pool in pools.items()
         }
     items = load_suite(args.suite, args.prompts).items
-    asked = [[{"role": "user", "content": item.turns[0]}] for item in items]
+    asked: list[Any] = [item.turns[0] for item in items]
+    if made["plain"].tokenizer.chat_template:
+        asked = [[{"role": "user", "content": text}] for text in asked]
     options = {"max_new_tokens": args.tokens, "seed": 0}
     ways = {name: method(m, **options) for name, m in made.items()}
     timing = measure(ways, asked, "plain")
@@ -104,7 +116,8 @@ if __name__ == "__main__":
     suite = {"required": True, "help": "as for draftwise bench"}
     useless = {"type": int, "default": 0, "help": "useless drafters of the largest pool, 2 or more"}
     scope = {"default": "request", "help": "what requests share: request (nothing) or auto"}
+    pool = {"action": "append", "help": "drafters of a pool, such as lookup,suffix; repeat it"}
     run(
         __doc__, compare, target="smollm2", suite=suite, useless=useless, scope=scope, prompts=4,
-        tokens=96, dtype="auto",
+        tokens=96, dtype="auto", pool=pool,
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""One controller for all engines: what to draft for every running request."""
+"""vLLM's controller, and the cost model, guard and acceptance tables that engines share."""

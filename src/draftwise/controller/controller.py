@@ -1,4 +1,4 @@
-"""The default controller, shared by all engines: it decides what to draft for running requests.
+"""The controller of vLLM's plug-in and of the replay: what to draft for every running request.
 
 ``choose`` has four steps: acceptance, expected tokens, seconds, choice. The guard keeps drafting
 from being slower than plain decoding, the look-ahead decides the model drafter's length one step
@@ -272,8 +272,7 @@ class Controller:
         self._num_choices += 1
         slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, num)
         # 1. acceptance: the survival probability of each further token
-        room = np.minimum(np.fromiter(rooms, np.int64, num), self._trial)
-        width = self._survivals(slots, room, offers)
+        width = self._survivals(slots, np.fromiter(rooms, np.int64, num), offers)
         most = self._most_tokens(num)
         # the model's tokens are paid for: verify them even if the account is empty
         margin = self._margin(num)
@@ -313,7 +312,7 @@ class Controller:
             self.branches = self._read(1, num)
         chains = self._read(0, num)
         if self._trial < self.limits.max_draft:
-            self._trial = max(self._trial, 2 * max(map(len, chains + self.branches)))
+            self._trial = max(self._trial + 1, 2 * max(map(len, chains + self.branches)))
         return chains
 
     def rests(self, num: int) -> bool:
@@ -361,6 +360,8 @@ class Controller:
         Returns the length of the model's longest draft.
         """
         known, tables, num = self._known, self._tables, len(slots)
+        if self._trial < self.limits.max_draft:
+            rooms = np.minimum(rooms, self._trial)
         written, lengths = _NO_TOKENS, _NOTHING
         if offers is not None:
             if self._restricted:

@@ -24,8 +24,10 @@ SLICE = 2048
 """Prompt tokens that ``open`` indexes: less than half a millisecond."""
 MARGIN = 128
 """Tokens that are copied beyond those to be indexed, and of a text's end: the longest draft."""
-FULL = 0.75
+FULL = 0.7
 """Share of a block beyond which ``work`` prepares a larger one."""
+CLEARED = 32
+"""Heads of a larger block that ``work`` clears in the time of a token: new memory is slow."""
 PROMPT_TAIL = 8
 """Last prompt tokens that enter the history with an answer: the longest context."""
 
@@ -100,6 +102,7 @@ class RetrievalIndex:
         self._blocks: dict[int, Int32] = {}
         self._uncopied: dict[int, Tokens] = {}
         self._ahead: dict[int, Int32] = {}  # the next block of at most one text
+        self._num_cleared = 0
         self._ahead_table = np.zeros((1, kernels.NUM_COLUMNS), np.int64)
         self._table = np.zeros((16, kernels.NUM_COLUMNS), np.int64)
         size = max(2, self._ring_size)
@@ -187,9 +190,16 @@ class RetrievalIndex:
             slot = int(shares.argmax())
             if shares[slot] < FULL:
                 return 0
-            block = self._ahead[slot] = new_block(2 * int(capacities[slot]))
+            block = self._ahead[slot] = np.empty(2 * len(self._blocks[slot]), np.int32)
             self._ahead_table[0, : kernels.TENANT] = block.ctypes.data, len(block) // 7, 0, 0
+            self._num_cleared = 0
         ((slot, block),) = self._ahead.items()
+        heads = block[5 * len(block) // 7 :]
+        if (left := len(heads) - self._num_cleared) > 0:
+            num = min(left, CLEARED * max_tokens)
+            heads[self._num_cleared : self._num_cleared + num] = 0
+            self._num_cleared += num
+            return max_tokens - -(-num // CLEARED)
         start, length = int(self._ahead_table[0, kernels.INDEXED]), self.length(slot)
         end = min(start + max_tokens, length)
         block[start:end] = self._blocks[slot][start:end]

@@ -18,6 +18,7 @@ from draftwise.nn.transfer import DeviceRead, together
 from draftwise.nn.trees import pruned
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 
+READ_MOST = 8192  # tokens that a session reads in a round: about 15 ms
 Rows = Sequence[Sequence[int]]
 """Continuations of one match, one row each; the row that wins a tie comes first."""
 
@@ -175,10 +176,14 @@ class _RetrievalRow:
         self.length = self.known_start = 0
         self.known: list[tuple[int, int]] = []  # (proposed token or -1, match length) by position
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """Read the text up to its end; search only where a score may still be requested."""
-        self.text, start = tokens, len(tokens) - MAX_TARGETS
-        while self.length < len(tokens):
+    def read(self, tokens: Sequence[int], most: int) -> int:
+        """Read about ``most`` tokens of the text; return their number.
+
+        It searches only where a score may still be requested; before the end nothing matches.
+        """
+        self.text, start, begin = tokens, len(tokens) - MAX_TARGETS, self.length
+        end = begin + most if begin + most < start else len(tokens)
+        while self.length < end:
             if self.length >= start:
                 self.known.append((self.match.proposal(), self.match.length))
             else:
@@ -187,6 +192,9 @@ class _RetrievalRow:
             self.length += 1
             if self.length >= start:
                 self.match = self.finder.find([])
+        if end < start:
+            self.match = NO_MATCH
+        return end - begin
 
     def path(self, length: int) -> list[tuple[int, tuple[int, ...]]]:
         """The most frequent continuation; where it ends, text and draft are matched again."""
@@ -202,12 +210,14 @@ class _RetrievalRow:
 class RetrievalSession:
     """A finder for each row, brought up to date whenever it is used. A round's tokens are shared
     after all of its rows were scored, so no score depends on tokens unknown when its row drafted.
+    Of long texts it reads READ_MOST tokens between two rounds; until the end nothing is proposed.
     """
 
     def __init__(self, name: str, new_finder: Callable[[int], Finder]) -> None:
         """new_finder: makes one for a text of that many tokens."""
         self._name, self._new_finder = name, new_finder
         self._rows: dict[int, _RetrievalRow] = {}
+        self._left = READ_MOST
 
     def open(self, context: Context, expected: int) -> None:
         finder = self._new_finder(expected)
@@ -263,6 +273,7 @@ class RetrievalSession:
 
     def commit(self, contexts: Sequence[Context], judged: Sequence[Scores | None] = ()) -> None:
         """Read what was verified, then share it; nothing to drop: drafts are never read."""
+        self._left = READ_MOST
         for context in contexts:
             self._row(context)
         for context in contexts:
@@ -290,10 +301,11 @@ class RetrievalSession:
 
     def peek(self, context: Context, drafted: Sequence[int]) -> tuple[int, int]:
         row = self._row(context)
-        match = row.finder.find(drafted) if drafted else row.match
+        is_read = row.length == len(context.tokens)
+        match = row.finder.find(drafted) if drafted and is_read else row.match
         return match.length, match.proposal()
 
     def _row(self, context: Context) -> _RetrievalRow:
         row = self._rows[context.row]
-        row.read(context.tokens)
+        self._left -= row.read(context.tokens, max(self._left, MAX_TARGETS))
         return row
