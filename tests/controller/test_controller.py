@@ -166,7 +166,7 @@ def test_first_drafts_are_short_and_for_all_requests(num: int, branches: bool) -
     for row, name in enumerate(names):
         controller.begin(name, [100 * row + i % 30 for i in range(120)])
     ends, lengths = [120] * num, [[0] * num]
-    for _ in range(8):
+    for _ in range(12):
         drafted = sum(lengths[-1])
         emitted = [
             [100 * row + (ends[row] + i) % 30 for i in range(lengths[-1][row] + 1)]

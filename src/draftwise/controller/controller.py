@@ -403,7 +403,9 @@ class Controller:
             return 0
         length = self.limits.max_draft * (2 if self.limits.branches else 1)
         largest = self.costs.largest
-        priced = max(num * min(self._trial, 2), largest + max(8, largest // 4) - num)
+        # stairs are often at powers of two: measured on both sides, they are not misplaced
+        priced = min(largest + max(8, largest // 4), 1 << largest.bit_length()) - num
+        priced = max(num * min(self._trial, 2), priced)
         return max(0, min(self.limits.max_step_tokens - num, priced, length * num))
 
     def _decide_length(self, num: int) -> None:
