@@ -20,7 +20,7 @@ from draftwise.protocols import Policy, Remembering, RequestMemory
 from draftwise.types import DraftwiseError, Feedback, Plan
 
 AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
-_VERSION = 4
+_VERSION = 5
 _WAIT_S = 10.0  # seconds for which ``save`` waits for another process
 
 

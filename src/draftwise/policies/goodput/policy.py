@@ -317,8 +317,11 @@ class ProbeScheduler(Kept):
 ANSWER_TOKENS = 256.0
 """Prior length of an answer, in tokens."""
 
-_PARTS = ("_rates", "_looks", "_seen", "_costs")
-_FIELDS = (*_PARTS, "_matches", "_is_blind", "_num_chosen", "_left")
+_FIELDS = {
+    "rates": "_rates", "probes": "_looks", "values": "_seen", "costs": "_costs",
+    "matches": "_matches", "is_blind": "_is_blind", "num_chosen": "_num_chosen",
+    "tokens_left": "_left",
+}  # fmt: skip
 
 
 class Goodput:
@@ -453,13 +456,13 @@ class Goodput:
     def state(self) -> dict[str, Any]:
         bins = {name: bins.state() for name, bins in self._bins.items()}
         tables = {name: table.state() for name, table in self._tables.items()}
-        return dump(self, _FIELDS) | {"_bins": bins, "_tables": tables}
+        return dump(self, _FIELDS) | {"bins": bins, "tables": tables}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of ``state``; ValueError if it does not fit."""
         own = dict(state)
-        bins = {name: Bins.of(kept) for name, kept in own.pop("_bins", {}).items()}
-        tables = {name: MatchTable.of(kept) for name, kept in own.pop("_tables", {}).items()}
+        bins = {name: Bins.of(kept) for name, kept in own.pop("bins", {}).items()}
+        tables = {name: MatchTable.of(kept) for name, kept in own.pop("tables", {}).items()}
         load(self, _FIELDS, own)
         self._bins, self._tables, self._made = bins, tables, None
         self._tell_apart()
