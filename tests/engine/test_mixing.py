@@ -123,7 +123,7 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The guard closes and opens again: drafts follow rounds that no drafter and no policy saw."""
-    monkeypatch.setattr("draftwise.engine.loop.SURE", math.inf)
+    monkeypatch.setattr(loop, "SURE", math.inf)
     made = speculator(pool.split("+"), "goodput", lengths=(1, 4), num_prefixes=0)
     costs = {"eagle": 0.05, "good": 0.05, "lookup": 0.001}
     made._pool.cost_model.costs = lambda rows, num, *_: Costs(np.ones(num), costs)  # type: ignore[method-assign]
@@ -160,8 +160,8 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
 
 def resting(made: Speculator, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Let the guard open and close at random; count the rounds that only decode, and the others."""
-    monkeypatch.setattr("draftwise.engine.loop.SURE", math.inf)
-    monkeypatch.setattr("draftwise.engine.loop.IDLE_ROUNDS", 0)
+    monkeypatch.setattr(loop, "SURE", math.inf)
+    monkeypatch.setattr(loop, "IDLE_ROUNDS", 0)
     made, rng, seen = cheap(made), np.random.default_rng(0), Counter[str]()
     guard, sound_rests, sound_verify = made._pool.guard, Loop._rests, loop.verify_batch
 

@@ -26,10 +26,7 @@ from typing import Any
 import numpy as np
 from shared.script import run, show
 
-from draftwise.controller.compiled import warm_up
-from draftwise.controller.controller import Controller, Limits
-from draftwise.controller.costs import Step
-from draftwise.controller.retrieval import SLICE, RetrievalIndex
+from draftwise.controller import SLICE, Controller, Limits, RetrievalIndex, Step, warm_up
 
 WARM_UP = 60
 RIGHT = 0.7
@@ -152,8 +149,8 @@ def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
 
 COMPILE = """
 import time
-import draftwise.controller.controller
-from draftwise.controller.compiled import warm_up
+from draftwise.controller import Controller, warm_up
+Controller
 begin_s = time.process_time()
 wall_s = warm_up()
 print(wall_s, time.process_time() - begin_s)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from draftwise.serve.app import PAGE, Service, make_app
     from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
     from draftwise.serve.metrics import History, Metrics
+    from draftwise.serve.middleware import LARGE_BODY, give_back, uncollected
     from draftwise.serve.parse import (
         Codec, RequestParser, ToolText, calls_schema, check_name, read_calls,
     )

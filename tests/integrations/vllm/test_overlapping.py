@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.controller.controller import Controller, Limits
+from draftwise.controller import Controller, Limits
 from draftwise.integrations.vllm.adapter import Adapter
 from integrations.vllm.fakes import params
 
