@@ -61,8 +61,16 @@ ARROWS: dict[str, set[str]] = {
     "pool": WORDS | {"registry", "specs", "nn", "drafters", "zoo", "real"},
     "speculator": WORDS
     | {"chat", "nn", "drafters.protocol", "engine", "feedback", "pool", "registry"},
+    "integrations": WORDS | {"__version__", "controller", "engine", "speculator"},
+    "bench": WORDS | {"__version__", "chat", "drafters", "engine", "registry", "speculator", "zoo"},
+    "serve": WORDS | {"__version__", "chat", "controller", "engine", "registry", "speculator"},
+    "cli": WORDS
+    | {"__version__", "chat", "drafters", "engine", "nn", "registry", "train", "zoo", "real"}
+    | {"pool", "specs", "speculator", "bench", "serve"},
+    "__init__": {"types", "lazy", "registry", "engine", "speculator", "integrations"},
+    "__main__": {"cli"},
 }
-ANYTHING = {"cli", "bench", "serve", "integrations", "__init__", "__main__"}
+OUTERMOST = {"integrations", "bench", "serve", "cli", "__init__"}
 WITHOUT_TORCH = {
     "checks",
     "install",
@@ -149,7 +157,7 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 def test_every_room_is_in_the_table() -> None:
-    assert {room_of(file) for file in FILES} <= ARROWS.keys() | ANYTHING
+    assert {room_of(file) for file in FILES} <= ARROWS.keys()
 
 
 @pytest.mark.parametrize("room", ARROWS)
@@ -175,7 +183,7 @@ def test_the_table_itself_has_no_circles() -> None:
 
 def test_only_the_outermost_rooms_look_at_the_facade() -> None:
     for room, arrows in ARROWS.items():
-        assert room in FACADE or not arrows & FACADE, room
+        assert room in FACADE | OUTERMOST or not arrows & FACADE, room
 
 
 @pytest.mark.parametrize("room", sorted(WITHOUT_TORCH))

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import platform
 import secrets
 import time
 from collections import Counter
@@ -229,3 +230,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"it has {twice!r} twice")
     return found
+
+
+def cpu_name() -> str:
+    """The processor's model name, read from ``/proc/cpuinfo`` where that exists."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        return next(n for n in lines if n.startswith("model name")).partition(":")[2].strip()
+    return platform.processor() or platform.machine()
