@@ -10,7 +10,7 @@ import pytest
 
 from draftwise.engine import SharedPolicyState
 from draftwise.registry import make_policy
-from draftwise.serve import StateFile
+from draftwise.serve import StateSaver
 from draftwise.types import DraftwiseError, Plan
 
 EVERY_S = 20.0
@@ -41,9 +41,9 @@ class Clock:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> tuple[StateFile, Learnt, Clock, Path]:
+def made(tmp_path: Path) -> tuple[StateSaver, Learnt, Clock, Path]:
     learnt, clock, path = Learnt(), Clock(), tmp_path / "state.json"
-    return StateFile(learnt, path, EVERY_S, clock), learnt, clock, path
+    return StateSaver(learnt, path, EVERY_S, clock), learnt, clock, path
 
 
 def test_written_while_running_but_not_too_often(made: Any) -> None:
@@ -85,7 +85,7 @@ def test_a_broken_file_is_set_aside(
     path = tmp_path / "state.json"
     path.write_bytes(broken)
     with caplog.at_level(logging.WARNING):
-        StateFile(learnt_by("ucb1"), path, EVERY_S).load()
+        StateSaver(learnt_by("ucb1"), path, EVERY_S).load()
     assert not path.exists()
     (aside,) = path.parent.glob("state.json.unused-*")
     assert aside.read_bytes() == broken
@@ -97,7 +97,7 @@ def test_a_file_of_another_policy_is_refused_and_stays(tmp_path: Path) -> None:
     learnt_by("ucb1").save(path)
     before = path.read_text()
     with pytest.raises(DraftwiseError, match="learnt with the policy ucb1, not exp3"):
-        StateFile(learnt_by("exp3"), path, EVERY_S).load()
+        StateSaver(learnt_by("exp3"), path, EVERY_S).load()
     assert path.read_text() == before
 
 

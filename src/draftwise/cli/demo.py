@@ -168,7 +168,7 @@ class Lane:
 
         self.title, self.generation = title, generation
         self._rounds = iter(generation)
-        self._painter = SourceAttribution(tokenizer)
+        self._attribution = SourceAttribution(tokenizer)
         self.pieces: list[Piece] = []
         self.seconds, self.num_tokens, self.num_rounds = 0.0, 0, 0
         self.is_running = True
@@ -181,10 +181,10 @@ class Lane:
         round_ = next(self._rounds, None)
         text = self.generation.text(0)
         if round_ is None:
-            self.pieces += self._painter.finish(text)
+            self.pieces += self._attribution.finish(text)
             self.is_running = False
             return
-        self.pieces += self._painter.grow(round_, text)
+        self.pieces += self._attribution.grow(round_, text)
         self.seconds += sum(round_.seconds.values())
         self.num_tokens += round_.num_emitted
         self.num_rounds += 1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         Codec, RequestParser, ToolText, calls_schema, check_name, read_calls,
     )
     from draftwise.serve.responses import EventStream
-    from draftwise.serve.run import Server, StateFile, make_service
+    from draftwise.serve.run import Server, StateSaver, make_service
     from draftwise.serve.schemas import (
         MAX_BIASES, MAX_GRAMMAR_CHARS, MAX_KEYS, MAX_PLANS, ChatRequest, CompletionRequest,
         NamedTool, ResponseFormat, StructuredOutputs, Tool,

@@ -45,7 +45,7 @@ class _Traces(Observer):
             self._writer.write(round_)
 
 
-class StateFile(Observer):
+class StateSaver(Observer):
     """Persists the learnt state in a file; a failing disk never fails a request.
 
     every_s: seconds between two writes while requests run, so the most that a crash loses. Called
@@ -102,7 +102,7 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
     observers: list[Observer] = [metrics, history]
     learning: dict[str, Any] = {}
     if settings.state is not None:
-        state = StateFile(speculator.memory, settings.state, settings.state_every_s)
+        state = StateSaver(speculator.memory, settings.state, settings.state_every_s)
         state.load()
         observers.append(state)
         learning = {"housekeeping": state.write_if_due, "at_end": state.write}

@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
 from draftwise.checks import known
-from draftwise.nn.cache import RaggedCache, Span
+from draftwise.nn.cache import RaggedCache, RowSpan
 from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.heads.files import (
     find_folder,
@@ -300,7 +300,7 @@ def read(
     branch, None = each follows the one before; nothing = all do.
     Raises ValueError if a row does not fit into the cache.
     """
-    spans = [Span(r, cache.lengths[r], len(fed)) for r, fed in zip(rows, tokens, strict=True)]
+    spans = [RowSpan(r, cache.lengths[r], len(fed)) for r, fed in zip(rows, tokens, strict=True)]
     device = hidden[0].device
     positions, seen = _look(spans, trees, device)
     cache.place(spans)
@@ -320,7 +320,7 @@ def read(
 
 
 def _look(
-    spans: Sequence[Span], trees: Sequence[Branches | None], device: torch.device
+    spans: Sequence[RowSpan], trees: Sequence[Branches | None], device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
     """Positions [R or 1, T] of the slots, and their mask [R, 1, T, used]; None = all slots."""
     counts = [span.count for span in spans]
