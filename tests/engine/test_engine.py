@@ -169,9 +169,9 @@ def test_a_prompt_that_begins_like_another_text_is_not_read_again(
     second, branch = ask(made, turn, 14), ask(made, [*LONG[:90], 4, 4, 4], 14)
     engine.admit(second)
     run(engine)
-    assert fed[0] < 30, "the turn before is still there"
+    assert fed[0] == 16, "the turn before is still there; the first round reads the last token"
     assert second.tokens == plain_greedy(turn, 14)
-    assert (engine.num_prefix_hits, engine.num_prefix_tokens) == (1, len(turn) - 17)
+    assert engine.num_prefix_hits == 1
     engine.admit(branch)
     run(engine)
     assert branch.tokens == plain_greedy(branch.prompt, 14)
