@@ -46,7 +46,7 @@ def read_text(file: Path, most: int | None = None, *, pipes: bool = False) -> st
 
 
 def not_text(what: str | Path, error: UnicodeDecodeError) -> ValueError:
-    """What is said of a file, or of input, that is not UTF-8, and how to make it that."""
+    """The error for a file or input that is not UTF-8, with the way to convert it."""
     at, file = f"byte 0x{error.object[error.start]:02X}", ""
     if isinstance(what, Path):
         line = error.object.count(b"\n", 0, error.start) + 1

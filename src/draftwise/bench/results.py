@@ -253,7 +253,7 @@ def interval(ratio: Mapping[str, Any]) -> str:
 
 
 def cautions(found: Mapping[str, Any]) -> list[str]:
-    """What a reader of ``results.json`` must know; the same on the terminal and in the report."""
+    """Cautions for readers of ``results.json``, also shown on the terminal and in the report."""
     num, said = found["settings"]["num_items_measured"], []
     if not found["is_complete"]:
         said.append("It ended before everything was measured: the same command resumes it.")

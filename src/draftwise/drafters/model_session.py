@@ -289,7 +289,7 @@ class Chain:
 
     @property
     def needs_facts(self) -> bool:
-        """Whether mixer or stop rule need probabilities."""
+        """Whether the mixer or the stop rule needs probabilities."""
         return self.is_mixed or self._guide.needs_probs
 
     def shorten(self, num_slots: int) -> None:

@@ -38,7 +38,7 @@ def check_scope(scope: str) -> str:
 
 
 class SharedPolicyState:
-    """What the requests of a speculator share: one state for each scope.
+    """State that the requests of a speculator share, one for each scope.
 
     shared: the memory from which each request's own policy starts. policy: instead, the policy of
     all requests, if it is not ``protocols.Remembering`` and the scope is ``session`` or

@@ -207,7 +207,7 @@ class Answer:
         self.text, self._waiting = self.text + text[:cut], text[cut:]
 
     def _begins_stop(self, text: str) -> bool:
-        """Whether a stop string begins with this text; if so, the first that sorts after it."""
+        """Whether a stop string begins with this text: then the first that sorts after it does."""
         at = bisect_left(self._stops, text)
         return at < len(self._stops) and self._stops[at].startswith(text)
 
@@ -598,7 +598,7 @@ class Request:
 
     @property
     def can_rest(self) -> bool:
-        """Whether a round may pass without its policy: nothing but a draft that pays is due."""
+        """Whether a round may skip the policy: only a draft that pays would need it."""
         return not self.context.is_drafted or (
             self.is_guarded and self.pending is None and not self.reads_everything
         )

@@ -349,7 +349,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return self._views[layer_idx]
 
     def storage(self, row: int, layer_idx: int = -1) -> RowKVCache:
-        """What one row has allocated for a layer; -1 = one that keeps everything."""
+        """The storage of one row for a layer; -1 = any layer without a window."""
         forgets = self._windows is not None and layer_idx in self._windows.layers
         return (self._recent if forgets else self._storage)[row]
 
@@ -446,7 +446,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self._recent[span.row] = windows.slide(recent, settled, span.start, span.end)
 
     def _is_whole(self, row: int, length: int) -> bool:
-        """Whether everything that a token after ``length`` others attends to is kept."""
+        """Whether all slots that a token at position ``length`` attends to are kept."""
         return self._windows is None or self._recent[row].first <= self._windows.first(length)
 
     def _fill(self, new: RowKVCache, old: RowKVCache, length: int) -> None:

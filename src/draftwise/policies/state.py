@@ -81,7 +81,7 @@ def _pairs(owner: object, fields: Fields) -> Mapping[str, str]:
 
 
 def _is_written_to(present: Any) -> bool:
-    """Whether loading changes an attribute in place; it replaces arrays and numbers."""
+    """Whether loading changes an attribute in place, and does not replace it."""
     return hasattr(present, "load_state") or isinstance(present, np.random.Generator)
 
 

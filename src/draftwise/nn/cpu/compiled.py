@@ -20,9 +20,9 @@ from draftwise.nn.cpu.layout import is_packed
 WIDTHS = (1, 2, 5, 9, 17)
 """Tokens that a compiled forward reads: the text's last, and a draft of 0, 1, 4, 8 or 16."""
 STEP_WIDTHS = (1, 2)
-"""Of a drafter: its steps, and the first of a draft after one that was accepted to the end."""
+"""Widths of a drafter's steps; the first step after a fully accepted draft reads two tokens."""
 LEAST_SLOTS = 256
-"""Of a compiled forward's cache; beyond it the next power of two, so that requests share it."""
+"""Least slots of a compiled forward's cache; above it powers of two, which requests share."""
 
 
 class CompiledSteps:

@@ -41,7 +41,7 @@ def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
 
 
 class Norm(nn.RMSNorm):
-    """Of states in any precision, which may differ from the weight's."""
+    """RMSNorm of states whose precision may differ from the weight's."""
 
     def forward(self, states: Tensor) -> Tensor:
         weight = self.weight.to(states.dtype)
@@ -133,7 +133,7 @@ class BorrowingHead(nn.Module):
 
     @property
     def token_bytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values of a token."""
         raise NotImplementedError
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -389,7 +389,7 @@ LLAMA = (
     "max_position_embeddings",
     "vocab_size",
 )
-"""What a head's configuration shares with a ``LlamaConfig``."""
+"""Fields that a head's configuration shares with a ``LlamaConfig``."""
 REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 
@@ -422,7 +422,7 @@ def _lent(
     settings: Mapping[str, Any], weights: Mapping[str, Tensor], config: EagleConfig,
     target: CausalModel,
 ) -> nn.Module | None:  # fmt: skip
-    """What a head without ``lm_head`` takes from the target; restricted rows only if it says so."""
+    """Modules that a head without ``lm_head`` takes from the target; restricted rows on request."""
     if "lm_head.weight" in weights:
         return None
     theirs: nn.Module = target.module.get_output_embeddings()
@@ -505,7 +505,7 @@ def _is_third(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> boo
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """What EAGLE-3 heads read by default: inputs of layers 2, n/2 and n - 3.
+    """States that EAGLE-3 heads read by default: inputs of layers 2, n/2 and n - 3.
 
     >>> default_taps(32)
     (2, 16, 29)
