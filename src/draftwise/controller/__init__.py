@@ -12,12 +12,10 @@ if TYPE_CHECKING:
     from draftwise.controller.acceptance import (
         AFTER, AFTER_FOUND, AFTER_KIND, AFTER_MATCH, BRANCHES, DISCOUNT, FOUND, GROUP, KIND, LAST,
         LENGTH, MATCH, MODEL, OFFERED, OWN, PLAYED_MATCH, PLAYED_MODEL, ROOM, Slots, Tables,
-        new_slots, new_tables,
+        learn as learn_acceptance, new_slots, new_tables, take as take_proposals,
     )
-    from draftwise.controller.acceptance import learn as learn_acceptance, take as take_proposals
     from draftwise.controller.batches import CREDIT as BATCH_CREDIT, SKIPPED, TOGETHER
-    from draftwise.controller.choice import NUM_PRICES, best_length
-    from draftwise.controller.choice import choose as choose_drafts
+    from draftwise.controller.choice import NUM_PRICES, best_length, choose as choose_drafts
     from draftwise.controller.compiled import HAS_NUMBA, warm_up
     from draftwise.controller.controller import Controller, Limits
     from draftwise.controller.costs import Step, StepCosts

@@ -91,8 +91,7 @@ class StateSaver(Observer):
 
 
 def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
-    """The service without its network. Errors: DraftwiseError if the target is not supported,
-    or the state file belongs to another policy."""
+    """The service without its network. Errors: DraftwiseError for an unsuitable target or state."""
     target, tokenizer = speculator.target, speculator.tokenizer
     codec = Codec(tokenizer, target.vocab_size, target.max_positions, settings.chat_template)
     eos = frozenset(eos_tokens(target, tokenizer))

@@ -98,9 +98,6 @@ class Experience:
     def answer_tokens(self) -> float:
         return self.num_tokens / self.num_answers
 
-    def begin(self) -> None:
-        self.num_answers += 1
-
     def predict(self, seen: TextFeatures) -> tuple[Floats, Floats]:
         """[D] predicted acceptance on a text, and the weight of each prediction in alphas."""
         variance = self._variance.take(seen.ids, axis=1) @ seen.squares
@@ -203,11 +200,10 @@ class Recall:
     ) -> None:
         self._experience, self._label, self._private = experience, label, private
         if not private:
-            experience.begin()
-        mine = deepcopy if private else _shared
-        self.bins, self.missed_s = mine(experience.bins), mine(experience.missed_s)
-        self.num_vain = mine(experience.num_vain)
-        self.tables = mine(experience.tables)
+            experience.num_answers += 1
+        seen = deepcopy(experience) if private else experience
+        self.bins, self.tables = seen.bins, seen.tables
+        self.missed_s, self.num_vain = seen.missed_s, seen.num_vain
         self._tokens, self._num_new = list(prompt[-WINDOW:]), 0
         self._seen = features(self._tokens, label)
         self.expected = experience.predict(self._seen)
@@ -240,7 +236,3 @@ class Recall:
         if name not in self.tables:
             self.tables[name] = MatchTable()
         self.tables[name].add(alphas, matches)
-
-
-def _shared(part: Any) -> Any:
-    return part
