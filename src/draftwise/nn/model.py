@@ -272,7 +272,6 @@ def recompute_last(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence
 
 def recompute_longrope(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
     """Use the rope table of each row's last position, and recompute keys of the other table.
-
     switch: tokens of the first table. Rows of different tables are fed one by one.
     """
     cache, longrope = feed.cache, feed.cache.longrope

@@ -319,8 +319,7 @@ ANSWER_TOKENS = 256.0
 
 _FIELDS = {
     "rates": "_rates", "probes": "_looks", "values": "_seen", "costs": "_costs",
-    "matches": "_matches", "is_blind": "_is_blind", "num_chosen": "_num_chosen",
-    "tokens_left": "_left",
+    "matches": "_matches", "is_blind": "_is_blind", "num_chosen": "_num_chosen", "left": "_left",
 }  # fmt: skip
 
 
