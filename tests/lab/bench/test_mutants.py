@@ -16,7 +16,6 @@ ROOT = PRODUCT.parents[1]
 def test_every_module_and_every_test_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "packages" / "lab" / "benchmarks"))
     script = importlib.import_module("mutants")
-    assert set(script.EQUAL) <= set(script.MODULES)
     for module, tests in script.MODULES.items():
         assert (PRODUCT / f"{module}.py").is_file()
         assert tests
