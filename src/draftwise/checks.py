@@ -140,7 +140,7 @@ def path(name: str, value: Any) -> Path:
 
 
 def optional(check: Callable[..., Any], name: str, value: Any, *bounds: Any) -> Any:
-    """What ``check`` makes of a value; None stays None."""
+    """The result of ``check`` for a value; None stays None."""
     return None if value is None else check(name, value, *bounds)
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import platform
 import secrets
 import time
 from collections import Counter
@@ -45,7 +46,7 @@ def read_text(file: Path, most: int | None = None, *, pipes: bool = False) -> st
 
 
 def not_text(what: str | Path, error: UnicodeDecodeError) -> ValueError:
-    """What is said of a file, or of input, that is not UTF-8, and how to make it that."""
+    """The error for a file or input that is not UTF-8, with the way to convert it."""
     at, file = f"byte 0x{error.object[error.start]:02X}", ""
     if isinstance(what, Path):
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -229,3 +230,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"it has {twice!r} twice")
     return found
+
+
+def cpu_name() -> str:
+    """The processor's model name, read from ``/proc/cpuinfo`` where that exists."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        return next(n for n in lines if n.startswith("model name")).partition(":")[2].strip()
+    return platform.processor() or platform.machine()

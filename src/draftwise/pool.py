@@ -73,7 +73,7 @@ def load_drafters(
 
 
 def models_of(drafters: Sequence[Drafter]) -> list[CausalModel]:
-    """Of the drafters that are causal LMs."""
+    """The models of those drafters that are causal LMs."""
     return [drafter.model for drafter in drafters if isinstance(drafter, LMDrafter)]
 
 

@@ -82,7 +82,7 @@ class Routing(Protocol):
 
 
 class RequestMemory(Protocol):
-    """What the requests of a ``Remembering`` policy share."""
+    """Memory that the requests of a ``Remembering`` policy share."""
 
     def state(self) -> dict[str, Any]:
         """The whole memory as values that ``json.dumps`` accepts."""

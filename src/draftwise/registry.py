@@ -187,7 +187,7 @@ def make_reward(spec: str) -> Reward:
 
 
 def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) -> FeedbackBuilder:
-    """A revealer for one request from a spec; reward None: the evidence alone is delivered."""
+    """The feedback of one request from a spec; reward None: the evidence alone is delivered."""
     given = {"plans": plans, "reward": reward}
     return cast(FeedbackBuilder, build("feedback", spec, given))
 

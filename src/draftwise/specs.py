@@ -119,7 +119,7 @@ def _named(body: Any, name: str) -> Any:
 
 
 def _type_of(annotation: ast.expr | None) -> Any:
-    """What ``int | None`` stands for; other types than a spec can set are read as text."""
+    """The type of a value of ``int | None``; types that no spec can set are read as text."""
     known: dict[str, Any] = {"int": int, "float": float, "bool": bool, "None": None}
     names = ["str"] if annotation is None else ast.unparse(annotation).split(" | ")
     return functools.reduce(operator.or_, (known.get(name, str) for name in names))

@@ -366,8 +366,8 @@ class Learning:
             ),
             answer=Answer(ending, self._tokenizer),
             policy=self._policy(prompt, policy_seed, ending.max_new_tokens, params),
-            revealer=self._feedback(), accept_rng=default_rng(accept_seed),
-            guides=self._stop_rules(guide_seed), priority=params.priority, label=params.label,
+            feedback=self._feedback(), accept_rng=default_rng(accept_seed),
+            stop_rules=self._stop_rules(guide_seed), priority=params.priority, label=params.label,
             scores_prompt=self._scores_prompt, num_logprobs=params.logprobs,
             wants_prompt_logprobs=params.prompt_logprobs,
         )  # fmt: skip

@@ -91,7 +91,7 @@ PLAIN = Plan(NONE, 0)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a policy chose: the plan's index, the probability of that choice, and its round.
+    """A policy's choice: the plan's index, the probability of that choice, and its round.
 
     The probability keeps late feedback unbiased.
     """
@@ -140,7 +140,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one round revealed about one request, before any reward.
+    """The facts that one round revealed about one request, before any reward.
 
     scores: new scores by drafter, in text order: for the drafter that played, its drafted positions
         through the first rejection and the tokens on which it caught up.
@@ -185,7 +185,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What a round reveals to a policy: a value in [0, 1] for each plan that was ``seen``.
+    """Feedback of a round to a policy: a value in [0, 1] for each plan that was ``seen``.
 
     values, seen: [K]; unseen values are ignored. evidence: the facts, for policies that price
     plans. more: number of further feedbacks of the same decision.
@@ -219,7 +219,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """What a stop rule sees before the next token of a draft is drawn.
+    """The state of a draft before its next token is drawn, as a stop rule sees it.
 
     depth: tokens kept so far. The rest describes q of the token kept LAST (nan at depth 0): its
     own probability, the largest probability, the entropy in nats, the gap between the two largest;

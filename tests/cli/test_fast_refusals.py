@@ -15,7 +15,7 @@ import pytest
 
 from chatting import save_chat_model
 from cli.conftest import run_command
-from draftwise.cli import COMMANDS, Commands, train
+from draftwise.cli import COMMANDS, TRAIN_LAYOUTS, Commands
 from draftwise.nn import LAYOUTS
 from draftwise.settings import DTYPES
 from draftwise.train import LOSSES, LossName
@@ -208,7 +208,7 @@ def covered(lines: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def test_the_words_of_an_option_are_those_of_the_module() -> None:
-    assert train.LAYOUTS == LAYOUTS
+    assert TRAIN_LAYOUTS == LAYOUTS
     assert tuple(LOSSES) == get_args(LossName)
 
 

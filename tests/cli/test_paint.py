@@ -21,13 +21,13 @@ def test_each_piece_has_its_writer_and_half_characters_wait(tmp_path: Path) -> N
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     tokens = tokenizer("aé日b")["input_ids"]  # 1 + 2 + 3 + 1 bytes
-    painter = SourceAttribution(tokenizer)
-    pieces = painter.grow(_round(tokens[:2], "code"), "a")
+    attribution = SourceAttribution(tokenizer)
+    pieces = attribution.grow(_round(tokens[:2], "code"), "a")
     assert pieces == [("a", "code")]
-    pieces += painter.grow(_round(tokens[2:3], "sql"), "aé")
-    pieces += painter.grow(_round(tokens[3:], "lookup"), "aé日b")
+    pieces += attribution.grow(_round(tokens[2:3], "sql"), "aé")
+    pieces += attribution.grow(_round(tokens[3:], "lookup"), "aé日b")
     assert pieces == [("a", "code"), ("é", "sql"), ("日", "lookup"), ("b", "lookup")]
-    assert painter.finish("aé日b") == []
+    assert attribution.finish("aé日b") == []
 
 
 def test_colours_are_told_apart_and_shares_add_up() -> None:

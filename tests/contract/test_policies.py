@@ -285,6 +285,15 @@ def test_a_saved_state_is_a_snapshot(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_state_names_its_fields_itself(name: str) -> None:
+    """Not by private attributes: renaming one would discard what a server has learnt."""
+    policy = make(name)
+    play(name, policy, bernoulli([0.3, 0.5, 0.4, 0.6]), 10)
+    written = json.dumps(policy.state())
+    assert '"_' not in written
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_state_of_something_else_is_refused_whole(name: str) -> None:
     policy = make(name)
     play(name, policy, bernoulli([0.3, 0.5, 0.4, 0.6]), 10)

@@ -11,15 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.controller.kernels import (
+from draftwise.controller import (
     CATCH_UP,
     LONGEST_CONTEXT,
     LONGEST_MATCH,
     MAX_HITS,
     NUM_ORDERS,
     PATIENCE,
+    PROMPT_TAIL,
+    SLICE,
+    Proposals,
+    capacity_for,
 )
-from draftwise.controller.retrieval import PROMPT_TAIL, SLICE, Proposals, capacity_for
 
 FACTOR, SPREAD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 

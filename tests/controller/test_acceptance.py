@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from draftwise.controller import acceptance
-from draftwise.controller.acceptance import (
+from draftwise.controller import (
     AFTER_FOUND,
     AFTER_KIND,
     AFTER_MATCH,
@@ -27,8 +26,10 @@ from draftwise.controller.acceptance import (
     PLAYED_MODEL,
     Slots,
     Tables,
+    learn_acceptance,
     new_slots,
     new_tables,
+    take_proposals,
 )
 
 MOST = 4
@@ -49,7 +50,7 @@ def take(
     found = np.zeros((num, MOST), np.int32)
     found[:, : len(proposal)] = proposal
     of_each = np.ones(num, np.int32)
-    return acceptance.take(
+    return take_proposals(
         np.array(slots), np.full(num, MOST), np.tile(np.array(offer, np.int32), num),
         np.full(num, len(offer)), found, len(proposal) * of_each,
         of_each[:0] if match is None else match * of_each, of_each, of_each, known, tables, True,
@@ -59,7 +60,7 @@ def take(
 
 
 def learn(known: Slots, tables: Tables, emitted: list[int], verified: int | None = None) -> None:
-    acceptance.learn(
+    learn_acceptance(
         np.zeros(1, np.int64), np.array(emitted, np.int32), np.array([len(emitted)]),
         NONE if verified is None else np.array([verified]), known, tables,
     )  # fmt: skip
@@ -197,7 +198,7 @@ def test_learning_recovers_planted_hazards() -> None:
             num = int(right.argmin()) if not right.all() else MOST
             emitted += [1] * num + [2]
             counts.append(num + 1)
-        acceptance.learn(one, np.array(emitted, np.int32), np.array(counts), NONE, known, tables)
+        learn_acceptance(one, np.array(emitted, np.int32), np.array(counts), NONE, known, tables)
         known.facts[:, LAST] = 0
         if num_steps > 3000:  # a request's factor remembers some 100 tokens: its mean is judged
             take(known, tables, slots=one)

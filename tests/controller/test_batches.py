@@ -7,9 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from draftwise.controller.batches import CREDIT, SKIPPED, TOGETHER
-from draftwise.controller.controller import Controller, Limits
-from draftwise.controller.costs import Step
+from draftwise.controller import BATCH_CREDIT, SKIPPED, TOGETHER, Controller, Limits, Step
 
 LENGTH = 96
 
@@ -90,7 +88,7 @@ def test_drafts_end_where_they_shorten_no_batch(batch: Batch) -> None:
     assert len(tries) <= 5
     assert max(j - i for i, j in pairwise(tries)) > 2 * SKIPPED[0], "pauses become longer"
     a_batch_s = max(drafted) * (seconds_of(1) - seconds_of(0))
-    lost_s = CREDIT / 16 * seconds_of(16) + (len(tries) - 1) * a_batch_s
+    lost_s = BATCH_CREDIT / 16 * seconds_of(16) + (len(tries) - 1) * a_batch_s
     assert batch.seconds - batch.plain_s < lost_s
     assert batch.controller.guard.speed == pytest.approx(batch.plain_s / batch.seconds, rel=0.02)
 
@@ -98,7 +96,7 @@ def test_drafts_end_where_they_shorten_no_batch(batch: Batch) -> None:
 def test_the_first_closed_batch_loses_no_more_than_its_credit(batch: Batch) -> None:
     batch.closed(15, 1)
     assert batch.num_drafted
-    assert batch.seconds - batch.plain_s < 1.05 * CREDIT / 16 * seconds_of(16)
+    assert batch.seconds - batch.plain_s < 1.05 * BATCH_CREDIT / 16 * seconds_of(16)
 
 
 def test_without_limits_a_batch_that_may_be_closed_goes_on(batch: Batch) -> None:

@@ -9,22 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.controller.acceptance import (
+from draftwise.controller import (
     AFTER,
     AFTER_FOUND,
     FOUND,
     MODEL,
+    NUM_PRICES,
     OFFERED,
     OWN,
     PLAYED_MATCH,
     PLAYED_MODEL,
     ROOM,
-    Floats,
     Slots,
+    best_length,
+    choose_drafts,
     new_slots,
 )
-from draftwise.controller.acceptance import BRANCHES as PAIR
-from draftwise.controller.choice import NUM_PRICES, best_length, choose
+from draftwise.controller import BRANCHES as PAIR
+from draftwise.types import Floats
 
 LENGTH = 4
 
@@ -81,7 +83,7 @@ def chosen(
     """What ``choose`` promises: worth, tokens, price, chains and second branches."""
     num = len(known.facts)
     drafts, bounds = np.zeros((2, num * LENGTH), np.int32), np.zeros((2, num + 1), np.int64)
-    drafted, expected, price = choose(
+    drafted, expected, price = choose_drafts(
         np.arange(num), known, joint, branches, seconds, rate, drafts, bounds
     )
     written = [

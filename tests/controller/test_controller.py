@@ -12,9 +12,16 @@ from typing import Any
 import pytest
 
 from controller.kinds import interpreted
-from draftwise.controller.controller import Controller, Limits
-from draftwise.controller.costs import Step
-from draftwise.controller.guard import CREDIT, MARGIN, PROBE_SHARE, SHARE, Guard
+from draftwise.controller import (
+    CREDIT,
+    MARGIN,
+    PROBE_SHARE,
+    SHARE,
+    Controller,
+    Guard,
+    Limits,
+    Step,
+)
 
 
 class Engine:

@@ -16,16 +16,22 @@ from hypothesis import strategies as st
 
 from controller.kinds import interpreted
 from controller.plain_index import PlainIndex
-from draftwise.controller import compiled as compilation
-from draftwise.controller import retrieval
-from draftwise.controller.controller import Controller, Limits
-from draftwise.controller.retrieval import Proposals, RetrievalIndex
+from draftwise.controller import (
+    HAS_NUMBA,
+    SLICE,
+    Controller,
+    Limits,
+    Proposals,
+    RetrievalIndex,
+    warm_up,
+)
+from modules import module_of
+
+retrieval = module_of(RetrievalIndex)
 
 KINDS = [
     False,
-    pytest.param(
-        True, marks=pytest.mark.skipif(not compilation.HAS_NUMBA, reason="numba is not installed")
-    ),
+    pytest.param(True, marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")),
 ]
 NUM_SLOTS = 5
 
@@ -309,7 +315,7 @@ class TestWork:
         index.open(0, [*text, 9_000])
         assert proposal(index, 0)["match"] == 0  # the place is not indexed yet
         index.extend([0], [9_001], [1])
-        assert index.work(retrieval.SLICE)
+        assert index.work(SLICE)
         finish(index)
         assert proposal(index, 0)["tokens"][:2] == [9_002, 9_003]
         index.extend([0], [17], [1])
@@ -471,8 +477,7 @@ class TestCompiled:
         assert proposal(index, 0, 2)["tokens"] == [2, 1]
         index.close(0)
         finish(index)
-        from draftwise.controller import kernels
-
+        kernels = retrieval.kernels
         for function in (kernels.extend, kernels.propose, kernels.remember, kernels.index_text):
             assert len(function.signatures) == 1
 
@@ -483,15 +488,15 @@ def test_the_first_controller_warms_up_and_says_so_in_the_engines_log(
 ) -> None:
     calls: list[int] = []
     with (
-        mock.patch.object(compilation, "_warm_ups", [lambda: calls.append(1)]),
+        mock.patch.object(module_of(warm_up), "_warm_ups", [lambda: calls.append(1)]),
         caplog.at_level(logging.INFO),
     ):
         if log.startswith("vllm"):
-            compilation.warm_up(logging.getLogger(log))
+            warm_up(logging.getLogger(log))
         _ = Controller(Limits(4)), Controller(Limits(4))
     assert [record.name for record in caplog.records] == [log]
-    assert ("ready" in caplog.text) == compilation.HAS_NUMBA
-    assert len(calls) == compilation.HAS_NUMBA
+    assert ("ready" in caplog.text) == HAS_NUMBA
+    assert len(calls) == HAS_NUMBA
 
 
 def test_without_numba_nothing_is_compiled() -> None:

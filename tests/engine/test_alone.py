@@ -93,7 +93,7 @@ def test_feedback_that_fails_ends_the_drafts_of_its_request(method: str) -> None
             def __getattr__(self, name: str) -> Any:
                 return raising() if name == method else getattr(sound, name)
 
-        sound, request.revealer = request.revealer, Broken()
+        sound, request.feedback = request.feedback, Broken()
 
     with pytest.warns(UserWarning, match="continues without drafts"):
         spoilt = beside(made, spoil)
@@ -105,7 +105,7 @@ def test_a_reward_that_fails(reward: Any) -> None:
     made = speculator(POOLS["all"], "ucb1")
 
     def spoil(request: Request) -> None:
-        request.revealer._evaluator.reward = reward  # type: ignore[attr-defined]
+        request.feedback._evaluator.reward = reward  # type: ignore[attr-defined]
 
     with pytest.warns(UserWarning, match="continues without drafts"):
         assert beside(made, spoil).tokens == plain_greedy(PROMPTS[3], NUM)

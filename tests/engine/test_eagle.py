@@ -126,11 +126,11 @@ def test_teeth_states_of_a_draft_that_stay_for_the_text(monkeypatch: pytest.Monk
     """A planted bug: accepted tokens keep the slots that were read with the draft's own states."""
     honest = draft_at_the_end([False] * NUM, SAMPLED)
 
-    def settle(self: EagleRunner, context: Context, base: int, agreed: int) -> None:
+    def rollback(self: EagleRunner, context: Context, base: int, agreed: int) -> None:
         if base:  # as if two of the draft's tokens had been accepted
             self._cache.lengths[context.row] = base + 1
 
-    monkeypatch.setattr(EagleRunner, "settle", settle)
+    monkeypatch.setattr(EagleRunner, "rollback", rollback)
     assert not same(draft_at_the_end([True] * NUM, SAMPLED), honest)
 
 

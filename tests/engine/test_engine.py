@@ -169,9 +169,9 @@ def test_a_prompt_that_begins_like_another_text_is_not_read_again(
     second, branch = ask(made, turn, 14), ask(made, [*LONG[:90], 4, 4, 4], 14)
     engine.admit(second)
     run(engine)
-    assert fed[0] < 30, "the turn before is still there"
+    assert fed[0] == 16, "the turn before is still there; the first round reads the last token"
     assert second.tokens == plain_greedy(turn, 14)
-    assert (engine.num_prefix_hits, engine.num_prefix_tokens) == (1, len(turn) - 17)
+    assert engine.num_prefix_hits == 1
     engine.admit(branch)
     run(engine)
     assert branch.tokens == plain_greedy(branch.prompt, 14)
@@ -252,7 +252,7 @@ def test_what_one_rows_callback_raises_ends_that_row_alone() -> None:
 def test_a_rule_that_raises_ends_its_drafts_and_not_its_row() -> None:
     made = speculator(POOLS["good"], "fixed:1", lengths=(3,))
     request = ask(made, PROMPTS[0])
-    for guide in request.guides.values():
+    for guide in request.stop_rules.values():
         guide._guide.should_continue = broken  # type: ignore[attr-defined]
     engine = made.engine()
     engine.admit(request)

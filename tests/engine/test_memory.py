@@ -101,7 +101,7 @@ def test_what_cannot_be_taken_up_is_refused_and_nothing_changes(tmp_path: Path) 
         with pytest.raises(DraftwiseError, match=said):
             reader.memory.load(path)
     path.write_text("{")
-    with pytest.raises(DraftwiseError, match="cannot take up"):
+    with pytest.raises(DraftwiseError, match="cannot load"):
         reader.memory.load(path)
     assert reader.memory.policy is not None
     assert reader.memory.policy.state() == before
@@ -155,7 +155,7 @@ def test_a_memory_that_cannot_be_is_refused(tmp_path: Path) -> None:
     whole = json.loads(path.read_text())
     whole["scopes"]["auto"]["answers"] = [30.0, 0.0]
     path.write_text(json.dumps(whole))
-    with pytest.raises(DraftwiseError, match="cannot take up"):
+    with pytest.raises(DraftwiseError, match="cannot load"):
         spec.memory.load(path)
 
 
@@ -197,7 +197,7 @@ def test_what_is_no_plain_file_is_neither_replaced_nor_renamed(kind: str, tmp_pa
         memory.save(path)
     if kind != "loop":  # which ``exists`` takes for nothing
         with pytest.raises(OSError, match="no plain file"):
-            memory.take_up(path)
+            memory.load_or_set_aside(path)
     assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
     assert [file.name for file in tmp_path.iterdir() if "lock" not in file.name] == [kind]
 
@@ -288,16 +288,16 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {"state.json", ".state.json.lock"}
 
 
-@pytest.mark.parametrize("version", [3, 5, "4", None])
+@pytest.mark.parametrize("version", [4, 6, "5", None])
 def test_a_file_of_another_version_is_set_aside(tmp_path: Path, version: Any) -> None:
     path, memory = tmp_path / "state.json", made("session").memory
     memory.save(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"draftwise": version}))
-    said = memory.take_up(path)
+    said = memory.load_or_set_aside(path)
     assert said is not None
-    assert f"its version is {version}, not 4; it is kept as {path}.unused-" in said
+    assert f"its version is {version}, not 5; it is kept as {path}.unused-" in said
     assert not path.exists()
-    assert memory.take_up(path) is None
+    assert memory.load_or_set_aside(path) is None
 
 
 def test_a_file_of_other_options_is_refused_and_stays(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_file_of_other_options_is_refused_and_stays(tmp_path: Path) -> None:
     with pytest.raises(
         DraftwiseError, match=r"learnt with the policy ucb1:beta=0\.1, not exp3"
     ) as e:
-        made("session", "exp3").memory.take_up(path)
+        made("session", "exp3").memory.load_or_set_aside(path)
     assert not isinstance(e.value, UnusableState)
     assert path.exists()
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from draftwise.controller import StepCosts
 from draftwise.drafters import Context, NeuralSession
 from draftwise.engine import Loop, Round
 from draftwise.policies.goodput import Goodput
@@ -123,7 +124,7 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The guard closes and opens again: drafts follow rounds that no drafter and no policy saw."""
-    monkeypatch.setattr("draftwise.engine.loop.SURE", math.inf)
+    monkeypatch.setattr(loop, "SURE", math.inf)
     made = speculator(pool.split("+"), "goodput", lengths=(1, 4), num_prefixes=0)
     costs = {"eagle": 0.05, "good": 0.05, "lookup": 0.001}
     made._pool.cost_model.costs = lambda rows, num, *_: Costs(np.ones(num), costs)  # type: ignore[method-assign]
@@ -160,7 +161,7 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
 
 def test_far_longer_texts_begin_with_plain_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their price is measured before drafts are judged by it; tokens stay the same."""
-    monkeypatch.setattr("draftwise.controller.costs.FAR_TOKENS", 16)
+    monkeypatch.setattr(module_of(StepCosts), "FAR_TOKENS", 16)
     made = speculator(["good", "lookup"], "goodput", lengths=(1, 4))
     for prompt, num_plain in (([7], 0), (PROMPTS[0] * 8, 2), (PROMPTS[0] * 8, 0)):
         rounds = list(made.start(prompt, max_new_tokens=30))
@@ -172,8 +173,8 @@ def test_far_longer_texts_begin_with_plain_rounds(monkeypatch: pytest.MonkeyPatc
 
 def resting(made: Speculator, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Let the guard open and close at random; count the rounds that only decode, and the others."""
-    monkeypatch.setattr("draftwise.engine.loop.SURE", math.inf)
-    monkeypatch.setattr("draftwise.engine.loop.IDLE_ROUNDS", 0)
+    monkeypatch.setattr(loop, "SURE", math.inf)
+    monkeypatch.setattr(loop, "IDLE_ROUNDS", 0)
     made, rng, seen = cheap(made), np.random.default_rng(0), Counter[str]()
     guard, sound_rests, sound_verify = made._pool.guard, Loop._rests, loop.verify_batch
 

@@ -86,6 +86,11 @@ def history(drafter: SuffixDrafter, outputs: Sequence[Sequence[int]]) -> None:
         said(session, context, output)
 
 
+def num_kept(drafter: SuffixDrafter) -> int:
+    """Tokens of past outputs in the histories, which bound its memory."""
+    return sum(history.num_tokens for history in drafter._histories.values())
+
+
 def common(text: Sequence[int], at: int, ending: Sequence[int]) -> int:
     """How many tokens before ``at`` are the last of ``ending``, up to the longest match."""
     num = 0
@@ -272,7 +277,8 @@ def test_prompts_are_not_shared_and_outputs_are_at_once() -> None:
     for context in contexts:
         context.extend([2, 8, 9][: 3 - 2 * context.row], [2, 8, 9][: 3 - 2 * context.row])
     session.commit(contexts)
-    assert drafter.num_shared_tokens == 4
+    assert chain_of(drafter, context_of([1]), 1) == []
+    assert chain_of(drafter, context_of([2]), 2) == [8, 9]
     contexts[1].extend([8], [8])
     assert chain(session, contexts[1], 1) == [9]  # the other row's, still running
     session.close(0)
@@ -285,7 +291,8 @@ def test_a_request_that_is_met_behind_its_first_round_shares_no_prompt() -> None
     session = opened(drafter, [context])
     context.extend([4, 5], [4, 5])
     session.commit([context])
-    assert drafter.num_shared_tokens == 2
+    assert chain_of(drafter, context_of([3]), 1) == []
+    assert chain_of(drafter, context_of([4]), 2) == [5]
 
 
 def test_tenants_draft_from_their_own_answers_only() -> None:
@@ -306,10 +313,8 @@ def test_tenants_draft_from_their_own_answers_only() -> None:
     assert say("a", [5, 9]) == 1
     assert say("b", [5, 6]) == 0, "another's answers are not seen"
     assert say("b", [5, 5], private=True) == 1, "private requests may look"
-    num = drafter.num_shared_tokens
     assert say("b", [8, 8, 8], private=True) == 0
-    assert drafter.num_shared_tokens == num, "and leave nothing behind"
-    assert say("b", [8, 8]) == 0
+    assert say("b", [8, 8]) == 0, "and leave nothing behind"
     say("c", [5])
     assert say("a", [5, 6]) == 0, "the tenant used least recently was forgotten"
 
@@ -334,9 +339,9 @@ def test_the_history_is_bounded_and_the_oldest_goes_first(max_tokens: int) -> No
     outputs = rng.permutation(np.arange(1000, 2500)).reshape(50, 30).tolist()
     for num, output in enumerate(outputs):
         history(drafter, [output])
-        assert drafter.num_shared_tokens <= max_tokens
+        assert num_kept(drafter) <= max_tokens
         if num == 30 and max_tokens >= 100:
-            assert drafter.num_shared_tokens > max_tokens / 2
+            assert num_kept(drafter) > max_tokens / 2
     known = [chain_of(drafter, context_of(output[:2]), 3) == output[2:5] for output in outputs]
     assert known == sorted(known), "an older output is known while a newer one is forgotten"
     assert known.count(True) == {10: 0, 100: 3, 1000: 33}[max_tokens]
@@ -350,7 +355,7 @@ def test_one_endless_output_is_bounded_and_found_across_its_cuts() -> None:
     endless = np.random.default_rng(0).permutation(np.arange(1, 3001)).tolist()
     for start in range(0, 3000, 50):
         said(session, context, endless[start : start + 50])
-        assert drafter.num_shared_tokens <= 400
+        assert num_kept(drafter) <= 400
     for end in range(2800, 2990):
         context = context_of(endless[end - 3 : end])
         assert chain_of(drafter, context, 1) == [endless[end]], end
@@ -361,7 +366,6 @@ def test_one_endless_output_is_bounded_and_found_across_its_cuts() -> None:
 def test_without_a_history_requests_do_not_know_each_other() -> None:
     drafter = SuffixDrafter("suffix", max_tokens=0)
     history(drafter, [[1, 2, 3]])
-    assert drafter.num_shared_tokens == 0
     assert chain_of(drafter, context_of([1])) == []
 
 
@@ -405,5 +409,6 @@ def test_a_forgetful_twin_has_the_options_and_not_the_history() -> None:
     context.tokens.extend([4, 5])
     session.commit([context])
     twin = drafter.forgetful()
-    assert (drafter.num_shared_tokens, twin.num_shared_tokens) == (2, 0)
+    drafts = [chain_of(each, context_of([4]), 1) for each in (drafter, twin)]
+    assert drafts == [[5], []]
     assert twin.name == "suffix"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from draftwise.engine import Answer, Detokenizer, Ending, painted
+from draftwise.engine import Answer, Detokenizer, Ending, attributed
 from engine.scripted import byte_letters
 
 WORDS = ["▁", "a", "b", "!", "▁hello", "▁world", "▁is", "lo", "�"]
@@ -178,7 +178,7 @@ def test_pieces_by_writer_are_one_decode(kind: str) -> None:
     @given(tokens_of(kind))
     @example(spelled("byte fallback", "你好") if kind == "byte fallback" else [])
     def check(tokens: list[int]) -> None:
-        pieces = painted(made(kind), tokens, [f"drafter {i % 3}" for i in range(len(tokens))])
+        pieces = attributed(made(kind), tokens, [f"drafter {i % 3}" for i in range(len(tokens))])
         assert "".join(piece for piece, _ in pieces) == decoded(kind, tokens)
 
     check()
@@ -190,7 +190,11 @@ def test_each_byte_fallback_character_has_the_writer_of_its_last_byte() -> None:
     world = made(kind).convert_tokens_to_ids("▁world")
     tokens = [*spelled(kind, "你好"), world]
     sources = ["a", "a", "a", "b", "b", "c", "target"]
-    assert painted(made(kind), tokens, sources) == [("你", "a"), ("好", "c"), (" world", "target")]
+    assert attributed(made(kind), tokens, sources) == [
+        ("你", "a"),
+        ("好", "c"),
+        (" world", "target"),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["byte fallback", "byte level"])

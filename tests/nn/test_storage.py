@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from draftwise.nn import RaggedCache, RowKVCache, Span
+from draftwise.nn import RaggedCache, RowKVCache, RowSpan
 
 
-class Shelf:
+class StoragePool:
     """Storage of 8 slots at a time, and a note of all that comes and goes."""
 
     def __init__(self) -> None:
@@ -40,7 +40,9 @@ class Told:
         return lambda *args: self.calls.append((name, *args))
 
 
-def write(cache: RaggedCache, *spans: Span, packed: bool = False, layer: int = 0) -> torch.Tensor:
+def write(
+    cache: RaggedCache, *spans: RowSpan, packed: bool = False, layer: int = 0
+) -> torch.Tensor:
     """Feed spans numbers that tell row and slot; returns the keys that attention reads."""
     cache.place(spans, packed)
     wide = max(span.count for span in spans)
@@ -61,78 +63,78 @@ def test_storage_grows_by_blocks_of_32_tokens_or_an_eighth() -> None:
     cache = RaggedCache(1)
     assert cache.storage(0).num_slots == 0
     for end, slots in ((1, 32), (32, 32), (33, 64), (640, 640), (641, 720)):
-        cache.place([Span(0, end - 1, 1)])
+        cache.place([RowSpan(0, end - 1, 1)])
         assert cache.storage(0).num_slots == slots
     assert RaggedCache(1, 40).capacity == 40
     cache = RaggedCache(1, 40)
-    cache.place([Span(0, 32, 1)])
+    cache.place([RowSpan(0, 32, 1)])
     assert cache.storage(0).num_slots == 40
-    cache.place([Span(0, 39, 1)])
+    cache.place([RowSpan(0, 39, 1)])
     with pytest.raises(ValueError, match="holds 40 tokens a row, and 41 are needed"):
-        cache.place([Span(0, 40, 1)])
+        cache.place([RowSpan(0, 40, 1)])
 
 
 def test_bytes_of_storage_and_states() -> None:
     cache = RaggedCache(2)
     assert (cache.num_bytes, RaggedCache().lengths) == (0, [])
-    write(cache, Span(0, 0, 3), Span(1, 0, 1))
+    write(cache, RowSpan(0, 0, 3), RowSpan(1, 0, 1))
     assert cache.num_bytes == 2 * 2 * 32 * 4  # rows, keys and values, slots, bytes
     cache.states = Told()  # type: ignore[assignment]
     assert cache.num_bytes == 2 * 2 * 32 * 4 + 7
 
 
-def test_a_shelf_is_asked_once_for_a_row_whose_length_is_known() -> None:
-    shelf = Shelf()
-    RaggedCache(2, shelf=shelf)
-    assert shelf.taken == []
-    cache = RaggedCache(2, 16, shelf)
-    assert shelf.taken == [16, 16]
+def test_a_pool_is_asked_once_for_a_row_whose_length_is_known() -> None:
+    pool = StoragePool()
+    RaggedCache(2, pool=pool)
+    assert pool.taken == []
+    cache = RaggedCache(2, 16, pool)
+    assert pool.taken == [16, 16]
     cache.open(3, 5)
-    assert (shelf.taken, cache.lengths) == ([16, 16, 5], [0, 0, 0, 0])
+    assert (pool.taken, cache.lengths) == ([16, 16, 5], [0, 0, 0, 0])
     assert cache.storage(2).num_slots == 0
     before = cache.storage(3)
-    cache.place([Span(3, 0, 8)])
-    assert shelf.taken == [16, 16, 5]
-    cache.place([Span(3, 8, 1)])
-    assert shelf.taken == [16, 16, 5, 9]
-    assert shelf.given == [before]
+    cache.place([RowSpan(3, 0, 8)])
+    assert pool.taken == [16, 16, 5]
+    cache.place([RowSpan(3, 8, 1)])
+    assert pool.taken == [16, 16, 5, 9]
+    assert pool.given == [before]
     now = cache.storage(3)
     cache.close(3)
-    assert shelf.given[1] is now
+    assert pool.given[1] is now
     assert cache.storage(3).num_slots == 0
 
 
 def test_a_copy_takes_storage_only_where_there_is_too_little() -> None:
-    shelf = Shelf()
-    cache = RaggedCache(0, shelf=shelf)
+    pool = StoragePool()
+    cache = RaggedCache(0, pool=pool)
     for row in (0, 1, 2):
         cache.open(row, 8)
-    write(cache, Span(0, 0, 8))
+    write(cache, RowSpan(0, 0, 8))
     cache.lengths[0] = 8
     cache.copy(0, 1, 8)
     cache.copy(0, 2, 5)
-    assert shelf.taken == [8, 8, 8]
+    assert pool.taken == [8, 8, 8]
     assert held(cache, 1) == held(cache, 0) == [float(i) for i in range(8)]
     assert held(cache, 2) == [0.0, 1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0]
     assert cache.lengths == [8, 8, 5]
     cache.open(3)
     cache.copy(0, 3, 8)
-    assert shelf.taken == [8, 8, 8, 8]
+    assert pool.taken == [8, 8, 8, 8]
 
 
 def test_what_grows_keeps_what_is_valid_and_nothing_else() -> None:
     cache = RaggedCache(1)
-    write(cache, Span(0, 0, 32))
+    write(cache, RowSpan(0, 0, 32))
     cache.lengths[0] = 30
-    write(cache, Span(0, 32, 1))
+    write(cache, RowSpan(0, 32, 1))
     assert held(cache, 0)[:34] == [*map(float, range(30)), 0.0, 0.0, 32.0, 0.0]
 
 
 def test_rows_side_by_side_are_followed_by_zeros() -> None:
     cache = RaggedCache(2)
-    found = write(cache, Span(1, 0, 2), Span(0, 0, 4))
+    found = write(cache, RowSpan(1, 0, 2), RowSpan(0, 0, 4))
     assert found[:, 0, :, 0].tolist() == [[100.0, 101.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0]]
-    alone = write(cache, Span(1, 2, 1))
+    alone = write(cache, RowSpan(1, 2, 1))
     assert alone.flatten().tolist() == [100.0, 101.0, 102.0]
     alone[0, 0, 0, 0] = 5.0
     assert held(cache, 1)[0] == 5.0  # a view
@@ -140,7 +142,7 @@ def test_rows_side_by_side_are_followed_by_zeros() -> None:
 
 def test_rows_end_to_end() -> None:
     cache = RaggedCache(3)
-    given = write(cache, Span(2, 0, 3), Span(0, 0, 1), Span(1, 0, 2), packed=True)
+    given = write(cache, RowSpan(2, 0, 3), RowSpan(0, 0, 1), RowSpan(1, 0, 2), packed=True)
     assert given.flatten().tolist() == [200.0, 201.0, 202.0, 0.0, 100.0, 101.0]
     assert [k.flatten().tolist() for k, _ in cache.views(0)] == [
         [200.0, 201.0, 202.0], [0.0], [100.0, 101.0],
@@ -156,15 +158,15 @@ def test_the_library_is_told_where_the_coming_write_begins_and_ends() -> None:
     assert (cache.get_max_cache_shape(), cache.get_max_length()) == (50, 50)
     with pytest.raises(RuntimeError, match="place"):
         cache.update(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1), 0)
-    cache.place([Span(0, 4, 3), Span(1, 9, 1)])
+    cache.place([RowSpan(0, 4, 3), RowSpan(1, 9, 1)])
     assert (cache.get_seq_length(), cache.get_query_offset()) == (9, 9)
     assert cache.get_mask_sizes(6, 0) == (10, 0)
 
 
 def test_a_path_of_a_tree_is_moved_together() -> None:
     cache = RaggedCache(1)
-    write(cache, Span(0, 0, 8))
-    write(cache, Span(0, 0, 8), layer=1)
+    write(cache, RowSpan(0, 0, 8))
+    write(cache, RowSpan(0, 0, 8), layer=1)
     cache.keep_path(0, 3, [0, 1])
     assert (cache.lengths, held(cache, 0)[:8]) == ([5], [*map(float, range(8))])
     cache.keep_path(0, 3, [1, 4])
@@ -180,7 +182,7 @@ def test_states_are_told_of_rows() -> None:
     states = Told()
     cache = RaggedCache(0, states=states)  # type: ignore[arg-type]
     cache.open(0)
-    cache.place([Span(0, 2, 3)], fed=[[5, 6, 7]])
+    cache.place([RowSpan(0, 2, 3)], fed=[[5, 6, 7]])
     cache.settle([0], [4])
     cache.open(1)
     cache.copy(0, 1, 0)
@@ -189,7 +191,7 @@ def test_states_are_told_of_rows() -> None:
         ("open", 0), ("begin", [0], [2], [[5, 6, 7]]), ("settle", 0, 4),
         ("open", 1), ("copy", 0, 1, 0), ("open", 0),
     ]  # fmt: skip
-    cache.place([Span(1, 0, 1)])
+    cache.place([RowSpan(1, 0, 1)])
     assert states.calls[6:] == []
 
 
@@ -213,7 +215,7 @@ def test_rows_and_counts_go_together() -> None:
     cache = RaggedCache(2)
     with pytest.raises(ValueError, match="shorter"):
         cache.settle([0, 1], [3])
-    assert Span(0, 3, 4).end == 7
+    assert RowSpan(0, 3, 4).end == 7
 
 
 def test_a_grown_row_has_the_slots_asked_for_and_what_it_held() -> None:

@@ -9,11 +9,11 @@ import torch
 import transformers as hf
 
 from draftwise import DraftwiseError, Speculator
-from draftwise.nn import load_model, read_again
+from draftwise.nn import load_model, recompute_states
 from models import SMALL, near_copy
 from modules import module_of
 
-feeds = module_of(read_again)
+feeds = module_of(recompute_states)
 
 SWITCH, NEW = 24, 40
 PROMPTS = [[5, 6, 7, 8] * 3, [11, 12, 11], [*range(20, 20 + SWITCH)], [*range(1, 31)]]
@@ -144,6 +144,6 @@ def test_the_self_check_crosses_the_switch(target: Any, monkeypatch: pytest.Monk
         return extend(feed)
 
     assert load_model(target).switch == SWITCH
-    monkeypatch.setattr(feeds, "read_behind", catch_up)
+    monkeypatch.setattr(feeds, "recompute_last", catch_up)
     with pytest.raises(DraftwiseError, match=r"a tiny twin of it: its logits .* are off by"):
         load_model(longrope(switch=200))

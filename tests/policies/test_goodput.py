@@ -94,14 +94,14 @@ def test_a_change_is_believed_sooner_than_the_slow_rate_would() -> None:
 def test_scores_in_pieces_or_at_once_are_the_same() -> None:
     at_once = learn(policy(), evidence(scores=lm([0.9, 0.1, 0.5, 0.7])))
     pieces = learn(policy(), evidence(scores=lm([0.9])), evidence(scores=lm([0.1, 0.5, 0.7])))
-    assert at_once.state()["_rates"]["_table"] == pieces.state()["_rates"]["_table"]
+    assert at_once.state()["rates"]["table"] == pieces.state()["rates"]["table"]
 
 
 def test_retrieval_table_by_hand() -> None:
     """Match lengths 3 and 4 share a bucket (prior 0.6): alphas 1, 1 make (0.995 + 1 + 2.4) /
     (0.995 + 1 + 4); a match of 2 and one of 5 keep their priors. No match says nothing."""
     played = learn(policy(), evidence(scores=lookup([1.0, 0.0, 1.0], [3, 0, 4])))
-    assert played.state()["_tables"]["lookup"]["den"][0] == 0.0
+    assert played.state()["tables"]["lookup"]["den"][0] == 0.0
     learn(played, evidence(matches={"lookup": 2}))
     third = (0.995 + 1 + 2.4) / (0.995 + 1 + 4)
     survival = np.cumprod([0.4, third, third, 0.65])

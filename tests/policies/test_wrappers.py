@@ -61,7 +61,7 @@ def test_copies_take_turns_under_a_constant_delay() -> None:
         if len(waiting) > 2:
             tell(policy, waiting[0].plan, 0.5, waiting[0].round)
             del waiting[0]
-    assert policy.num_copies == 3
+    assert len(policy.state()["copies"]) == 3
     assert made == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
 
 
@@ -74,7 +74,7 @@ def test_copies_feedback_reaches_the_copy_that_made_the_decision() -> None:
     sums = [copy["tally"]["sums"] for copy in policy.state()["copies"]]
     assert sums == [[0.1], [0.9]]
     assert policy.choose().round == 3
-    assert policy.num_copies == 2
+    assert len(policy.state()["copies"]) == 2
 
 
 def test_copies_in_the_token_level_game_keep_all_feedback_of_a_decision_together() -> None:
@@ -89,7 +89,7 @@ def test_copies_in_the_token_level_game_keep_all_feedback_of_a_decision_together
     policy.learn(first, Feedback(np.array([0.9]), np.array([True])))
     counts = [copy["tally"]["counts"] for copy in policy.state()["copies"]]
     assert counts[:2] == [[1.0], [3.0]]
-    assert policy.num_copies == 5
+    assert len(policy.state()["copies"]) == 5
 
 
 def test_copies_give_a_replayed_decision_to_the_first() -> None:

@@ -119,7 +119,7 @@ STATES = {
 def test_state_files_are_read_strictly(text: str, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(text)
     memory = SharedPolicyState("session", make_policy("ucb1", 1), "ucb1", [Plan("small", 2)])
-    with pytest.raises(DraftwiseError, match="cannot take up"):
+    with pytest.raises(DraftwiseError, match="cannot load"):
         memory.load(tmp_path / "state.json")
 
 

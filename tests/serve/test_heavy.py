@@ -16,10 +16,19 @@ from typing import Any
 
 import pytest
 
-from draftwise.serve import MAX_GRAMMAR_CHARS, CompletionRequest, Grammars, json_grammar
-from draftwise.serve import middleware as heavy
+from draftwise.serve import (
+    LARGE_BODY,
+    MAX_GRAMMAR_CHARS,
+    CompletionRequest,
+    Grammars,
+    give_back,
+    json_grammar,
+    make_app,
+    uncollected,
+)
 from draftwise.types import DraftwiseError
 from engine.scripted import VOCAB
+from modules import module_of
 from serve.fake import Fake
 from serve.live import Live, fake_service, serving
 
@@ -62,7 +71,7 @@ def in_thread(live: Live, *asked: Any) -> tuple[threading.Thread, list[int]]:
 def test_a_large_body_is_read_beside_the_event_loop(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = {"prompt": "a" * 400, "max_tokens": 1, "metadata": ["x"] * heavy.LARGE_BODY}
+    body = {"prompt": "a" * 400, "max_tokens": 1, "metadata": ["x"] * LARGE_BODY}
     with held(monkeypatch, CompletionRequest, "model_validate") as reached:
         thread, statuses = in_thread(live, "/v1/completions", body)
         assert reached.wait(20)
@@ -144,7 +153,7 @@ def test_nothing_of_a_request_waits_for_the_collector(
     gc.disable()
     try:
         with monkeypatch.context() as patched:
-            patched.setattr("draftwise.serve.app.json.loads", seen)
+            patched.setattr(module_of(make_app).json, "loads", seen)
             live.ask("/v1/completions", {"prompt": "abc", **fields})
         live.settle()
         until = time.monotonic() + 5
@@ -157,19 +166,19 @@ def test_nothing_of_a_request_waits_for_the_collector(
 
 GIVE_BACK = """
 from pathlib import Path
-from draftwise.serve import middleware as heavy
+from draftwise.serve import give_back
 
 def own_kib():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
-heavy.give_back()
+give_back()
 before = own_kib()
 blocks = [b"x" * (50_000 + index) for index in range(1200)]  # too small for pages of their own
 last = blocks[-1]  # above them on the heap
 blocks.clear()
 kept = own_kib() - before
-heavy.give_back()
+give_back()
 print(kept, own_kib() - before)
 """
 
@@ -186,10 +195,10 @@ def test_freed_pages_are_given_back() -> None:
 
 def test_memory_is_given_back_once_after_many(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
-    monkeypatch.setattr(heavy, "give_back", lambda: given.append(time.monotonic()))
-    monkeypatch.setattr(heavy, "_QUIET_S", 0.3)
+    monkeypatch.setattr(module_of(give_back), "give_back", lambda: given.append(time.monotonic()))
+    monkeypatch.setattr(module_of(give_back), "_QUIET_S", 0.3)
     assert live.complete("abc", max_tokens=1).status == 200
-    body = {"prompt": "a", "metadata": ["x"] * heavy.LARGE_BODY, "max_tokens": 1}
+    body = {"prompt": "a", "metadata": ["x"] * LARGE_BODY, "max_tokens": 1}
     began = time.monotonic()
     for _ in range(3):
         assert live.ask("/v1/completions", body).status == 200
@@ -205,7 +214,7 @@ def test_memory_is_given_back_once_after_many(live: Live, monkeypatch: pytest.Mo
 def test_parsing_leaves_the_collector_as_it_was(was: bool) -> None:
     (gc.enable if was else gc.disable)()
     try:
-        with heavy.uncollected():
+        with uncollected():
             assert not gc.isenabled()
         assert gc.isenabled() is was
     finally:

@@ -17,10 +17,19 @@ from typing import Any
 
 import pytest
 
-from draftwise.serve import MAX_BIASES, MAX_KEYS, MAX_PLANS, ServerSettings, hosts_of, read_calls
+from draftwise.serve import (
+    MAX_BIASES,
+    MAX_KEYS,
+    MAX_PLANS,
+    ServerSettings,
+    Worker,
+    hosts_of,
+    read_calls,
+)
 from draftwise.speculator import Learning, Speculator
 from engine.scripted import byte_tokenizer
 from models import tiny_model
+from modules import module_of
 from serve.fake import Fake
 from serve.live import Live, Said, fake_service, serving
 
@@ -405,7 +414,7 @@ def test_health_tells_of_a_thread_that_has_ended(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_stuck_step_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.serve.worker.LAST_STEP_S", 0.2)
+    monkeypatch.setattr(module_of(Worker), "LAST_STEP_S", 0.2)
     stuck, said = Stuck(), list[Said]()
     with serving(fake_service(stuck.fake)) as live:
         waiting = asking(live, said)

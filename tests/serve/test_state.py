@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from draftwise.serve import StateFile
-from draftwise.types import DraftwiseError
+from draftwise.engine import SharedPolicyState
+from draftwise.registry import make_policy
+from draftwise.serve import StateSaver
+from draftwise.types import DraftwiseError, Plan
 
 EVERY_S = 20.0
 ROUND: Any = object()
@@ -27,11 +29,8 @@ class Learnt:
             raise OSError("no space left on device")
         Path(path).write_text(str(self.number))
 
-    def load(self, path: str | Path) -> None:
-        try:
-            self.number = int(Path(path).read_text("utf-8"))
-        except ValueError as error:
-            raise DraftwiseError(f"cannot take up {path}: {error}") from error
+    def load_or_set_aside(self, path: Path) -> None:
+        self.number = int(path.read_text("utf-8")) if path.exists() else 0
 
 
 class Clock:
@@ -42,9 +41,9 @@ class Clock:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> tuple[StateFile, Learnt, Clock, Path]:
+def made(tmp_path: Path) -> tuple[StateSaver, Learnt, Clock, Path]:
     learnt, clock, path = Learnt(), Clock(), tmp_path / "state.json"
-    return StateFile(learnt, path, EVERY_S, clock), learnt, clock, path
+    return StateSaver(learnt, path, EVERY_S, clock), learnt, clock, path
 
 
 def test_written_while_running_but_not_too_often(made: Any) -> None:
@@ -74,19 +73,32 @@ def test_taken_up_at_the_start(made: Any) -> None:
     assert learnt.number == 7
 
 
+def learnt_by(policy: str) -> SharedPolicyState:
+    plans = [Plan("none", 0), Plan("small", 2)]
+    return SharedPolicyState("session", make_policy(policy, len(plans)), policy, plans)
+
+
 @pytest.mark.parametrize("broken", [b"", b"half a", b"\xff\xfe"])
 def test_a_broken_file_is_set_aside(
-    made: Any, broken: bytes, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, broken: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file, learnt, _, path = made
+    path = tmp_path / "state.json"
     path.write_bytes(broken)
     with caplog.at_level(logging.WARNING):
-        file.load()
-    assert learnt.number == 0
+        StateSaver(learnt_by("ucb1"), path, EVERY_S).load()
     assert not path.exists()
     (aside,) = path.parent.glob("state.json.unused-*")
     assert aside.read_bytes() == broken
     assert "learning starts from scratch" in caplog.text
+
+
+def test_a_file_of_another_policy_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    learnt_by("ucb1").save(path)
+    before = path.read_text()
+    with pytest.raises(DraftwiseError, match="learnt with the policy ucb1, not exp3"):
+        StateSaver(learnt_by("exp3"), path, EVERY_S).load()
+    assert path.read_text() == before
 
 
 def test_a_full_disk_costs_the_file_only(made: Any, caplog: pytest.LogCaptureFixture) -> None:

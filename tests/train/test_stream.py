@@ -11,8 +11,8 @@ import torch
 
 from draftwise.nn import CausalModel
 from draftwise.train import (
-    Ask,
     Filter,
+    SamplingTask,
     continuations,
     make_prompts,
     read_kept,
@@ -28,10 +28,10 @@ END = 7
 
 
 def stream(module: Any, heats: list[float], rows: int, longest: int = 12) -> dict[int, list[int]]:
-    asks = {i: Ask(p, heats[i % len(heats)]) for i, p in enumerate(PROMPTS)}
+    tasks = {i: SamplingTask(p, heats[i % len(heats)]) for i, p in enumerate(PROMPTS)}
     model = CausalModel(module, "tiny")
     return dict(
-        continuations(model, asks, max_new_tokens=longest, eos_token_ids=[END], rows=rows, seed=3)
+        continuations(model, tasks, max_new_tokens=longest, eos_token_ids=[END], rows=rows, seed=3)
     )
 
 
@@ -57,14 +57,14 @@ def test_draws_belong_to_the_ask_and_not_to_its_neighbours() -> None:
 
 
 def test_draws_follow_the_distribution() -> None:
-    """First tokens of many equal asks, against the model's own probabilities; chi-square.
+    """First tokens of many equal tasks, against the model's own probabilities; chi-square.
 
     63 degrees of freedom: above 120 by chance once in about 20,000 seeds.
     """
     module, num = tiny_model("llama"), 6000
-    asks = {i: Ask([1, 2, 3]) for i in range(num)}
+    tasks = {i: SamplingTask([1, 2, 3]) for i in range(num)}
     found = continuations(
-        CausalModel(module, "t"), asks, max_new_tokens=1, eos_token_ids=[], rows=2000, seed=0
+        CausalModel(module, "t"), tasks, max_new_tokens=1, eos_token_ids=[], rows=2000, seed=0
     )
     counts = torch.bincount(torch.tensor([tokens[0] for _, tokens in found]), minlength=64)
     with torch.no_grad():

@@ -26,10 +26,7 @@ from typing import Any
 import numpy as np
 from shared.script import run, show
 
-from draftwise.controller.compiled import warm_up
-from draftwise.controller.controller import Controller, Limits
-from draftwise.controller.costs import Step
-from draftwise.controller.retrieval import RetrievalIndex
+from draftwise.controller import Controller, Limits, RetrievalIndex, Step, warm_up
 
 WARM_UP = 60
 RIGHT = 0.7
@@ -180,8 +177,8 @@ def growth(num: int, length: int, num_steps: int) -> dict[str, Any]:
 
 COMPILE = """
 import time
-import draftwise.controller.controller
-from draftwise.controller.compiled import warm_up
+from draftwise.controller import Controller, warm_up
+Controller
 begin_s = time.process_time()
 wall_s = warm_up()
 print(wall_s, time.process_time() - begin_s)

@@ -154,7 +154,7 @@ class Trial:
         if fault == "policy":
             made.lead(Faulty(made.policy, *rng.choice(POLICY_FAULTS)))  # type: ignore[arg-type]
         elif fault == "feedback":
-            made.revealer = Faulty(made.revealer, "reveal", raising)  # type: ignore[assignment]
+            made.feedback = Faulty(made.feedback, "reveal", raising)  # type: ignore[assignment]
         return made, options, fault
 
     def sampling(self) -> dict[str, Any]:

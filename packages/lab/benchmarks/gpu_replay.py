@@ -31,10 +31,7 @@ from typing import Any
 import numpy as np
 from shared.script import run, show
 
-from draftwise.controller import acceptance, choice
-from draftwise.controller.compiled import warm_up
-from draftwise.controller.controller import Controller, Limits
-from draftwise.controller.costs import Step, StepCosts
+from draftwise.controller import Controller, Limits, Step, StepCosts, acceptance, choice, warm_up
 from draftwise.protocols import Policy
 from draftwise.registry import make_policy
 from draftwise.types import Decision, Feedback

@@ -46,8 +46,9 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/policies/test_acceptance.py", "tests/policies/test_goodput.py",
         "tests/policies/test_mixing.py", "tests/policies/test_experience.py",
     ),
-    "policies/goodput/pricing": (
+    "policies/goodput/policy": (
         "tests/policies/test_pricing.py", "tests/policies/test_goodput.py",
+        "tests/policies/test_looks.py",
     ),
 }  # fmt: skip
 """A module, and the tests that ought to kill its mutants: seconds, all of them."""

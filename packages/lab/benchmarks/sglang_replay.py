@@ -24,7 +24,7 @@ from gpu_replay import Prices
 from shared.script import run, show
 from shared.sglang_wheel import FOLDER, unpacked
 
-from draftwise.controller.compiled import warm_up
+from draftwise.controller import warm_up
 from draftwise.integrations.sglang import CONFIG, SglangSettings, StepsPolicy, read_settings
 
 NUM_REQUESTS = {1: 60, 4: 120, 16: 240, 64: 420, 128: 420}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise import __version__
+from draftwise.files import cpu_name
 
 
 def environment(threads: int, **more: Any) -> dict[str, Any]:
@@ -64,10 +65,3 @@ def _git(folder: Path, *arguments: str) -> str:
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def cpu_name() -> str:
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-        return next(n for n in lines if n.startswith("model name")).partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""What is compared: presets, fixed plans and peers, from what a user types; nothing is loaded here.
+"""Methods to compare: presets, fixed plans and peers, as a user types them; nothing is loaded.
 
 ``plain``, ``PRESET[@LENGTHS]``, ``fixed:DRAFTERxLENGTH[/RULE]``, ``transformers``,
 ``transformers:lookup[xLENGTH]``, ``transformers:DRAFTERxLENGTH[/heuristic|/confidence[=P]]``, and
@@ -57,7 +57,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What groups expand to: the best fixed plans and assistant of a first look."""
+    """The best fixed plans and the assistant of a first look, to which groups expand."""
 
     plans: Sequence[str]
     assistant: str | None

@@ -22,8 +22,6 @@ from draftwise.registry import PRESETS
 from draftwise.types import Bools, Floats
 
 NUM_RESAMPLES = 2000
-Turn = tuple[int, int, list[str]]
-"""Repeat, prompt, and the order in which methods answer it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +92,10 @@ class Timing:
         return Timing(self.names, self.seconds[:, chosen], tokens, self.identical)
 
 
-def turns(names: Sequence[str], num_prompts: int, repeats: int, seed: int = 0) -> Iterator[Turn]:
-    """All prompts, repeated, and the order of the methods, which seed and turn alone decide."""
+def turns(
+    names: Sequence[str], num_prompts: int, repeats: int, seed: int = 0
+) -> Iterator[tuple[int, int, list[str]]]:
+    """Repeat, prompt, and order of the methods, which seed and turn alone decide."""
     for repeat in range(repeats):
         for prompt in range(num_prompts):
             order = list(names)
@@ -253,7 +253,7 @@ def interval(ratio: Mapping[str, Any]) -> str:
 
 
 def cautions(found: Mapping[str, Any]) -> list[str]:
-    """What a reader of ``results.json`` must know; the same on the terminal and in the report."""
+    """Cautions for readers of ``results.json``, also shown on the terminal and in the report."""
     num, said = found["settings"]["num_items_measured"], []
     if not found["is_complete"]:
         said.append("It ended before everything was measured: the same command resumes it.")

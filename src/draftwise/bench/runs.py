@@ -23,7 +23,7 @@ CLOCKS = ("wall", "cpu")
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """What is to be measured.
+    """The measurements that are wanted.
 
     methods: empty = the default ones. domains: empty = all. prompts: of each domain at most, None =
     all. tokens: of each answer at most. clock: ``wall``, or ``cpu`` where others use the machine.
@@ -42,7 +42,7 @@ class BenchSettings:
     setup: Settings = field(default_factory=Settings)
 
     def settings(self, suite: Suite) -> dict[str, Any]:
-        """What two runs must share to be one bench."""
+        """Settings that two runs of the same bench share."""
         models = ("target", "drafters", "compile", "dtype", "device")
         return {
             "suite": self.suite,
@@ -110,7 +110,7 @@ class Run:
         return sum(self.cpu_s if clock == "cpu" else self.seconds)
 
     def scale(self, clock: str) -> float:
-        """What turns the engine's own seconds, which are wall time, into those of a clock."""
+        """The factor from the engine's own seconds, which are wall time, to those of a clock."""
         return self.by_clock(clock) / self.by_clock("wall")
 
 
@@ -127,7 +127,7 @@ class RunStore:
             raise DraftwiseError(f"results cannot go to {folder}: {error.strerror}") from error
 
     def settings(self) -> dict[str, Any] | None:
-        """Those of an earlier run, None where there was none."""
+        """The settings of an earlier run; None if there was none."""
         with self._path.open(encoding="utf-8") as file:
             first = file.readline()
         if not first.strip():

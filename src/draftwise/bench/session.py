@@ -118,7 +118,7 @@ def counts(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def course(rounds: Sequence[Round], plans: Sequence[Plan]) -> dict[str, Any]:
-    """What a policy chose and estimated in each round, and the source of each token.
+    """A policy's choices and estimates by round, and the source of each token.
 
     Plans are grouped into arms: by stop rule, drafter or length, whatever they differ in first.
     values [R][arms]: the best estimate of each arm's plans; played [R]: the arm of each round.

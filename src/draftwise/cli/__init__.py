@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from draftwise.cli.load import alone_in, read_template
     from draftwise.cli.prompts import read_batch
     from draftwise.cli.show import Bars, Wrap, colours, painted, percentages, total
-    from draftwise.cli.train import claim
+    from draftwise.cli.train import LAYOUTS as TRAIN_LAYOUTS, claim
 
 __getattr__, __dir__ = exports(__name__)
 COMMANDS: Mapping[str, tuple[str, str]] = {

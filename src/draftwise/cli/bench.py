@@ -49,7 +49,7 @@ def bench(
         metavar="SUITE",
     ),
     method: list[str] | None = option(None, _METHODS, metavar="M"),
-    is_quick: bool = option(False, "One prompt of each domain, in 5 minutes.", "--quick"),
+    is_quick: bool = option(False, "One prompt of each domain, in 4 minutes.", "--quick"),
     models: o.Models,
     tokens: int | None = option(
         None, "Maximum number of tokens per answer. Default: 128 (quick: 64).",

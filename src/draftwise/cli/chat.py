@@ -239,7 +239,7 @@ _PROBE = {"role": "user", "content": "Hello"}
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """One answer. asked: all messages before it; first_token_s: seconds to the first token."""
 
     asked: Sequence[Message]
@@ -257,7 +257,7 @@ class Conversation:
         self._names = [drafter.name for drafter in speculator.drafters]
         self._console = Output()
         self.messages: list[Message] = list(self._opening)
-        self.turns: list[Turn] = []
+        self.turns: list[ChatTurn] = []
 
     def answer(self, text: str, is_stopped: Callable[[], bool]) -> None:
         """Answer a message; DraftwiseError where the conversation exceeds the model's context."""
@@ -285,7 +285,7 @@ class Conversation:
         self.turns[-1] = self._say(turn.asked, prompt, is_stopped, before)
         self._close()
 
-    def _last(self, purpose: str) -> Turn:
+    def _last(self, purpose: str) -> ChatTurn:
         if not self.turns:
             raise DraftwiseError(f"there is no answer to {purpose} yet")
         return self.turns[-1]
@@ -397,7 +397,7 @@ class Conversation:
     def _say(
         self, asked: Sequence[Message], prompt: Prompt, is_stopped: Callable[[], bool],
         before: Result | None = None,
-    ) -> Turn:  # fmt: skip
+    ) -> ChatTurn:  # fmt: skip
         """Stream an answer; before: its first part, which this continues."""
         from draftwise.engine.attribution import SourceAttribution
         from draftwise.engine.request import Answer, Ending
@@ -408,17 +408,17 @@ class Conversation:
             params = replace(params, seed=params.seed + later)
         start = time.perf_counter()
         generation = speculator.start(prompt, params)
-        painter, pen = SourceAttribution(speculator.tokenizer), Pen(self._names, is_chat=True)
+        attribution, pen = SourceAttribution(speculator.tokenizer), Pen(self._names, is_chat=True)
         # the text is continued, not decoded alone: tokens decode differently at the start of a text
         whole = Answer(Ending(speculator.target.max_positions, stop=stops), speculator.tokenizer)
         if before is not None:
             whole.push(before.tokens)
-            painter.grow(before, before.text)  # it is already on the screen
+            attribution.grow(before, before.text)  # it is already on the screen
         first_token_s = 0.0
         for output in generation.outputs():
             first_token_s = first_token_s or time.perf_counter() - start
             whole.push(output.tokens)
-            pen.write(painter.grow(output, whole.text))
+            pen.write(attribution.grow(output, whole.text))
             if is_stopped() or whole.finish_reason is not None:
                 break
         (result,) = generation.results()
@@ -434,9 +434,9 @@ class Conversation:
                 prompt_tokens=before.prompt_tokens,
                 stats=total([before.stats, result.stats]),
             )
-        pen.write(painter.finish(result.text))
+        pen.write(attribution.finish(result.text))
         pen.end(result.text)
-        return Turn(asked, result, first_token_s)
+        return ChatTurn(asked, result, first_token_s)
 
 
 def _file(command: str, text: str) -> Path:

@@ -170,7 +170,7 @@ class Lane:
 
         self.title, self.generation, self.stats = title, generation, Stats()
         self._outputs, self._text = generation.outputs(), ""
-        self._painter = SourceAttribution(tokenizer)
+        self._attribution = SourceAttribution(tokenizer)
         self.pieces: list[Piece] = []
         self.is_running = True
 
@@ -183,7 +183,7 @@ class Lane:
             self.is_running = False
             return
         self._text += output.text
-        self.pieces += self._painter.grow(output, self._text)
+        self.pieces += self._attribution.grow(output, self._text)
         self.stats = output.stats
 
 

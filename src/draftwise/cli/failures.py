@@ -27,7 +27,7 @@ NOT_WRITTEN = 74
 """Exit code for output that could not be written (EX_IOERR of sysexits.h)."""
 
 VOICE = SimpleNamespace(notes=True, loads=False)
-"""What stderr gets besides warnings and errors; ``options.command`` sets it.
+"""Output on stderr besides warnings and errors; ``options.command`` sets it.
 
 notes: summaries, progress, names of written files. loads: what is being loaded, also without a
 terminal.

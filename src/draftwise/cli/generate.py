@@ -148,12 +148,12 @@ def run_single(job: Job, prompt: Prompt) -> int:
     from draftwise.engine.attribution import SourceAttribution
 
     generation, text = job.start([prompt], 0), ""
-    painter = SourceAttribution(job.speculator.tokenizer)
+    attribution = SourceAttribution(job.speculator.tokenizer)
     pen = Pen([drafter.name for drafter in job.speculator.drafters])
     with graceful() as is_stopped:
         for output, _ in job.outputs(generation, 0, is_stopped):
             text += output.text
-            pieces = painter.grow(output, text)
+            pieces = attribution.grow(output, text)
             if not job.as_json:
                 pen.write(pieces)
     result = generation.results()[0]

@@ -202,7 +202,7 @@ def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
 
         names = {one.name for one in fields(wanted)} - {"state", "threads"}
         speculator = Speculator.from_pretrained(**{name: getattr(wanted, name) for name in names})
-        if wanted.state is not None and (said := speculator.memory.take_up(wanted.state)):
+        if wanted.state is not None and (said := speculator.memory.load_or_set_aside(wanted.state)):
             say(said, style="yellow")
         if chat_template is not None:
             speculator.tokenizer.chat_template = read_template(chat_template)

@@ -52,7 +52,7 @@ def serve(
             state=state,
         )
     with hold(state), listener:
-        speculator = load(replace(settings, state=None))  # the server takes it up itself
+        speculator = load(replace(settings, state=None))  # the server loads it itself
         if not server.keys and server.host not in {"127.0.0.1", "localhost", "::1"}:
             say(f"every client that reaches {server.host} may ask: give --api-key", style="yellow")
         answer(speculator, server, listener)

@@ -63,7 +63,7 @@ def _temperatures(text: str) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswerOptions:
     """How the target's answers, and with ``self`` its prompts, are sampled and kept."""
 
     num_prompts: int = option(1000, "Number of prompts with `--prompts self`.", least=2)
@@ -94,7 +94,7 @@ def encode_all(base: Speculator, prompts: Sequence[Given], room: int) -> list[li
 
 def answer_all(
     base: Speculator, prompts: Sequence[list[int]], temperatures: Sequence[float], file: Path,
-    how: Answers, bars: Bars,
+    how: AnswerOptions, bars: Bars,
 ) -> list[Text]:  # fmt: skip
     """The target's answers, the temperatures in turn; ``file`` keeps them for a resumed run."""
     from draftwise.engine.options import eos_tokens
@@ -119,7 +119,7 @@ def begin(
     return load(hardware.settings(target=target, drafters=[])), given
 
 
-def gather(given: list[Given], base: Speculator, folder: Path, how: Answers) -> list[Given]:
+def gather(given: list[Given], base: Speculator, folder: Path, how: AnswerOptions) -> list[Given]:
     """The given prompts, or if there are none, the model's own, which ``folder`` keeps."""
     if given:
         return given
@@ -131,7 +131,7 @@ def gather(given: list[Given], base: Speculator, folder: Path, how: Answers) -> 
 
 
 def own_prompts(
-    base: Speculator, file: Path, how: Answers, *, longest: int, avoid: Sequence[Path] = ()
+    base: Speculator, file: Path, how: AnswerOptions, *, longest: int, avoid: Sequence[Path] = ()
 ) -> tuple[list[str], str]:
     """Prompts written by the model, and a line that says which share of them was kept."""
     from draftwise.train.prompts import make_prompts, runs_of
@@ -268,7 +268,7 @@ def drafter(
     samples: int = option(1, "Answers per prompt.", least=1),
     learning: DrafterOptions,
     probe_only: bool = option(False, "Stop after the report of --probe."),
-    answers: Answers,
+    answers: AnswerOptions,
     hardware: o.Hardware,
 ) -> None:
     """Train a drafter on the target's own answers.
@@ -418,7 +418,7 @@ def eagle(
     ),
     head: EagleOptions,
     learning: LearningOptions = LEARNING,
-    answers: Answers,
+    answers: AnswerOptions,
     hardware: o.Hardware,
 ) -> None:
     """Train an EAGLE-3 head for a target, and report its acceptance by depth.
@@ -479,8 +479,8 @@ def _example(row: Any, where: str) -> Example:
 
 
 def _as_texts(
-    base: Speculator, examples: Sequence[Example], head: EagleOptions, how: Answers, bars: Bars,
-    folder: Path,
+    base: Speculator, examples: Sequence[Example], head: EagleOptions, how: AnswerOptions,
+    bars: Bars, folder: Path,
 ) -> list[Text]:  # fmt: skip
     """All examples as tokens; the target answers prompts without a completion."""
     from draftwise.engine.options import eos_tokens
@@ -577,7 +577,7 @@ def head(
     temperature: float = option(
         1.0, "Temperature of answers and drafts.", "--temperature", "-t", metavar="T"
     ),
-    answers: Answers,
+    answers: AnswerOptions,
     as_json: bool = o.AS_JSON,
     hardware: o.Hardware,
 ) -> None:
@@ -673,7 +673,7 @@ def make(
             read_text(file)
         base, _ = begin(target, hardware, Path(SELF))
         everything = out.with_name(out.name + ".all")
-        how = Answers(num, rows=rows, seed=seed)
+        how = AnswerOptions(num, rows=rows, seed=seed)
         texts, share = own_prompts(base, everything, how, longest=max_tokens, avoid=avoid or ())
         lines = [json.dumps({"messages": [{"role": "user", "content": text}]}) for text in texts]
         out.write_text("".join(f"{line}\n" for line in lines), "utf-8")

@@ -1,1 +1,30 @@
 """vLLM's controller, and the cost model, guard and acceptance tables that engines share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftwise.lazy import exports
+
+if TYPE_CHECKING:
+    # fmt: off
+    # isort: off
+    from draftwise.controller.acceptance import (
+        AFTER, AFTER_FOUND, AFTER_KIND, AFTER_MATCH, BRANCHES, DISCOUNT, FOUND, GROUP, KIND, LAST,
+        LENGTH, MATCH, MODEL, OFFERED, OWN, PLAYED_MATCH, PLAYED_MODEL, ROOM, Slots, Tables,
+        learn as learn_acceptance, new_slots, new_tables, take as take_proposals,
+    )
+    from draftwise.controller.batches import CREDIT as BATCH_CREDIT, SKIPPED, TOGETHER
+    from draftwise.controller.choice import NUM_PRICES, best_length, choose as choose_drafts
+    from draftwise.controller.compiled import HAS_NUMBA, warm_up
+    from draftwise.controller.controller import Controller, Limits
+    from draftwise.controller.costs import Step, StepCosts
+    from draftwise.controller.guard import CREDIT, MARGIN, PROBE_SHARE, SHARE, Guard
+    from draftwise.controller.kernels import (
+        CATCH_UP, LONGEST_CONTEXT, LONGEST_MATCH, MAX_HITS, NUM_ORDERS, PATIENCE,
+    )
+    from draftwise.controller.retrieval import (
+        PROMPT_TAIL, SLICE, Proposals, RetrievalIndex, capacity_for,
+    )
+
+__getattr__, __dir__ = exports(__name__)

@@ -32,7 +32,7 @@ ANSWER = 256
 
 
 @dataclass
-class Account:
+class BatchAccount:
     """The account of closed batches of one size.
 
     share: the balance, as a share of the largest one. to_skip: batches yet to be decoded without
@@ -70,7 +70,7 @@ class Batches:
         self._is_open = self._has_ended = self._is_limited = False
         self._num_requests = 0
         self._saved_s = self._excess_s = self._plain_s = 0.0
-        self._accounts: dict[int, Account] = defaultdict(Account)
+        self._accounts: dict[int, BatchAccount] = defaultdict(BatchAccount)
 
     def grow(self, num_slots: int) -> None:
         more = np.zeros(num_slots - len(self._goal), np.int64)
@@ -122,7 +122,7 @@ class Batches:
         return self._excess_s
 
     @property
-    def _account(self) -> Account:
+    def _account(self) -> BatchAccount:
         return self._accounts[self._num_requests.bit_length()]
 
     @property

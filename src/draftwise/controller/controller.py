@@ -336,7 +336,7 @@ class Controller:
         return self.guard.allows_drafts and self.batches.step_credit_s > 0
 
     def _margin(self, num: int) -> float:
-        """What drafts must promise, relative to their price; infinite: no drafts."""
+        """Least gain of drafts, relative to their price; infinite: no drafts."""
         return self.guard.margin(num) if self.batches.step_credit_s else math.inf
 
     def _rate(self, which: int, num: int, plain_s: float) -> float:

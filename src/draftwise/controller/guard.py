@@ -24,7 +24,7 @@ SHARE = 0.001
 PROBE_SHARE = 0.0015
 """Share of the time for probes of a model drafter that does not pay at present."""
 MARGIN = 2.0
-"""What drafts must promise, relative to their price, while the account is empty."""
+"""Least gain of drafts, relative to their price, while the account is empty."""
 RECENT = 0.995
 """Discount of the recent speed, for each step."""
 
@@ -93,7 +93,7 @@ class Guard:
         return not self._is_open or self.balance > 0.0
 
     def margin(self, num_requests: int) -> float:
-        """What drafts must promise, relative to their price; infinite: no drafts.
+        """Least gain of drafts, relative to their price; infinite: no drafts.
 
         An empty account may be overdrawn by its largest balance over num_requests, by drafts that
         promise MARGIN times their price. Otherwise a bad start would end drafting for hundreds of

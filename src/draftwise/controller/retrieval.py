@@ -56,7 +56,7 @@ class Proposals:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUsage:
     """Bytes of running texts, of the history, and of answers waiting to enter the history."""
 
     requests: int
@@ -312,10 +312,10 @@ class RetrievalIndex:
         num = self.length(slot)
         return self._blocks[slot][:num].copy()
 
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUsage:
         blocks = sum(block.nbytes for block in (*self._blocks.values(), *self._ahead.values()))
         waiting = sum(text.nbytes for _, text in self._waiting)
-        return Memory(
+        return MemoryUsage(
             blocks + self._table.nbytes, sum(array.nbytes for array in self._ring), waiting
         )
 

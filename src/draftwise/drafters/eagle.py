@@ -172,7 +172,7 @@ class EagleRunner(HiddenStateRunner):
         self._level.update(zip(rows, found, strict=True))
         return list(torch.split(self._head.logits(torch.cat(found)), [len(own) for own in found]))
 
-    def settle(self, context: Context, base: int, agreed: int) -> None:
+    def rollback(self, context: Context, base: int, agreed: int) -> None:
         """Remove the draft's slots, accepted or not."""
         if base:
             self._cache.lengths[context.row] = min(self._cache.lengths[context.row], base - 1)

@@ -197,7 +197,7 @@ class LMRunner(DraftModelRunner):
         found = [logits.last(index, len(tokens)) for index, tokens in enumerate(fed)]
         return [self._shared.spread(own) for own in found]
 
-    def settle(self, context: Context, base: int, agreed: int) -> None:
+    def rollback(self, context: Context, base: int, agreed: int) -> None:
         # the last token of the text was the target's: it is always fed again
         agreed = min(agreed, len(context.tokens) - 1) - self._skipped[context.row]
         agreed = min(self._cache.lengths[context.row], agreed)

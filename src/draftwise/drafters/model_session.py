@@ -166,7 +166,7 @@ class DraftModelRunner(ABC):
         """Feed each row a level of its tree: [n, V] logits each."""
 
     @abstractmethod
-    def settle(self, context: Context, base: int, agreed: int) -> None:
+    def rollback(self, context: Context, base: int, agreed: int) -> None:
         """Roll back to ``agreed`` tokens; base: where the draft began (0 = none)."""
 
 
@@ -289,7 +289,7 @@ class Chain:
 
     @property
     def needs_facts(self) -> bool:
-        """Whether mixer or stop rule need probabilities."""
+        """Whether the mixer or the stop rule needs probabilities."""
         return self.is_mixed or self._guide.needs_probs
 
     def shorten(self, num_slots: int) -> None:
@@ -766,7 +766,7 @@ class NeuralSession:
                     if ours != theirs:
                         break
                     agreed += 1
-            self._reader.settle(context, row.base, agreed)
+            self._reader.rollback(context, row.base, agreed)
             row.base, row.drafted = 0, []
         for context, scores in zip(contexts, judged, strict=False):
             if scores is not None:
@@ -862,7 +862,7 @@ class NeuralSession:
         read = iter((yield [tensor for chain in chains for tensor in grown[chain.context.row]]))
         for chain in chains:
             context = chain.context
-            self._reader.settle(context, len(context.tokens), len(context.tokens))
+            self._reader.rollback(context, len(context.tokens), len(context.tokens))
             tokens, parents = next(read).astype(np.int64), next(read).astype(np.int64)
             tokens, parents = pruned(tokens, parents, context.eos, context.num_allowed)
             trees[context.row] = Draft(tokens, None, [self._name] * len(tokens), parents)

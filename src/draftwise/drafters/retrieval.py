@@ -98,7 +98,7 @@ def tree(
 
 @functools.lru_cache(maxsize=4096)
 def describe(depth: int, length: int, counts: tuple[int, ...]) -> DraftStep:
-    """What a guide sees after a token that was chosen with these counts, its own first.
+    """The step that a stop rule sees after a token with these counts, the token's own first.
 
     >>> describe(1, 5, (3, 1)).margin
     0.5
@@ -240,7 +240,7 @@ class RetrievalSession:
         """Reading the text again is cheap."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> DeviceRead[list[Draft]]:
-        """What followed each row's match most often: a chain up to its guide's stop, or a tree."""
+        """The most frequent continuation of each row's match: a chain up to its stop, or a tree."""
         yield from ()  # needs nothing from the device
         return [
             self._chain(task) if task.tree is None else self._tree(task, task.tree)
@@ -282,7 +282,7 @@ class RetrievalSession:
     def score(
         self, contexts: Sequence[Context], everything: bool
     ) -> DeviceRead[list[Scores | None]]:
-        """What would have been proposed at each new position: free every round."""
+        """Scores of the tokens that retrieval would have proposed; they cost nothing."""
         asks = []
         for context in contexts:
             row = self._row(context)

@@ -243,11 +243,6 @@ class SuffixDrafter:
         """Another of the same options, without a history."""
         return SuffixDrafter(self.name, self._max_tokens, self._num_matches, self._num_tenants)
 
-    @property
-    def num_shared_tokens(self) -> int:
-        """Tokens of past outputs that are kept now, of all tenants."""
-        return sum(history.num_tokens for history in self._histories.values())
-
     def start(self) -> RetrievalSession:
         return RetrievalSession(self.name, self._new_finder)
 

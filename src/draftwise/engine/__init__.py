@@ -9,7 +9,7 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.engine.attribution import SourceAttribution, painted
+    from draftwise.engine.attribution import SourceAttribution, attributed
     from draftwise.engine.costs import LARGEST_PIECE, LEAST_PIECE, MeasuredCostModel, PrefillBudget
     from draftwise.engine.drafting import FEW
     from draftwise.engine.engine import Engine as Engine

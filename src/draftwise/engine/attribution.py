@@ -49,8 +49,8 @@ class SourceAttribution:
         return pieces
 
 
-def painted(tokenizer: Any, tokens: Sequence[int], sources: Sequence[str]) -> list[Piece]:
+def attributed(tokenizer: Any, tokens: Sequence[int], sources: Sequence[str]) -> list[Piece]:
     """The pieces of a finished answer; joined, they equal one decode of its tokens."""
-    painter, whole = SourceAttribution(tokenizer), Detokenizer(tokenizer)
-    painter._read(tokens, sources)
-    return painter.finish(whole.push(tokens) + whole.flush())
+    attribution, whole = SourceAttribution(tokenizer), Detokenizer(tokenizer)
+    attribution._read(tokens, sources)
+    return attribution.finish(whole.push(tokens) + whole.flush())

@@ -491,5 +491,5 @@ def _is_q(q: Any, vocab_size: int) -> bool:
 
 
 def _is_row(found: Any, kinds: str) -> bool:
-    """Whether it is a one-dimensional array whose ``dtype.kind`` is one of these."""
+    """Whether a value is a one-dimensional array whose ``dtype.kind`` is one of ``kinds``."""
     return isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in kinds

@@ -240,7 +240,7 @@ class Engine:
         self._is_open, self._is_stepping, self._was_allowed = True, False, True
         self._dropped: list[int] = []  # by finalizers, which may run during a step
         self._isolated: set[int] = set()  # requests that are prefilled one by one
-        self.num_prefix_hits = self.num_prefix_tokens = 0
+        self.num_prefix_hits = 0
 
     def admit(self, request: Request) -> None:
         """Add a request. Raises DraftwiseError if it can never fit, its id is in use, or the engine
@@ -487,7 +487,6 @@ class Engine:
         self._open_for_drafters(context, row_tokens, source, length)
         if found is not None:
             self.num_prefix_hits += 1
-            self.num_prefix_tokens += length
             if context.features is not None and found.context.features is not None:
                 context.features.begin_like(found.context.features, length)
 

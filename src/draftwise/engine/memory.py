@@ -20,7 +20,7 @@ from draftwise.protocols import Policy, Remembering, RequestMemory
 from draftwise.types import DraftwiseError, Feedback, Plan
 
 AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
-_VERSION = 4
+_VERSION = 5
 _WAIT_S = 10.0  # seconds for which ``save`` waits for another process
 
 
@@ -38,7 +38,7 @@ def check_scope(scope: str) -> str:
 
 
 class SharedPolicyState:
-    """What the requests of a speculator share: one state for each scope.
+    """State that the requests of a speculator share, one for each scope.
 
     shared: the memory from which each request's own policy starts. policy: instead, the policy of
     all requests, if it is not ``protocols.Remembering`` and the scope is ``session`` or
@@ -100,7 +100,7 @@ class SharedPolicyState:
                 raise _unusable(path, why) from error
         self._seen = found["saved"].get(self.scope)
 
-    def take_up(self, path: Path) -> str | None:
+    def load_or_set_aside(self, path: Path) -> str | None:
         """Load a file if it exists; an ``UnusableState`` is renamed, with a warning as the result.
 
         Errors otherwise as ``load``; OSError.
@@ -143,7 +143,7 @@ class SharedPolicyState:
         for key, ours in self._about.items():
             if theirs[key] != ours:
                 raise DraftwiseError(
-                    f"cannot take up {path}: it was learnt with the {key} {theirs[key]}, not "
+                    f"cannot load {path}: it was learnt with the {key} {theirs[key]}, not "
                     f"{ours}; use the options it was made with, or another file"
                 )
         return dict(found)
@@ -187,4 +187,4 @@ def _try_out(policy: Policy, state: Any) -> None:
 
 
 def _unusable(path: str | Path, why: str) -> UnusableState:
-    return UnusableState(f"cannot take up {path}: {why}")
+    return UnusableState(f"cannot load {path}: {why}")

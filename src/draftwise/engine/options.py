@@ -1,4 +1,4 @@
-"""What a request may ask for: prompts and seeds of any form, and its parameters.
+"""Options of a request: prompts and seeds of any form, and its parameters.
 
 Parameters have the same names in Python, on the command line and in HTTP.
 """

@@ -207,7 +207,7 @@ class Answer:
         self.text, self._waiting = self.text + text[:cut], text[cut:]
 
     def _begins_stop(self, text: str) -> bool:
-        """Whether a stop string begins with this text; if so, the first that sorts after it."""
+        """Whether a stop string begins with this text: then the first that sorts after it does."""
         at = bisect_left(self._stops, text)
         return at < len(self._stops) and self._stops[at].startswith(text)
 
@@ -479,7 +479,7 @@ class RequestOutput:
 class Request:
     """One request: prompt, parameters, policy, text so far and statistics.
 
-    plans: the arms of its policy. guides: stop rules by drafter and spec. callbacks: guarded ones.
+    plans: the arms of its policy. stop_rules: by drafter and spec. callbacks: guarded ones.
     scores_prompt: whether drafters are scored on the prompt. num_logprobs: likeliest tokens
     reported per emitted one; None = no log-probabilities. sink: receives its outputs. emitted:
     characters and tokens of these. stops: lengths at which other rules would have stopped, if the
@@ -496,10 +496,10 @@ class Request:
     context: Context
     answer: Answer
     policy: Policy
-    revealer: FeedbackBuilder
+    feedback: FeedbackBuilder
     accept_rng: np.random.Generator
     plans: Sequence[Plan] = ()
-    guides: Mapping[tuple[str, str], StopRule] = field(default_factory=dict)
+    stop_rules: Mapping[tuple[str, str], StopRule] = field(default_factory=dict)
     callbacks: Sequence[GuardedCallback] = ()
     priority: int = 0
     label: str = ""
@@ -598,7 +598,7 @@ class Request:
         return max(0, left if below < 0 else min(left, below))
 
     def guide(self, plan: Plan) -> StopRule:
-        return self.guides[plan.drafter, plan.rule]
+        return self.stop_rules[plan.drafter, plan.rule]
 
     @property
     def mixer(self) -> Mixer | None:
@@ -610,13 +610,13 @@ class Request:
     @property
     def reads_everything(self) -> bool:
         """Whether the feedback ever needs scores of every drafter (panoramic)."""
-        return self._ask(lambda: bool(self.revealer.panoramic), False)
+        return self._ask(lambda: bool(self.feedback.panoramic), False)
 
     @property
     def is_panoramic(self) -> bool:
         """Whether the feedback needs scores of every drafter in this round."""
         number = self.stats.num_rounds + 1
-        return self.reads_everything and self._ask(lambda: number % self.revealer.every == 0, False)
+        return self.reads_everything and self._ask(lambda: number % self.feedback.every == 0, False)
 
     def drafters_to_probe(self, num_rows: int) -> Sequence[str]:
         """Drafters that the policy would probe in this round, within its budget."""
@@ -629,7 +629,7 @@ class Request:
 
     @property
     def can_rest(self) -> bool:
-        """Whether a round may pass without its policy: nothing but a draft that pays is due."""
+        """Whether a round may skip the policy: only a draft that pays would need it."""
         return not self.context.is_drafted or (
             self.is_guarded and self.pending is None and not self.reads_everything
         )
@@ -670,11 +670,11 @@ class Request:
         """The task of a plan, whose drafter's other rules see the draft if they are compared."""
         length = min(plan.length, self.num_draftable, most)
         guide = self.guide(plan)
-        compares = self._ask(lambda: self.revealer.compares_rules, False)
+        compares = self._ask(lambda: self.feedback.compares_rules, False)
         if compares and plan.tree is None and not self.plays_all:
             others = {
                 rule: other
-                for (drafter, rule), other in self.guides.items()
+                for (drafter, rule), other in self.stop_rules.items()
                 if drafter == plan.drafter and rule != plan.rule and other.is_pure
             }
             guide = RuleComparison(guide, others, self.stops) if others else guide
@@ -711,16 +711,16 @@ class Request:
         """Update the stop rule with the verified draft, and the policy with completed feedback."""
         if not self.context.is_drafted:
             return
-        guide = self.guides.get((evidence.plan.drafter, evidence.plan.rule))
+        guide = self.stop_rules.get((evidence.plan.drafter, evidence.plan.rule))
         has_chain = evidence.num_drafted > 0 and evidence.plan.tree is None
         if guide is not None and has_chain and not self.plays_all:
             guide.learn(evidence.num_drafted, evidence.num_accepted)
-        self._ask(lambda: self._teach(self.revealer.reveal(decision, evidence)), None)
+        self._ask(lambda: self._teach(self.feedback.reveal(decision, evidence)), None)
         self.stops, self.num_unseen = {}, 0
 
     def finish(self) -> None:
         """Learn from queued feedback after the request has ended."""
-        self._ask(lambda: self._teach(self.revealer.flush()), None)
+        self._ask(lambda: self._teach(self.feedback.flush()), None)
 
     def _teach(self, due: DueFeedback) -> None:
         for made, feedback in due:

@@ -65,7 +65,7 @@ def mass(dist: Dist, token: int) -> Any:
 
 
 def residual(p: Dist, q: Dist) -> Dist:
-    """What is left of p after a draw from q was rejected: max(p - q, 0), renormalised."""
+    """The residual of p after a draw from q was rejected: max(p - q, 0), renormalised."""
     if isinstance(p, Point):
         return p
     if isinstance(q, Point):
@@ -103,5 +103,5 @@ def ratio(p: Dist, q: Dist, token: int) -> float:
 
 
 def is_broken(dist: Dist) -> bool:
-    """Whether this stands for logits that were not finite (the token -1)."""
+    """Whether a verdict stands for logits that were not finite (the token -1)."""
     return isinstance(dist, int) and dist < 0

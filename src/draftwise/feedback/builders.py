@@ -341,7 +341,7 @@ class Free(Prefix):
     """
 
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
-        """What has become due of earlier rounds, then this one's values and the evidence itself."""
+        """Feedback of earlier rounds that is now due, then that of this round with its evidence."""
         if decision.round == 0 or self._evaluator.reward is None:
             return [(decision, self._evaluator.feedback({}, evidence))]
         self._history.note(evidence)
@@ -457,7 +457,7 @@ class Panoramic:
 
     @property
     def _evaluator(self) -> RewardEvaluator:
-        """That of the next step: acceptance first, if hybrid."""
+        """The evaluator of the next step's reward; if hybrid, of acceptance at first."""
         return self._first if self._num_told < self._hybrid else self._own
 
     def _window(self, step: PendingFeedback) -> int:

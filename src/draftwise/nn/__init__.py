@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     # isort: off
     from draftwise.nn.attention import RAGGED, attend_raggedly
     from draftwise.nn.cache import (
-        BLOCK, UNLIMITED, RaggedCache, RowKVCache, Span, Windows, from_first,
+        BLOCK, UNLIMITED, RaggedCache, RowKVCache, RowSpan, Windows, from_first,
     )  # fmt: skip
     from draftwise.nn.check import check_model
     from draftwise.nn.cpu.compiled import CompiledSteps
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from draftwise.nn.hybrid.states import MOST_STEPS, States
     from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow as shadow_of
     from draftwise.nn.load import load_borrower, load_model, load_tokenizer, save_borrower
-    from draftwise.nn.model import CausalModel, Logits, AttentionInputs, read_again
+    from draftwise.nn.model import CausalModel, Logits, AttentionInputs, recompute_states
     from draftwise.nn.sampling import (
         Occurrences, Shared, SampledSpan, distributions, draw, warped,
     )

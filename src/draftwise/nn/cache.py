@@ -2,7 +2,7 @@
 
 LongRoPE: the library uses the rope table of a forward's last position for all its tokens, and
 ``generate`` recomputes a text that outgrows the first table (Phi-3). So p after n tokens is that of
-one forward over them, and a row whose keys are of the other table is recomputed (``read_turned``).
+one forward over them, and a row whose keys are of the other table is recomputed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from draftwise.nn.cpu.compiled import CompiledSteps
 
 
-def switch_of(module: Any, can_read_again: bool) -> tuple[int, int]:
+def switch_of(module: Any, can_recompute: bool) -> tuple[int, int]:
     """Tokens covered by the first rope table, and the longest supported text; 0 = none.
 
     Model types whose ``generate`` keeps keys of the first table support no text beyond it.
@@ -37,11 +37,11 @@ def switch_of(module: Any, can_read_again: bool) -> tuple[int, int]:
         if (limit := one.get("original_max_position_embeddings") or own)
     ]
     limit = min(limits, default=0)
-    can = limit and can_read_again and _reads_again(module)
+    can = limit and can_recompute and _recomputes(module)
     return (limit, 0) if can else (0, limit)
 
 
-def _reads_again(module: Any) -> bool:
+def _recomputes(module: Any) -> bool:
     """Whether ``generate`` recomputes a text that outgrows the first table."""
     prepare = getattr(module, "prepare_inputs_for_generation", None)
     code = getattr(prepare, "__code__", None)
@@ -136,8 +136,8 @@ class RowKVCache:
         ]
 
 
-Shelf: TypeAlias = "CompiledSteps"
-"""Where rows take storage of fixed sizes, and leave it for others."""
+StoragePool: TypeAlias = "CompiledSteps"
+"""Storage of fixed sizes that rows take and return."""
 
 
 def allocate(like: Tensor, num_slots: int) -> Tensor:
@@ -151,8 +151,8 @@ BLOCK, WINDOW_BLOCK = 32, 8
 SPARE = 32
 """Tokens, or a window where that is less, by which a row can be cut back after what is settled."""
 
-Near = tuple[Sequence[int], Sequence[int]]
-"""Of each row the first slot that layers read that forget, and the end."""
+WindowSlots = tuple[Sequence[int], Sequence[int]]
+"""The first slot of each row that windowed layers read, and the end of each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ UNLIMITED = 1 << 30  # tokens: no limit but memory
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """Where one row's tokens go in a forward: ``count`` slots of ``row`` from ``start`` on."""
 
     row: int
@@ -228,61 +228,61 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
     ``lengths``: valid tokens of each row, 0 of closed ones; no forward attends to what lies after,
     so rollback lowers a number. Storage grows by blocks and is freed when its row is closed
-    (``docs/kv_cache.md``). capacity: maximum tokens of a row. shelf: reusable storage; None =
-    blocks. states: of recurrent layers. longrope: of a rope with two tables. windows: layers that
-    drop old tokens; None = none does.
+    (``docs/kv_cache.md``). capacity: maximum tokens of a row. pool: of storage, or None = blocks.
+    states: of recurrent layers. longrope: of a rope with two tables. windows: layers that drop old
+    tokens, or None.
     """
 
     def __init__(
         self,
         num_rows: int = 0,
         capacity: int = UNLIMITED,
-        shelf: Shelf | None = None,
+        pool: StoragePool | None = None,
         states: States | None = None,
         longrope: LongRopeState | None = None,
         windows: Windows | None = None,
     ) -> None:
         Cache.__init__(self, layers=[])
-        self.capacity, self._shelf = capacity, shelf
+        self.capacity, self._pool = capacity, pool
         self.lengths: list[int] = []
         self.states, self.longrope = states or States(), longrope
         self._storage: list[RowKVCache] = []
         self._empty = RowKVCache()  # the blocks of a row without slots, once they are known
         self._windows, self._recent = windows, list[RowKVCache]()  # of the layers that forget
         self._settled: list[int] = []
-        self._spans: Sequence[Span] = ()
+        self._spans: Sequence[RowSpan] = ()
         self._is_packed = False
         self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for row in range(num_rows):
             self.open(row, None if capacity == UNLIMITED else capacity)
 
     def open(self, row: int, expected: int | None = None) -> None:
-        """Begin an empty row. expected: its final length, for storage from a shelf."""
+        """Begin an empty row. expected: its final length, for storage from the pool."""
         missing = row + 1 - len(self.lengths)
         self.lengths += [0] * missing
         self._settled += [0] * missing
         self._storage += [RowKVCache() for _ in range(missing)]
         self._recent += [RowKVCache() for _ in range(missing)]
-        if self._shelf is not None and expected is not None:
-            self._storage[row] = self._shelf.take(expected)
+        if self._pool is not None and expected is not None:
+            self._storage[row] = self._pool.take(expected)
         self.states.open(row)
         if self.longrope is not None:
             self.longrope.open(row)
 
     def close(self, row: int) -> None:
-        if self._shelf is not None:
-            self._shelf.give(self._storage[row])
+        if self._pool is not None:
+            self._pool.give(self._storage[row])
         self.lengths[row], self._storage[row] = 0, RowKVCache()
         self._settled[row], self._recent[row] = 0, RowKVCache()
         self.states.open(row)
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Let an empty ``row`` begin with the first ``length`` (``reachable``) tokens of a row."""
-        if self._shelf is None:
+        if self._pool is None:
             self._storage[row] = self._storage[source].grown(length, self._num_slots(length))
         else:
             if length > self._storage[row].num_slots:
-                self._storage[row] = self._shelf.take(length)
+                self._storage[row] = self._pool.take(length)
             self._fill(self._storage[row], self._storage[source], length)
         if self._windows is not None:
             recent = self._recent[source]
@@ -293,7 +293,9 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self.longrope.copy(source, row, length)
         self.lengths[row] = self._settled[row] = length
 
-    def place(self, spans: Sequence[Span], packed: bool = False, fed: Sequence[Any] = ()) -> None:
+    def place(
+        self, spans: Sequence[RowSpan], packed: bool = False, fed: Sequence[Any] = ()
+    ) -> None:
         """Set where the next forward writes; raises ValueError if it does not fit.
 
         packed: rows are concatenated, [1, sum of counts], instead of padded, [R, widest]. fed: [R]
@@ -347,12 +349,12 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return self._views[layer_idx]
 
     def storage(self, row: int, layer_idx: int = -1) -> RowKVCache:
-        """What one row has allocated for a layer; -1 = one that keeps everything."""
+        """The storage of one row for a layer; -1 = any layer without a window."""
         forgets = self._windows is not None and layer_idx in self._windows.layers
         return (self._recent if forgets else self._storage)[row]
 
-    def near(self, index: int | None = None) -> Near | None:
-        """What layers that forget read of the rows placed, or of one of them; None = all do all."""
+    def window_slots(self, index: int | None = None) -> WindowSlots | None:
+        """Slots that windowed layers read, of all placed rows or of one; None = no window."""
         if self._windows is None:
             return None
         spans = self._spans if index is None else [self._spans[index]]
@@ -423,17 +425,17 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
     def _grow(self, row: int, num_tokens: int) -> None:
         old = self._storage[row]
-        if self._shelf is None:
+        if self._pool is None:
             old = old if old.keys else self._empty
             new = self._storage[row] = old.grown(self.lengths[row], self._num_slots(num_tokens))
             if new.blocks and not self._empty.blocks:
                 self._empty = new.grown(0, 0)
             return
-        self._storage[row] = self._shelf.take(num_tokens)
+        self._storage[row] = self._pool.take(num_tokens)
         self._fill(self._storage[row], old, self.lengths[row])
-        self._shelf.give(old)
+        self._pool.give(old)
 
-    def _slide(self, windows: Windows, span: Span) -> None:
+    def _slide(self, windows: Windows, span: RowSpan) -> None:
         """Make room for a span in layers with windows; raises ValueError if too much is gone."""
         if not self._is_whole(span.row, span.start):
             raise ValueError(
@@ -444,7 +446,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self._recent[span.row] = windows.slide(recent, settled, span.start, span.end)
 
     def _is_whole(self, row: int, length: int) -> bool:
-        """Whether everything that a token after ``length`` others attends to is kept."""
+        """Whether all slots that a token at position ``length`` attends to are kept."""
         return self._windows is None or self._recent[row].first <= self._windows.first(length)
 
     def _fill(self, new: RowKVCache, old: RowKVCache, length: int) -> None:

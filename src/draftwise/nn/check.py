@@ -205,7 +205,7 @@ class _Trial:
 
 @torch.inference_mode()
 def _grows_trees(model: CausalModel) -> bool:
-    """Whether the logits of a tree of five tokens, two branches of three, are right."""
+    """Whether a tree of five tokens, two branches of three, gets the right logits."""
     text, *fed = _random_tokens(model, 6, torch.Generator().manual_seed(1))
     cache, tree = model.new_cache(num_rows=1, capacity=8), branches([-1, 0, 0, 1, 2], base=1)
     errors = []

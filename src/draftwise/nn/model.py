@@ -17,12 +17,12 @@ from torch import Tensor
 from draftwise.nn.cache import (
     UNLIMITED,
     LongRopeState,
-    Near,
     RaggedCache,
     RowKVCache,
-    Shelf,
-    Span,
+    RowSpan,
+    StoragePool,
     Windows,
+    WindowSlots,
     switch_of,
 )
 from draftwise.nn.cpu.compiled import WIDTHS, CompiledSteps
@@ -77,7 +77,7 @@ Trees = Sequence[Branches | None]  # [R] tree of each row, None = a chain; empty
 class AttentionInputs:
     """Positions and masks of padded rows and of single rows.
 
-    near: slots that windowed layers read (``RaggedCache.near``). trees: [R], or empty.
+    window: as ``RaggedCache.window_slots``. trees: [R], or empty.
     """
 
     def __init__(self, masks: Masks, device: torch.device) -> None:
@@ -85,7 +85,7 @@ class AttentionInputs:
         self._numbers, self._num_numbers = torch.arange(0, device=device), 0
 
     def of_rows(
-        self, spans: Sequence[Span], trees: Trees, near: Near | None
+        self, spans: Sequence[RowSpan], trees: Trees, window: WindowSlots | None
     ) -> tuple[Tensor, Mask]:
         """Positions [R, T] of padded rows, and their mask."""
         counts = [span.count for span in spans]
@@ -93,7 +93,7 @@ class AttentionInputs:
         is_even = min([span.start for span in spans]) == used - width and min(counts) == width
         if trees or not is_even:
             places = ragged_slots([span.start for span in spans], counts)
-            return self.of_places(trees, places, used, near)
+            return self.of_places(trees, places, used, window)
         slots = self._slots(used)
         positions = slots[None, used - width :]
         if len(counts) > 1:
@@ -101,28 +101,30 @@ class AttentionInputs:
         # one token sees everything; from the first on it is plain causal attention
         if self._masks.can_skip and (width == 1 or width == used):
             return positions, None
-        return positions, self._masks.in_order(positions, slots, near)
+        return positions, self._masks.in_order(positions, slots, window)
 
-    def of_row(self, span: Span, tree: Branches | None, near: Near | None) -> tuple[Tensor, Mask]:
+    def of_row(
+        self, span: RowSpan, tree: Branches | None, window: WindowSlots | None
+    ) -> tuple[Tensor, Mask]:
         """Positions [T] of one row, and its mask; None = it attends to all slots."""
         if tree is not None:
             places = ragged_slots([span.start], [span.count])
-            positions, mask = self.of_places([tree], places, span.end, near)
+            positions, mask = self.of_places([tree], places, span.end, window)
             return positions[0], mask
         positions = self._slots(span.end)[span.start :]
         if self._masks.can_skip and (span.count == 1 or not span.start):
             return positions, None
-        return positions, self._masks.in_order(positions[None], self._slots(span.end), near)
+        return positions, self._masks.in_order(positions[None], self._slots(span.end), window)
 
     def of_places(
-        self, trees: Trees, places: Ints, used: int, near: Near | None = None
+        self, trees: Trees, places: Ints, used: int, window: WindowSlots | None = None
     ) -> tuple[Tensor, Mask]:
         """Positions [R, T] of the tokens at slots ``places`` [R, T], and their mask [.., used]."""
         if not trees:
             positions = self.tensor(places)
-            return positions, self._masks.make(positions, self._slots(used), near=near)
+            return positions, self._masks.make(positions, self._slots(used), window=window)
         positions, keys, seen = tree_masks(trees, places, used, self._device)
-        return positions, self._masks.make(positions, keys[:, None, None], seen, near)
+        return positions, self._masks.make(positions, keys[:, None, None], seen, window)
 
     def tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, device=self._device)
@@ -158,15 +160,15 @@ class Caller:
         self.taps = HiddenStateHooks(module, self._view, num_layers)
 
     def new_cache(
-        self, num_rows: int, capacity: int, shelf: Shelf | None, longrope: LongRopeState | None,
-        windows: Windows | None,
+        self, num_rows: int, capacity: int, pool: StoragePool | None,
+        longrope: LongRopeState | None, windows: Windows | None,
     ) -> RaggedCache:  # fmt: skip
         made: type[RaggedCache] = RaggedCache
         if self._config.model_type == "minimax":  # it checks the class
             from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
             made = type("RaggedMiniMaxCache", (RaggedCache, MiniMaxCache), {})
-        return made(num_rows, capacity, shelf, States(self.has_states), longrope, windows)
+        return made(num_rows, capacity, pool, States(self.has_states), longrope, windows)
 
     def __call__(
         self, cache: RaggedCache, tokens: Tensor, positions: Tensor, mask: Mask, **extra: Any
@@ -233,7 +235,7 @@ class ForwardInputs:
 Extend = Callable[[ForwardInputs], Logits]
 
 
-def read_alone(extend: Extend, feed: ForwardInputs) -> Logits:
+def forward_per_row(extend: Extend, feed: ForwardInputs) -> Logits:
     """One forward per row, for models that take one position for all rows."""
     each = zip(feed.rows, feed.tokens, feed.all_trees, strict=True)
     parts = [
@@ -246,15 +248,15 @@ def read_alone(extend: Extend, feed: ForwardInputs) -> Logits:
     return Logits(torch.cat([part.flat for part in parts]), ends, num_fed, hidden)
 
 
-def read_again(extend: Extend, feed: ForwardInputs) -> Logits:
+def recompute_states(extend: Extend, feed: ForwardInputs) -> Logits:
     """Recompute the tokens after each row's last known recurrent state."""
     cache = feed.cache
     again = [cache.states.missing(row, cache.lengths[row]) for row in feed.rows]
-    return read_behind(extend, feed, again)
+    return recompute_last(extend, feed, again)
 
 
-def read_behind(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence[int]]) -> Logits:
-    """Prepend the last tokens ``again`` of each row's cache to the feed, in one forward."""
+def recompute_last(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence[int]]) -> Logits:
+    """Feed the last tokens ``again`` of each row's cache once more before the new ones."""
     if not any(again):
         return extend(feed)
     for row, missed in zip(feed.rows, again, strict=True):
@@ -268,7 +270,7 @@ def read_behind(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence[in
     return replace(found, hidden=hidden)
 
 
-def read_turned(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
+def recompute_longrope(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
     """Use the rope table of each row's last position, and recompute keys of the other table.
     switch: tokens of the first table. Rows of different tables are fed one by one.
     """
@@ -277,7 +279,7 @@ def read_turned(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
     each = list(zip(feed.rows, feed.tokens, feed.all_trees, strict=True))
     needs = [_end(cache.lengths[row], fed, tree) > switch for row, fed, tree in each]
     if len(set(needs)) > 1:
-        return read_alone(partial(read_turned, extend, switch=switch), feed)
+        return forward_per_row(partial(recompute_longrope, extend, switch=switch), feed)
     again, whole = [], []
     for row, fed, tree in each:
         start = cache.lengths[row]
@@ -286,7 +288,7 @@ def read_turned(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
         whole.append(_from_the_first(tree, start) if tree is not None and missed else tree)
         longrope.tokens[row] = [*longrope.tokens[row][:start], *fed]
         longrope.is_long[row] = needs[0]
-    return read_behind(extend, replace(feed, trees=whole if any(whole) else ()), again)
+    return recompute_last(extend, replace(feed, trees=whole if any(whole) else ()), again)
 
 
 def _end(start: int, fed: Fed, tree: Branches | None) -> int:
@@ -324,7 +326,7 @@ class CausalModel:
         self.num_layers = int(config.num_hidden_layers)
         self.hidden_size = int(config.hidden_size)
         self.compiled: CompiledSteps | None = None
-        self.token_bytes = self._near_bytes = 0  # of all layers, and of those with windows
+        self.token_bytes = self._limited_bytes = 0  # of all layers, and of those with windows
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self.num_parameters = sum(p.numel() for p in module.parameters())
         # of a module on several devices the first one with weights, where tokens go in
@@ -374,15 +376,15 @@ class CausalModel:
 
     def measure(self, storage: RowKVCache) -> None:
         """Set ``token_bytes`` from storage that was written."""
-        near = self._masks.windows.layers if self._masks.windows else ()
+        limited = self._masks.windows.layers if self._masks.windows else ()
         each = {n: keys.nbytes + storage.values[n].nbytes for n, keys in storage.keys.items()}
         self.token_bytes = sum(each.values()) // max(1, storage.num_slots)
-        self._near_bytes = sum(each.get(layer, 0) for layer in near) // max(1, storage.num_slots)
+        self._limited_bytes = sum(each.get(n, 0) for n in limited) // max(1, storage.num_slots)
 
     def row_bytes(self, num_tokens: int, num_fed: int) -> int:
         """Bytes of a row with ``num_tokens`` tokens, fed at most ``num_fed`` at once."""
         most = num_tokens if self.windows is None else self.windows.most_slots(num_fed)
-        gone = max(0, num_tokens - most) * self._near_bytes
+        gone = max(0, num_tokens - most) * self._limited_bytes
         return num_tokens * self.token_bytes - gone
 
     def compile(self, widths: Sequence[int] = WIDTHS, backend: Any = "inductor") -> None:
@@ -408,11 +410,13 @@ class CausalModel:
 
     def _read(self, feed: ForwardInputs) -> Logits:
         if self.is_alone and len(feed.rows) > 1:
-            return read_alone(self._read, feed)
-        if self.has_states or self.switch:  # read again from tokens that the host must know
+            return forward_per_row(self._read, feed)
+        if self.has_states or self.switch:  # recomputed from tokens that the host must know
             known = [fed.tolist() if isinstance(fed, Tensor) else fed for fed in feed.tokens]
-            how = read_again if self.has_states else partial(read_turned, switch=self.switch)
-            return how(self._extend, replace(feed, tokens=known))
+            feed = replace(feed, tokens=known)
+            if self.has_states:
+                return recompute_states(self._extend, feed)
+            return recompute_longrope(self._extend, feed, self.switch)
         return self._extend(feed)
 
     def _extend(self, feed: ForwardInputs) -> Logits:
@@ -436,7 +440,7 @@ class CausalModel:
     def _forward(self, feed: ForwardInputs) -> Forward:
         cache = feed.cache
         spans = [
-            Span(row, cache.lengths[row], len(t))
+            RowSpan(row, cache.lengths[row], len(t))
             for row, t in zip(feed.rows, feed.tokens, strict=True)
         ]
         forward = self._packed_forward if self.packs and len(spans) > 1 else self._padded_forward
@@ -445,7 +449,7 @@ class CausalModel:
             cache.lengths[span.row] = span.end
         return output
 
-    def _compiled_forward(self, feed: ForwardInputs, spans: Sequence[Span]) -> Forward | None:
+    def _compiled_forward(self, feed: ForwardInputs, spans: Sequence[RowSpan]) -> Forward | None:
         """One row at a fixed width over all its slots; None if that is not possible."""
         if self.compiled is None or len(spans) > 1:
             return None
@@ -466,12 +470,12 @@ class CausalModel:
         hidden = {tap: [own[0, : span.count]] for tap, own in pairs}
         return logits[0, : span.count], hidden, [span.count]
 
-    def _padded_forward(self, feed: ForwardInputs, spans: Sequence[Span]) -> Forward:
+    def _padded_forward(self, feed: ForwardInputs, spans: Sequence[RowSpan]) -> Forward:
         """Rows [R, T], padded at the end to the longest."""
         counts = [span.count for span in spans]
         width, cache = max(counts), feed.cache
         cache.place(spans, fed=feed.tokens)
-        positions, mask = self._sight.of_rows(spans, feed.trees, cache.near())
+        positions, mask = self._sight.of_rows(spans, feed.trees, cache.window_slots())
         kept = last_places(counts, feed.keep) or [0]
         extra: dict[str, Any] = {}
         if len(kept) < width and self._call.can_keep:
@@ -488,13 +492,14 @@ class CausalModel:
         ends = [row * columns + count for row, count in enumerate(counts)]
         return output.logits.flatten(0, 1), hidden, ends
 
-    def _packed_forward(self, feed: ForwardInputs, spans: Sequence[Span]) -> Forward:
+    def _packed_forward(self, feed: ForwardInputs, spans: Sequence[RowSpan]) -> Forward:
         """Rows concatenated, [1, N], each attending to its own storage."""
         fed = [index for index, span in enumerate(spans) if span.count]
         counts, cache = [span.count for span in spans], feed.cache
         cache.place([spans[index] for index in fed], packed=True)
+        trees = feed.all_trees
         inputs = [
-            self._sight.of_row(spans[i], feed.trees[i] if feed.trees else None, cache.near(place))
+            self._sight.of_row(spans[i], trees[i], cache.window_slots(place))
             for place, i in enumerate(fed)
         ]
         positions, masks = zip(*inputs, strict=True)

@@ -124,7 +124,7 @@ class Dists:
 
     @property
     def are_points(self) -> bool:
-        """Whether all are point masses."""
+        """Whether all distributions are point masses."""
         return not self.probs.shape[0]
 
     def take(self, rows: slice | Sequence[int]) -> Dists:

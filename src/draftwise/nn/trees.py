@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwise.nn.attention import IN_ORDER, RAGGED, packed_mask
-from draftwise.nn.cache import Near, RaggedCache, Windows, from_first
+from draftwise.nn.cache import RaggedCache, Windows, WindowSlots, from_first
 from draftwise.types import Bools, Draft, Ints
 
 
@@ -129,9 +129,9 @@ class Masks:
         self._wanted = wanted - {""}
         self._window = int(getattr(config, "sliding_window", None) or 0)
         self._chunk = int(getattr(config, "attention_chunk_size", None) or 0)
-        near = {at for at, kind in enumerate(layers) if _KINDS.get(kind) in ("sliding", "chunked")}
+        limited = {n for n, kind in enumerate(layers) if _KINDS.get(kind) in ("sliding", "chunked")}
         sizes = (self._window * ("sliding" in wanted), self._chunk * ("chunked" in wanted))
-        self.windows = Windows(frozenset(near), *sizes) if near and any(sizes) else None
+        self.windows = Windows(frozenset(limited), *sizes) if limited and any(sizes) else None
         self.is_packable = config._attn_implementation == RAGGED  # until the self-check says no
         self._additive = config._attn_implementation == "eager"
         self._only = next(iter(self._wanted)) if len(kinds) == 1 and self._wanted else ""
@@ -141,12 +141,13 @@ class Masks:
         self.knows_order = device.type == "cuda" and self.is_packable and self.can_skip
 
     def make(
-        self, queries: Tensor, keys: Tensor, seen: Tensor | None = None, near: Near | None = None
-    ) -> Mask:
+        self, queries: Tensor, keys: Tensor, seen: Tensor | None = None,
+        window: WindowSlots | None = None,
+    ) -> Mask:  # fmt: skip
         """[R or 1, 1, T, used] masks, by kind if layers differ; None = no layer attends.
 
         queries: [R or 1, T] and keys: broadcastable to [R, 1, T, used], positions. seen: [R, T,
-        used] of trees, which positions do not determine. near: slots that windowed layers read.
+        used] of trees, which positions do not determine. window: slots that windowed layers read.
         """
         if not self._wanted:
             return None
@@ -157,18 +158,18 @@ class Masks:
             made[""] = None
         for kind in self._wanted & {"sliding", "chunked"}:
             if kind == "sliding":
-                is_near = keys > queries - self._window
+                is_inside = keys > queries - self._window
             else:
-                is_near = keys // self._chunk == queries // self._chunk
-            seen_near = full & is_near
-            made[kind] = self._as_bias(from_first(seen_near, *near) if near else seen_near)
+                is_inside = keys // self._chunk == queries // self._chunk
+            seen_inside = full & is_inside
+            made[kind] = self._as_bias(from_first(seen_inside, *window) if window else seen_inside)
         if self._only in made and self._only:
             return made[self._only]
         return {kind: made[name] for kind, name in _KINDS.items() if name in made}
 
-    def in_order(self, queries: Tensor, keys: Tensor, near: Near | None = None) -> Mask:
+    def in_order(self, queries: Tensor, keys: Tensor, window: WindowSlots | None = None) -> Mask:
         """As ``make``, for consecutive tokens in the last of the slots [used]."""
-        return IN_ORDER if self.knows_order else self.make(queries, keys, near=near)
+        return IN_ORDER if self.knows_order else self.make(queries, keys, window=window)
 
     def pack(self, rows: Sequence[Mask], counts: Sequence[int], cache: RaggedCache) -> Mask:
         """The masks of single rows (``make``) for a packed forward."""

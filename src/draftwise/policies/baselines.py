@@ -1,4 +1,4 @@
-"""What learning is compared with: policies that do not learn while they run.
+"""Baselines for learning: policies that do not learn while they run.
 
 ``Router`` alone reads a file, once, when it is made.
 """

@@ -53,7 +53,8 @@ def load(owner: object, fields: Fields, state: Mapping[str, Any]) -> None:
             f"this state holds {holds}, but {type(owner).__name__} needs {sorted(pairs)}: "
             "load it into a policy of the same name and options"
         )
-    before = {own: _snapshot(getattr(owner, own)) for own in pairs.values()}
+    held = {own: getattr(owner, own) for own in pairs.values()}
+    before = {own: as_json(old) if _is_written_to(old) else old for own, old in held.items()}
     try:
         for name, own in pairs.items():
             present, value = getattr(owner, own), state[name]
@@ -81,12 +82,8 @@ def _pairs(owner: object, fields: Fields) -> Mapping[str, str]:
 
 
 def _is_written_to(present: Any) -> bool:
-    """Whether loading changes an attribute in place; it replaces arrays and numbers."""
+    """Whether loading changes an attribute in place, and does not replace it."""
     return hasattr(present, "load_state") or isinstance(present, np.random.Generator)
-
-
-def _snapshot(present: Any) -> Any:
-    return as_json(present) if _is_written_to(present) else present
 
 
 def _set(owner: object, own: str, value: Any) -> None:

@@ -27,7 +27,7 @@ class PlayedOnly(Drawn):
 
     @abstractmethod
     def credit(self, value: float) -> float:
-        """What a plan with this value gains or loses."""
+        """The gain or loss of a plan with this value."""
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         values, seen = check_feedback(decision, feedback, self._num_plans)

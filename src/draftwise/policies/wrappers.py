@@ -250,10 +250,6 @@ class Copies:
         self._maker: dict[int, int] = {}
         self._copies = [self._new()]
 
-    @property
-    def num_copies(self) -> int:
-        return len(self._copies)
-
     def choose(self) -> Decision:
         index = self._idle()
         if index == len(self._copies):

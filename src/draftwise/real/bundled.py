@@ -8,12 +8,12 @@ from draftwise.install import find_weights
 
 _WEIGHTS = find_weights(Path(__file__).parent / "weights", "real")
 RETRIEVAL = ("lookup", "suffix")
-"""What every pretrained target drafts with; it costs nothing to have."""
+"""Drafters of every pretrained target: they have no weights."""
 
 
 def drafter_specs(target: str) -> list[str]:
-    """What a pretrained target gets when no drafters are named: retrieval, and its head, whose
-    first token is accepted more often than the layer's in every category of Spec-Bench
+    """The default drafters of a pretrained target: retrieval, and its head, whose first
+    token is accepted more often than the layer's in every category of Spec-Bench
     (docs/real_models.md).
     """
     heads = (

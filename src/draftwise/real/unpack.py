@@ -99,7 +99,7 @@ PRETRAINED: Mapping[str, Pretrained] = MappingProxyType(
 CACHE_VARIABLE = "DRAFTWISE_CACHE"
 """Names a folder in place of the platform's cache folder."""
 RECORD = "draftwise.json"
-"""What a folder was made from, its licence, and the hash of its weights; written last."""
+"""Source, licence and hash of the weights of a folder; written last."""
 
 Say = Callable[[str], None]
 

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from draftwise.serve.app import PAGE, Service, make_app
     from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
     from draftwise.serve.metrics import History, Metrics
+    from draftwise.serve.middleware import LARGE_BODY, give_back, uncollected
     from draftwise.serve.parse import (
         Codec, RequestParser, ToolText, calls_schema, check_name, read_calls,
     )
     from draftwise.serve.responses import EventStream
-    from draftwise.serve.run import Server, StateFile, make_service
+    from draftwise.serve.run import Server, StateSaver, make_service
     from draftwise.serve.schemas import (
         MAX_BIASES, MAX_GRAMMAR_CHARS, MAX_KEYS, MAX_PLANS, ChatRequest, CompletionRequest,
         NamedTool, ResponseFormat, StructuredOutputs, Tool,

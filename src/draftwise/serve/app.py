@@ -41,7 +41,7 @@ _TOO_DEEP = "the request is nested too deeply"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What routes share. models: served names; the first is the canonical one."""
+    """Everything that routes share. models: served names; the first is the canonical one."""
 
     worker: Worker
     parser: RequestParser
@@ -168,7 +168,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        """Of draftwise."""
+        """The version of draftwise."""
         return {"version": __version__}
 
     @app.get("/metrics")
@@ -189,7 +189,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
 
 
 def _takes(body: type[BaseModel]) -> dict[str, Any]:
-    """What the API's schema says of a route's body, which ``_read`` reads."""
+    """The schema of a route's body, which ``_read`` reads."""
     schema = {"$ref": f"#/components/schemas/{body.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

@@ -75,7 +75,7 @@ class Reply:
         self.id, self._created = f"{self.kind}-{uuid.uuid4().hex}", int(time.time())
         self.num_prompt_tokens = sum(len(ask.prompt) for ask in requests[:: body.n])
         self.outputs = [RequestOutput() for _ in requests]
-        self._painters = [
+        self._attributions = [
             SourceAttribution(self._codec.tokenizer) for _ in requests if body.draftwise.pieces
         ]
 
@@ -137,9 +137,9 @@ class Reply:
 
     def _pieces(self, index: int, part: RequestOutput) -> dict[str, Any]:
         """The drafter of each piece of text, if requested."""
-        if not self._painters:
+        if not self._attributions:
             return {}
-        pieces = self._painters[index].grow(part, self.outputs[index].text)
+        pieces = self._attributions[index].grow(part, self.outputs[index].text)
         return {"draftwise": {"pieces": pieces}}
 
 
@@ -284,8 +284,8 @@ class AnswerStreams:
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._lock, self._filled = threading.Lock(), asyncio.Event()
         self._unread: dict[int, RequestOutput] = {}
-        sinks = [partial(self._put, index) for index in range(len(requests))]
-        self._open = dict(enumerate(worker.submit(requests, sinks)))
+        callbacks = [partial(self._put, index) for index in range(len(requests))]
+        self._open = dict(enumerate(worker.submit(requests, callbacks)))
 
     async def parts(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(choice, delta) until all answers are complete. Errors: Refused if one of them failed."""

@@ -19,7 +19,6 @@ from draftwise.engine.engine import Engine
 from draftwise.engine.memory import SharedPolicyState
 from draftwise.engine.options import eos_tokens
 from draftwise.engine.records import Round, TraceWriter
-from draftwise.files import set_aside
 from draftwise.serve.app import Service, make_app
 from draftwise.serve.constraint import Grammars
 from draftwise.serve.metrics import History, Metrics
@@ -27,7 +26,6 @@ from draftwise.serve.parse import Codec, RequestParser
 from draftwise.serve.settings import ServerSettings, listen
 from draftwise.serve.worker import LAST_STEP_S, Observer, Worker
 from draftwise.speculator import Speculator
-from draftwise.types import DraftwiseError
 
 _LOG = logging.getLogger(__name__)
 _LAST_WORDS_S = 5
@@ -47,7 +45,7 @@ class _Traces(Observer):
             self._writer.write(round_)
 
 
-class StateFile(Observer):
+class StateSaver(Observer):
     """Persists the learnt state in a file; a failing disk never fails a request.
 
     every_s: seconds between two writes while requests run, so the most that a crash loses. Called
@@ -63,14 +61,12 @@ class StateFile(Observer):
         self._written_s, self._is_dirty = clock(), False
 
     def load(self) -> None:
-        """Load the file if it exists; an unusable one is set aside, with a log message."""
-        if not self._path.exists():
-            return
-        try:
-            self._memory.load(self._path)
-        except (DraftwiseError, OSError) as error:
-            kept = set_aside(self._path)
-            _LOG.warning("%s; it is kept as %s, and learning starts from scratch", error, kept)
+        """Load the file if it exists; a damaged one is renamed, with a log message.
+
+        Errors: DraftwiseError for a file of another policy or other plans; OSError.
+        """
+        if warning := self._memory.load_or_set_aside(self._path):
+            _LOG.warning(warning)
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
         self._is_dirty = self._is_dirty or bool(rounds)
@@ -95,7 +91,7 @@ class StateFile(Observer):
 
 
 def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
-    """The service without its network. Errors: DraftwiseError if the target is not supported."""
+    """The service without its network. Errors: DraftwiseError for an unsuitable target or state."""
     target, tokenizer = speculator.target, speculator.tokenizer
     codec = Codec(tokenizer, target.vocab_size, target.max_positions, settings.chat_template)
     eos = frozenset(eos_tokens(target, tokenizer))
@@ -105,7 +101,7 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
     observers: list[Observer] = [metrics, history]
     learning: dict[str, Any] = {}
     if settings.state is not None:
-        state = StateFile(speculator.memory, settings.state, settings.state_every_s)
+        state = StateSaver(speculator.memory, settings.state, settings.state_every_s)
         state.load()
         observers.append(state)
         learning = {"housekeeping": state.write_if_due, "at_end": state.write}

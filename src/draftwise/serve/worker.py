@@ -25,7 +25,7 @@ class GenerationRequest:
     deadline_s: float | None = None
 
 
-Sink = Callable[[RequestOutput], None]
+OutputCallback = Callable[[RequestOutput], None]
 """Receives the deltas of an answer; called in the engine's thread, must not block."""
 
 
@@ -50,7 +50,7 @@ class RequestHandle:
     """
 
     ask: GenerationRequest
-    sink: Sink
+    callback: OutputCallback
     came_s: float
     last_s: float
     request: Request | None = None
@@ -126,7 +126,7 @@ class Worker:
         return self._thread.is_alive()
 
     def submit(
-        self, requests: Sequence[GenerationRequest], sinks: Sequence[Sink]
+        self, requests: Sequence[GenerationRequest], callbacks: Sequence[OutputCallback]
     ) -> list[RequestHandle]:
         """Take all of these requests, or none. Errors: Busy, Closing."""
         with self._condition:
@@ -136,8 +136,8 @@ class Worker:
                 raise Busy(max(1, round(self._mean_s)))
             now = self._clock()
             handles = [
-                RequestHandle(ask, sink, came_s=now, last_s=now)
-                for ask, sink in zip(requests, sinks, strict=True)
+                RequestHandle(ask, callback, came_s=now, last_s=now)
+                for ask, callback in zip(requests, callbacks, strict=True)
             ]
             self.num_open += len(handles)
             self._new += handles
@@ -174,7 +174,7 @@ class Worker:
             self._is_given_up = True
             _LOG.error("the engine's thread is stuck in a step: its requests end without it")
             for handle in [*self._handles, *self._new]:
-                handle.sink(RequestOutput(finish_reason="cancelled", error=_GOING_DOWN))
+                handle.callback(RequestOutput(finish_reason="cancelled", error=_GOING_DOWN))
         return is_done
 
     def turn(self) -> None:
@@ -265,7 +265,7 @@ class Worker:
                     observer.saw_part(num, now - handle.last_s, is_first)
                 handle.last_s, handle.num_tokens = now, handle.num_tokens + num
             if part.finish_reason is None:
-                handle.sink(part)
+                handle.callback(part)
             else:
                 self._end(handle, part)
 
@@ -287,4 +287,4 @@ class Worker:
         with self._condition:
             self.num_open -= 1
             self._condition.notify_all()
-        handle.sink(part)
+        handle.callback(part)

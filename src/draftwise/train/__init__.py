@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise.train.adapt import DrafterAdapter
-    from draftwise.train.answers import Ask, answers as sample_answers, continuations, read_kept
+    from draftwise.train.answers import SamplingTask, continuations, read_kept
+    from draftwise.train.answers import answers as sample_answers
     from draftwise.train.data import (
         Text, answer_logits, groups, halved, observe, observed_batches, pad,
     )

@@ -19,7 +19,7 @@ from draftwise.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SamplingTask:
     """A prompt of at least one token, and its temperature; 0 is greedy."""
 
     prompt: Sequence[int]
@@ -38,7 +38,7 @@ class _AnswerRow:
 @torch.inference_mode()
 def continuations(
     model: CausalModel,
-    asks: Mapping[int, Ask],
+    tasks: Mapping[int, SamplingTask],
     *,
     max_new_tokens: int,
     eos_token_ids: Sequence[int],
@@ -52,10 +52,10 @@ def continuations(
     and its index, so its answer does not depend on its neighbours except through rounding. Errors:
     ValueError for a prompt that leaves no room within the model's positions.
     """
-    longest = max((len(ask.prompt) for ask in asks.values()), default=1)
+    longest = max((len(task.prompt) for task in tasks.values()), default=1)
     if longest + max_new_tokens > model.max_positions:
         raise ValueError(f"prompts of {longest} tokens leave no room for {max_new_tokens} more")
-    waiting = list(asks.items())[::-1]
+    waiting = list(tasks.items())[::-1]
     rows = min(rows, len(waiting))
     cache = model.new_cache(rows, longest + max_new_tokens)
     running: dict[int, _AnswerRow] = {}
@@ -64,10 +64,10 @@ def continuations(
         if waiting and 8 * len(free) >= min(rows, 8 * len(waiting)):
             places = free[: len(waiting)]
             for place in places:
-                index, ask = waiting.pop()
+                index, task = waiting.pop()
                 draws = torch.Generator().manual_seed(seed * 1_000_003 + index)
-                span = SampledSpan(SamplingParams(ask.temperature), 1)
-                running[place] = _AnswerRow(index, ask.prompt, span, draws)
+                span = SampledSpan(SamplingParams(task.temperature), 1)
+                running[place] = _AnswerRow(index, task.prompt, span, draws)
                 cache.lengths[place] = 0
         else:
             places = sorted(running)
@@ -111,10 +111,10 @@ def answers(
     """
     found = dict(read_kept(path))
     every = enumerate(zip(prompts, temperatures, strict=True))
-    asks = {index: Ask(*pair) for index, pair in every if index not in found}
+    tasks = {index: SamplingTask(*pair) for index, pair in every if index not in found}
     path.parent.mkdir(parents=True, exist_ok=True)
     said = continuations(
-        CausalModel(target, "target"), asks, max_new_tokens=max_new_tokens,
+        CausalModel(target, "target"), tasks, max_new_tokens=max_new_tokens,
         eos_token_ids=[eos_token_id], rows=rows, seed=seed,
     )  # fmt: skip
     with path.open("a", encoding="utf-8", buffering=1) as file:

@@ -24,7 +24,7 @@ DECAY = 0.8
 LOGITS_AT_ONCE = 1 << 27
 """Half a gigabyte, where acceptance is measured: a text of Gemma 3 has 262,144 a token."""
 QUIET = 0.3
-"""Of the target's last norm, at the start: the deepest state says what came, not what comes, so a
+"""Initial share of the target's last norm: the deepest state says what came, not what comes, so a
 new head as loud as its target is wrong with confidence (16 nats a token where 7.6 are enough)."""
 
 

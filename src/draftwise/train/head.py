@@ -20,7 +20,7 @@ from draftwise.install import hint
 from draftwise.nn.heads.files import read_settings, read_weights
 from draftwise.nn.heads.parallel import ResBlock
 from draftwise.nn.model import CausalModel
-from draftwise.train.answers import Ask, continuations
+from draftwise.train.answers import SamplingTask, continuations
 from draftwise.train.data import Text, answer_hidden, answer_logits, groups, pad
 from draftwise.train.loop import Loss, Progress, TrainingSettings, fit
 from draftwise.train.options import HeadOptions as HeadOptions
@@ -267,9 +267,9 @@ def draft_chains(
     model = CausalModel(drafter, "drafter")
     room = model.max_positions - length
     prefixes = [t.tokens[: min(room, int(rng.integers(t.start, len(t.tokens))))] for t in picks]
-    asks = {i: Ask(prefix, setting.temperature) for i, prefix in enumerate(prefixes)}
+    tasks = {i: SamplingTask(prefix, setting.temperature) for i, prefix in enumerate(prefixes)}
     drafts = continuations(
-        model, asks, max_new_tokens=length, eos_token_ids=(), rows=num_chains, seed=setting.seed
+        model, tasks, max_new_tokens=length, eos_token_ids=(), rows=num_chains, seed=setting.seed
     )
     chains = [Text((*prefixes[i], *drawn), len(prefixes[i])) for i, drawn in sorted(drafts)]
     hidden = torch.zeros(num_chains, length, drafter.config.get_text_config().hidden_size)

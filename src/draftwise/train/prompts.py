@@ -15,7 +15,7 @@ from typing import Any
 from draftwise.files import numbered_lines
 from draftwise.install import hint
 from draftwise.nn.model import CausalModel
-from draftwise.train.answers import Ask, continuations, read_kept
+from draftwise.train.answers import SamplingTask, continuations, read_kept
 from draftwise.types import DraftwiseError
 
 RUN = 10
@@ -139,9 +139,9 @@ def sample_prompts(
     """
     around = [user_prefix(tokenizer, topic) for topic in TOPICS]
     ends = {token for _, end in around for token in end}
-    asks = {i: Ask(around[i % len(TOPICS)][0]) for i in range(first, first + num)}
+    tasks = {i: SamplingTask(around[i % len(TOPICS)][0]) for i in range(first, first + num)}
     found = continuations(
-        model, asks, max_new_tokens=longest, eos_token_ids=sorted(ends), rows=rows, seed=seed
+        model, tasks, max_new_tokens=longest, eos_token_ids=sorted(ends), rows=rows, seed=seed
     )
     for index, tokens in found:
         is_whole = tokens[-1] in ends

@@ -1,4 +1,4 @@
-"""Whether a drafter pays: measured seconds of drafter and target, and the expected speed-up."""
+"""Does a drafter pay? Measured seconds of drafter and target, and the expected speed-up."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def prompts() -> dict[str, list[str]]:
 
 
 def manifest() -> dict[str, Any]:
-    """What the build wrote down about itself.
+    """The record of the build.
 
     Keys: `domains`, `drafters`, `eagles`, `acceptance` (drafter -> domain -> alpha at temperature
     1), `acceptance_by_depth` (head -> domain -> alpha of a draft's first, second, ... token),

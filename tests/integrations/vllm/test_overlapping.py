@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.controller.controller import Controller, Limits
-from draftwise.controller.costs import Step
+from draftwise.controller import Controller, Limits, Step
 from draftwise.integrations.vllm.adapter import Adapter
 from integrations.vllm.fakes import params
 

@@ -15,7 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from draftwise import zoo
 from draftwise.nn import CausalModel, load_head
-from draftwise.train import Ask, Text, acceptance_by_depth, continuations, measure_acceptance
+from draftwise.train import (
+    SamplingTask,
+    Text,
+    acceptance_by_depth,
+    continuations,
+    measure_acceptance,
+)
 from draftwise_lab.zoo import SHARES, encode_prompt, load_tokenizer
 
 HERE = Path(__file__).parent
@@ -40,7 +46,7 @@ def answers(target: PreTrainedModel, prompts: list[str], heat: float, length: in
     given = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     new = continuations(
         CausalModel(target, "target"),
-        {i: Ask(prompt, heat) for i, prompt in enumerate(given)},
+        {i: SamplingTask(prompt, heat) for i, prompt in enumerate(given)},
         max_new_tokens=length,
         eos_token_ids=[tokenizer.eos_token_id],
         rows=len(given),

@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM
 from draftwise.nn import CausalModel
 from draftwise.train import (
     LOSSES,
-    Ask,
     DrafterOptions,
+    SamplingTask,
     Text,
     TrainingSettings,
     continuations,
@@ -51,9 +51,14 @@ def target() -> LlamaForCausalLM:
 @pytest.fixture(scope="module")
 def texts(target: LlamaForCausalLM) -> list[Text]:
     prompts = [[1, 3 + i % 40] for i in range(48)]
-    asks = {i: Ask(prompt) for i, prompt in enumerate(prompts)}
+    tasks = {i: SamplingTask(prompt) for i, prompt in enumerate(prompts)}
     new = continuations(
-        CausalModel(target, "target"), asks, max_new_tokens=24, eos_token_ids=[EOS], rows=48, seed=0
+        CausalModel(target, "target"),
+        tasks,
+        max_new_tokens=24,
+        eos_token_ids=[EOS],
+        rows=48,
+        seed=0,
     )
     return [Text((*prompts[i], *answer), len(prompts[i])) for i, answer in new]
 

@@ -10,7 +10,7 @@ from typing import Any
 from draftwise.bench import DEFAULT, TRACE, Run, Suite
 from draftwise.bench.results import cautions, extent, interval
 from draftwise.colours import drafter_colours
-from draftwise.engine.attribution import painted
+from draftwise.engine.attribution import attributed
 from draftwise.engine.request import TARGET
 from draftwise.types import NONE
 from draftwise_lab.bench import charts
@@ -98,7 +98,7 @@ def _answer(run: Run, suite: Suite, tokenizer: Any, colours: Mapping[str, str]) 
     asked = "\n".join(["..."] * (len(lines) > _PROMPT_LINES) + lines[-_PROMPT_LINES:])
     tokens = [token for ids in run.tokens for token in ids]
     pieces = []
-    for piece, source in painted(tokenizer, tokens, _sources(run)):
+    for piece, source in attributed(tokenizer, tokens, _sources(run)):
         text = escape(piece)
         if source in colours:
             tint = f"{colours[source]}{_TINT}"

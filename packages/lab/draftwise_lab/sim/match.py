@@ -167,17 +167,17 @@ def play(
     reward = None
     if not isinstance(policy, PricingPlans):  # otherwise the evidence contains everything
         reward = registry.make_reward(contestant.reward)
-    revealer = registry.make_feedback(contestant.feedback, plans=plans, reward=reward)
+    builder = registry.make_feedback(contestant.feedback, plans=plans, reward=reward)
     request = SimulatedRequest(text, plans, costs, guides_of(plans))
     told_s = 0.0  # seconds reported so far; the first row includes the prompt's
     if contestant.feedback.partition(":")[0] in {"free", "panoramic"}:
-        for evidence in score_prompts(request, policy, everyone=revealer.panoramic):
-            for made, feedback in revealer.reveal(Decision(0, 1.0, 0), evidence):
+        for evidence in score_prompts(request, policy, everyone=builder.panoramic):
+            for made, feedback in builder.reveal(Decision(0, 1.0, 0), evidence):
                 policy.learn(made, feedback)
     while not request.is_done:
         decision = policy.choose()
         position = request.position
-        everyone = revealer.panoramic and (request.num_rounds + 1) % revealer.every == 0
+        everyone = builder.panoramic and (request.num_rounds + 1) % builder.every == 0
         if isinstance(policy, PlayingAll):
             evidence = request.play_all(plans)
         else:
@@ -186,10 +186,10 @@ def play(
                 mixer=policy.mixer if isinstance(policy, Mixing) else None,
                 looks=policy.drafters_to_probe() if isinstance(policy, ProbingPolicy) else (),
             )  # fmt: skip
-        for made, feedback in revealer.reveal(decision, evidence):
+        for made, feedback in builder.reveal(decision, evidence):
             policy.learn(made, feedback)
         if request.is_done:
-            for made, feedback in revealer.flush():
+            for made, feedback in builder.flush():
                 policy.learn(made, feedback)
         yield {
             **tags,

@@ -13,7 +13,7 @@ from draftwise.checks import optional, whole
 from draftwise.drafters.eagle import EagleDrafter, HiddenStateRunner, features_of, head_tree
 from draftwise.drafters.model_session import DraftInput, NeuralSession, TreeLevel
 from draftwise.drafters.protocol import Context
-from draftwise.nn.cache import Span
+from draftwise.nn.cache import RowSpan
 from draftwise.nn.heads.mtp import load_mtp_head
 from draftwise.nn.heads.parallel import DFlashHead, MedusaHeads, load_dflash_head, load_medusa_heads
 from draftwise.nn.model import CausalModel
@@ -100,7 +100,7 @@ class BlockRunner(HiddenStateRunner):
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
         raise ValueError("these heads draft chains, which see no other branch: ask for no tree")
 
-    def settle(self, context: Context, base: int, agreed: int) -> None:
+    def rollback(self, context: Context, base: int, agreed: int) -> None:
         """Keep everything: no token of a draft is in the cache."""
 
 
@@ -198,7 +198,7 @@ class DFlashRunner(BlockRunner):
         """
         starts = [self._cache.lengths[reading.context.row] for reading in readings]
         spans = [
-            Span(reading.context.row, start, reading.end - 1 - start)
+            RowSpan(reading.context.row, start, reading.end - 1 - start)
             for reading, start in zip(readings, starts, strict=True)
         ]
         self._cache.place(spans)

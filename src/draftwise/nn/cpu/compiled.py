@@ -20,9 +20,9 @@ from draftwise.nn.cpu.layout import is_packed
 WIDTHS = (1, 2, 5, 9, 17)
 """Tokens that a compiled forward reads: the text's last, and a draft of 0, 1, 4, 8 or 16."""
 STEP_WIDTHS = (1, 2)
-"""Of a drafter: its steps, and the first of a draft after one that was accepted to the end."""
+"""Widths of a drafter's steps; the first step after a fully accepted draft reads two tokens."""
 LEAST_SLOTS = 256
-"""Of a compiled forward's cache; beyond it the next power of two, so that requests share it."""
+"""Least slots of a compiled forward's cache; above it powers of two, which requests share."""
 
 
 class CompiledSteps:
@@ -45,7 +45,7 @@ class CompiledSteps:
         self._packs = is_half and not is_packed(module)
         self._widths = [w for w in sorted(widths) if w > 1 or not self._packs]
         self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self._shelf: dict[int, list[RowKVCache]] = {}
+        self._free: dict[int, list[RowKVCache]] = {}
         self.spent_s = self.spent_cpu_s = 0.0
 
     def take(self, num_tokens: int) -> RowKVCache:
@@ -54,7 +54,7 @@ class CompiledSteps:
         Recorded CUDA graphs contain addresses, so new storage would need a new recording.
         """
         slots = max(LEAST_SLOTS, 1 << (num_tokens - 1).bit_length())
-        free = self._shelf.setdefault(slots, [])
+        free = self._free.setdefault(slots, [])
         if not free:
             return RowKVCache(slots)
         storage = free.pop()
@@ -65,7 +65,7 @@ class CompiledSteps:
 
     def give(self, storage: RowKVCache) -> None:
         if storage.keys:
-            self._shelf.setdefault(storage.num_slots, []).append(storage)
+            self._free.setdefault(storage.num_slots, []).append(storage)
 
     def width(self, cache: RaggedCache, row: int, wanted: int) -> int | None:
         """The width to which one row's feed is padded; None = use the plain module."""

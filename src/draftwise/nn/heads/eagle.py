@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
 from draftwise.checks import known
-from draftwise.nn.cache import RaggedCache, Span
+from draftwise.nn.cache import RaggedCache, RowSpan
 from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.heads.files import (
     find_folder,
@@ -41,7 +41,7 @@ def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
 
 
 class Norm(nn.RMSNorm):
-    """Of states in any precision, which may differ from the weight's."""
+    """RMSNorm of states whose precision may differ from the weight's."""
 
     def forward(self, states: Tensor) -> Tensor:
         weight = self.weight.to(states.dtype)
@@ -133,7 +133,7 @@ class BorrowingHead(nn.Module):
 
     @property
     def token_bytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values of a token."""
         raise NotImplementedError
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -300,7 +300,7 @@ def read(
     branch, None = each follows the one before; nothing = all do.
     Raises ValueError if a row does not fit into the cache.
     """
-    spans = [Span(r, cache.lengths[r], len(fed)) for r, fed in zip(rows, tokens, strict=True)]
+    spans = [RowSpan(r, cache.lengths[r], len(fed)) for r, fed in zip(rows, tokens, strict=True)]
     device = hidden[0].device
     positions, seen = _look(spans, trees, device)
     cache.place(spans)
@@ -320,7 +320,7 @@ def read(
 
 
 def _look(
-    spans: Sequence[Span], trees: Sequence[Branches | None], device: torch.device
+    spans: Sequence[RowSpan], trees: Sequence[Branches | None], device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
     """Positions [R or 1, T] of the slots, and their mask [R, 1, T, used]; None = all slots."""
     counts = [span.count for span in spans]
@@ -389,7 +389,7 @@ LLAMA = (
     "max_position_embeddings",
     "vocab_size",
 )
-"""What a head's configuration shares with a ``LlamaConfig``."""
+"""Fields that a head's configuration shares with a ``LlamaConfig``."""
 REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 
@@ -422,7 +422,7 @@ def _lent(
     settings: Mapping[str, Any], weights: Mapping[str, Tensor], config: EagleConfig,
     target: CausalModel,
 ) -> nn.Module | None:  # fmt: skip
-    """What a head without ``lm_head`` takes from the target; restricted rows only if it says so."""
+    """Modules that a head without ``lm_head`` takes from the target; restricted rows on request."""
     if "lm_head.weight" in weights:
         return None
     theirs: nn.Module = target.module.get_output_embeddings()
@@ -505,7 +505,7 @@ def _is_third(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> boo
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """What EAGLE-3 heads read by default: inputs of layers 2, n/2 and n - 3.
+    """States that EAGLE-3 heads read by default: inputs of layers 2, n/2 and n - 3.
 
     >>> default_taps(32)
     (2, 16, 29)

@@ -60,7 +60,7 @@ class MtpHead(BorrowingHead):
 
     @property
     def token_bytes(self) -> int:
-        """Of keys and values, about: attention may keep them in another form."""
+        """Approximate bytes of keys and values; attention may keep them in another form."""
         attention = self.layer.self_attn.config
         heads = getattr(attention, "num_key_value_heads", None) or attention.num_attention_heads
         dim = getattr(attention, "head_dim", None)
@@ -168,7 +168,7 @@ _EXPERT = re.compile(r"(.*experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight
 
 
 def _layouts(num_layers: int) -> tuple[_Layout, ...]:
-    """Of ``speculators``, MiMo, Qwen3-Next, and DeepSeek-V3 and GLM."""
+    """Layouts of the weights of ``speculators``, MiMo, Qwen3-Next, and DeepSeek-V3 and GLM."""
     after_the_last = rf"model\.layers\.({num_layers}|{num_layers + 1})\."
     return (
         # a folder of the head alone: all must fit

@@ -238,7 +238,7 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
 
 
 def _block(settings: Mapping[str, Any], layer: Mapping[str, Any], what: str) -> BlockShape:
-    """What a block is; DraftwiseError for numbers that are missing and variants not served."""
+    """The shape of a block; DraftwiseError for missing numbers and unsupported variants."""
     refuse_missing(what, layer, (*REQUIRED, "num_hidden_layers"))
     refuse_missing(what, settings, ("block_size", "mask_token_id", "aux_hidden_state_layer_ids"))
     if "sliding_attention" in (layer.get("layer_types") or []):

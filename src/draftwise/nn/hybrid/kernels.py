@@ -106,7 +106,7 @@ class Mamba(Family):
 
 
 def _expanded(given: Tensor | None, shape: Sequence[int]) -> Tensor | None:
-    """What is one number for the last axes of this shape, as a view of all of them."""
+    """A tensor with one number for the last axes of this shape, expanded to all of them."""
     if given is None:
         return None
     return given[(..., *[None] * (len(shape) - given.dim()))].expand(shape)

@@ -20,7 +20,7 @@ from draftwise.nn.hybrid.kernels import FAMILIES, Call, Family, Kernel, bound_ar
 from draftwise.nn.hybrid.states import StateCheckpoint
 
 _ASKS = {"get_conv_state", "update_conv_state", "get_recurrent_state", "get_linear_cache"}
-"""What a layer with a state calls a cache's method by."""
+"""Names by which a layer with a state calls methods of a cache."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 """Tables of a module that the library adds to when it returns states: each view has its own."""

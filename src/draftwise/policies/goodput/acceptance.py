@@ -52,7 +52,7 @@ class Rates(Kept):
     [0.02, 0.189]
     """
 
-    KEPT = ("_table", "_pool", "_prior", "_prior_weight")
+    KEPT = ("table", "pool", "prior", "prior_weight")
 
     def __init__(self, num_drafters: int, discount: float, prior: float = PRIOR) -> None:
         self._discount = discount
@@ -341,7 +341,7 @@ class SeenValues(Kept):
     State: discounted sums and counts float64[K].
     """
 
-    KEPT = ("_sums", "_counts")
+    KEPT = ("sums", "counts")
 
     def __init__(self, num_plans: int, prior: float, discount: float) -> None:
         self._prior, self._discount = prior, discount

@@ -18,7 +18,7 @@ NUM_FEATURES = 1024
 """Number of hashed token features; one more is constant."""
 WINDOW = 128
 """Last tokens of a text that make up its features."""
-PASSAGE = 32
+REFRESH_TOKENS = 32
 """New tokens of an answer after which its features are recomputed."""
 PRIOR_VARIANCE = 5.0
 """Prior variance of a drafter's log odds."""
@@ -26,7 +26,7 @@ TOKEN_WEIGHT = 0.25
 """Weight of an alpha in observations; alphas of neighbouring tokens are correlated."""
 MOST_WEIGHT = 20.0
 """Largest weight of a prediction, in alphas, since texts differ."""
-SURPRISE = 6.0
+RESET_THRESHOLD = 6.0
 """Threshold of the cumulative sum at which a drafter's weights are reset."""
 LABEL_WEIGHT = 16
 """Weight of a request's label, in tokens."""
@@ -36,7 +36,7 @@ _PROBIT = math.pi / 8.0  # MacKay's: a logistic averaged over a Gaussian
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
+class TextFeatures:
     """The features of a text: square roots of hashed token counts, normalised to length 1.
 
     ids, values, squares: [n] of the features present, their values, and the squared values.
@@ -47,7 +47,7 @@ class Features:
     squares: Floats
 
 
-def features(tokens: Sequence[int], label: str = "") -> Features:
+def features(tokens: Sequence[int], label: str = "") -> TextFeatures:
     """Features of a text's last tokens, of the request's label, and one that all texts have.
 
     The last one weighs as much as all others together: what a drafter does on most texts is
@@ -63,7 +63,7 @@ def features(tokens: Sequence[int], label: str = "") -> Features:
     counts[NUM_FEATURES] = counts.sum()
     ids = np.flatnonzero(counts)
     values = np.sqrt(counts[ids] / max(int(counts.sum()), 1))
-    return Features(ids, values, values * values)
+    return TextFeatures(ids, values, values * values)
 
 
 class Experience:
@@ -87,7 +87,7 @@ class Experience:
         self.names = list(names)
         self._mean: Floats = np.zeros((num, NUM_FEATURES + 1))
         self._variance: Floats = np.full((num, NUM_FEATURES + 1), PRIOR_VARIANCE)
-        self._surprise: Floats = np.zeros(num)
+        self._cusums: Floats = np.zeros(num)
         self.missed_s: Floats = np.zeros(num)
         self.num_vain: Floats = np.zeros(num)
         self.bins: dict[str, Bins] = {}
@@ -98,10 +98,7 @@ class Experience:
     def answer_tokens(self) -> float:
         return self.num_tokens / self.num_answers
 
-    def begin(self) -> None:
-        self.num_answers += 1
-
-    def predict(self, seen: Features) -> tuple[Floats, Floats]:
+    def predict(self, seen: TextFeatures) -> tuple[Floats, Floats]:
         """[D] predicted acceptance on a text, and the weight of each prediction in alphas."""
         variance = self._variance.take(seen.ids, axis=1) @ seen.squares
         logit = _BIAS + self._mean.take(seen.ids, axis=1) @ seen.values
@@ -109,12 +106,12 @@ class Experience:
         rates = rates.clip(_SURE, 1.0 - _SURE)
         return rates, 1.0 / (1.0 / MOST_WEIGHT + rates * (1.0 - rates) * variance)
 
-    def add(self, drafter: int, seen: Features, alpha: float, num: float) -> None:
+    def add(self, drafter: int, seen: TextFeatures, alpha: float, num: float) -> None:
         """Learn from a drafter's mean alpha over ``num`` tokens of a text."""
         mean, variance = self._mean[drafter], self._variance[drafter]
         old, own, weight = variance.take(seen.ids), mean.take(seen.ids), TOKEN_WEIGHT * num
         spread, logit = float(old @ seen.squares), _BIAS + float(own @ seen.values)
-        if self._is_surprised(drafter, logit, spread, alpha, weight):
+        if self._needs_reset(drafter, logit, spread, alpha, weight):
             mean[:], variance[:] = 0.0, PRIOR_VARIANCE
             old, own, spread, logit = variance.take(seen.ids), 0.0 * own, PRIOR_VARIANCE, _BIAS
         p = 1.0 / (1.0 + math.exp(-logit))
@@ -123,17 +120,17 @@ class Experience:
         mean[seen.ids] = own + step * (old * seen.values)
         variance[seen.ids] = old / (1.0 + (curvature * seen.squares) * old)
 
-    def _is_surprised(
+    def _needs_reset(
         self, drafter: int, logit: float, spread: float, alpha: float, weight: float
     ) -> bool:
         """Whether the cumulative sum of log odds against the prior has reached the threshold."""
         p = 1.0 / (1.0 + math.exp(-logit / math.sqrt(1.0 + _PROBIT * spread)))
         p = min(max(p, _SURE), 1.0 - _SURE)
         odds = alpha * math.log(PRIOR / p) + (1.0 - alpha) * math.log((1.0 - PRIOR) / (1.0 - p))
-        total = max(0.0, float(self._surprise[drafter]) + weight * odds)
-        is_surprised = total > SURPRISE
-        self._surprise[drafter] = 0.0 if is_surprised else total
-        return is_surprised
+        total = max(0.0, float(self._cusums[drafter]) + weight * odds)
+        needs_reset = total > RESET_THRESHOLD
+        self._cusums[drafter] = 0.0 if needs_reset else total
+        return needs_reset
 
     def state(self) -> dict[str, Any]:
         """The statistics as plain JSON by drafter, without features that were never seen."""
@@ -169,7 +166,7 @@ class Experience:
             "features": ids.tolist(),
             "mean": self._mean[row, ids].round(5).tolist(),
             "variance": self._variance[row, ids].round(5).tolist(),
-            "surprise": float(self._surprise[row]),
+            "surprise": float(self._cusums[row]),
             "missed_s": float(self.missed_s[row]),
             "num_vain": float(self.num_vain[row]),
         }
@@ -188,7 +185,7 @@ class Experience:
         if not ((variance >= 0) & (variance <= PRIOR_VARIANCE)).all():
             raise ValueError("one of its variances is out of range")
         self._mean[row, ids], self._variance[row, ids] = mean, variance
-        self._surprise[row], self.missed_s[row], self.num_vain[row] = alone
+        self._cusums[row], self.missed_s[row], self.num_vain[row] = alone
 
 
 class Recall:
@@ -203,11 +200,10 @@ class Recall:
     ) -> None:
         self._experience, self._label, self._private = experience, label, private
         if not private:
-            experience.begin()
-        mine = deepcopy if private else _shared
-        self.bins, self.missed_s = mine(experience.bins), mine(experience.missed_s)
-        self.num_vain = mine(experience.num_vain)
-        self.tables = mine(experience.tables)
+            experience.num_answers += 1
+        seen = deepcopy(experience) if private else experience
+        self.bins, self.tables = seen.bins, seen.tables
+        self.missed_s, self.num_vain = seen.missed_s, seen.num_vain
         self._tokens, self._num_new = list(prompt[-WINDOW:]), 0
         self._seen = features(self._tokens, label)
         self.expected = experience.predict(self._seen)
@@ -222,7 +218,7 @@ class Recall:
         self._num_new += len(tokens)
         if not self._private:
             self._experience.num_tokens += len(tokens)
-        if self._num_new < PASSAGE:
+        if self._num_new < REFRESH_TOKENS:
             return False
         del self._tokens[:-WINDOW]
         self._num_new, self._seen = 0, features(self._tokens, self._label)
@@ -240,7 +236,3 @@ class Recall:
         if name not in self.tables:
             self.tables[name] = MatchTable()
         self.tables[name].add(alphas, matches)
-
-
-def _shared(part: Any) -> Any:
-    return part

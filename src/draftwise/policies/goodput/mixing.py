@@ -156,7 +156,7 @@ class GoodputMixer:
         return best
 
     def _adds(self, match: int, width: int) -> bool:
-        """Whether a drawn token is worth its price where a copied one is the better first token.
+        """Whether a drawn token is worth its price although a copied token is the better first one.
 
         Where both differ, the copied tokens join as a branch.
         """

@@ -163,9 +163,9 @@ def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[
 
 PROBE_TOKENS_PAID = 32
 """Most tokens read by a probe."""
-HASTY = 0.25
+PARTIAL_PROBE_WEIGHT = 0.25
 """Weight of alphas from a probe that skipped a part of the text."""
-CHANGED = 0.02
+CHANGE_PROBABILITY = 0.02
 """Probability that a drafter's acceptance has changed to that of an unknown one."""
 VAIN = 0.2
 """Mean of scored alphas below which they were vain."""
@@ -244,16 +244,16 @@ class ProbeScheduler(Kept):
     def remember(self, missed_s: Floats, num_vain: Floats) -> None:
         """Share the seconds missed and the vain scores in a row, both [D], with other requests."""
         self.missed_s, self.num_vain = missed_s, num_vain
-        self._doubt, self._most = CHANGED, FIRST_LOOKS
+        self._doubt, self._most = CHANGE_PROBABILITY, FIRST_LOOKS
 
-    def scored(self, drafter: int, end: int, is_hasty: bool, mean: float = 1.0) -> None:
+    def scored(self, drafter: int, end: int, is_partial: bool, mean: float = 1.0) -> None:
         """A drafter was scored up to ``end``.
 
-        is_hasty: without reading all of the text. mean: of its alphas.
+        is_partial: without reading all of the text. mean: of its alphas.
         """
         self.num_vain[drafter] = self.num_vain[drafter] + 1.0 if mean < VAIN else 0.0
         self._scored_until[drafter], self.missed_s[drafter] = end, 0.0
-        if not is_hasty:
+        if not is_partial:
             self._read_until[drafter] = end
 
     def reached(self, end: int, num_emitted: int) -> None:
@@ -287,7 +287,7 @@ class ProbeScheduler(Kept):
             np.minimum(PROBE_TOKENS_PAID, self._end - self._scored_until),
         )
         read = np.minimum(PROBE_TOKENS_PAID, unread)
-        num = np.where(unread > PROBE_TOKENS_PAID, HASTY, 1.0) * num + 1e-3
+        num = np.where(unread > PROBE_TOKENS_PAID, PARTIAL_PROBE_WEIGHT, 1.0) * num + 1e-3
         narrow = np.maximum((weights + 1.0) * (num + weights) / num - 1.0, _LEAST_WEIGHT)
         place = _place(rates, narrow)
         spared = np.maximum((1.0 / best - catching_up)[:, np.newaxis] - self._ideal_s(costs), 0.0)
@@ -321,8 +321,10 @@ class ProbeScheduler(Kept):
 ANSWER_TOKENS = 256.0
 """Prior length of an answer, in tokens."""
 
-_PARTS = ("_rates", "_looks", "_seen", "_costs")
-_FIELDS = (*_PARTS, "_matches", "_is_blind", "_num_chosen", "_left")
+_FIELDS = {
+    "rates": "_rates", "probes": "_looks", "values": "_seen", "costs": "_costs",
+    "matches": "_matches", "is_blind": "_is_blind", "num_chosen": "_num_chosen", "left": "_left",
+}  # fmt: skip
 
 
 class Goodput:
@@ -457,13 +459,13 @@ class Goodput:
     def state(self) -> dict[str, Any]:
         bins = {name: bins.state() for name, bins in self._bins.items()}
         tables = {name: table.state() for name, table in self._tables.items()}
-        return dump(self, _FIELDS) | {"_bins": bins, "_tables": tables}
+        return dump(self, _FIELDS) | {"bins": bins, "tables": tables}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of ``state``; ValueError if it does not fit."""
         own = dict(state)
-        bins = {name: Bins.of(kept) for name, kept in own.pop("_bins", {}).items()}
-        tables = {name: MatchTable.of(kept) for name, kept in own.pop("_tables", {}).items()}
+        bins = {name: Bins.of(kept) for name, kept in own.pop("bins", {}).items()}
+        tables = {name: MatchTable.of(kept) for name, kept in own.pop("tables", {}).items()}
         load(self, _FIELDS, own)
         self._bins, self._tables, self._made = bins, tables, None
         self._tell_apart()

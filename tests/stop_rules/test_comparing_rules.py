@@ -124,13 +124,13 @@ def test_in_the_engine_every_rule_is_compared_and_no_token_changes(temperature: 
     generation = made.start(PROMPTS[:3], max_new_tokens=24, temperature=temperature, seed=3)
     seen: list[Evidence] = []
     for request in generation._requests:
-        reveal = request.revealer.reveal
+        reveal = request.feedback.reveal
 
         def noted(decision: Any, evidence: Evidence, reveal: Any = reveal) -> Any:
             seen.append(evidence)
             return reveal(decision, evidence)
 
-        request.revealer.reveal = noted  # type: ignore[method-assign]
+        request.feedback.reveal = noted  # type: ignore[method-assign]
     list(generation)
     if not temperature:
         found = [result.tokens for result in generation.results()]
