@@ -9,13 +9,13 @@ from typing import Any
 from unittest import mock
 
 import draftwise
-from draftwise.controller import retrieval
+from draftwise.controller import RetrievalIndex
 
 
 @functools.cache
 def interpreted(name: str = "retrieval") -> Any:
     """A module of the controller's package, which runs uncompiled."""
-    package = retrieval.__package__
+    package = RetrievalIndex.__module__.rpartition(".")[0]
     with (
         mock.patch.dict(sys.modules, {"numba": None}),
         mock.patch.object(draftwise, "controller", sys.modules[package]),

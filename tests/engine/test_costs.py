@@ -8,9 +8,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from draftwise.controller import compiled
+from draftwise.controller import warm_up
 from draftwise.engine import MeasuredCostModel
 from engine.pairs import PROMPTS, speculator
+from modules import module_of
 
 A_TOKEN, CONTEXT_TOKEN = 0.03, 1e-4
 
@@ -32,9 +33,12 @@ def metered(rows: int = 1, num: int = 200) -> MeasuredCostModel:
 def test_functions_are_compiled_before_the_first_request(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
     warm_ups = [lambda: calls.append(1)]
-    with mock.patch.object(compiled, "_warm_ups", warm_ups), caplog.at_level(logging.INFO):
+    with (
+        mock.patch.object(module_of(warm_up), "_warm_ups", warm_ups),
+        caplog.at_level(logging.INFO),
+    ):
         _ = MeasuredCostModel({}), MeasuredCostModel({})
-    assert len(calls) == compiled.HAS_NUMBA
+    assert len(calls) == module_of(warm_up).HAS_NUMBA
     assert len(caplog.records) == 1
 
 
