@@ -58,6 +58,8 @@ PROBE_LONGER = 2
 FIRST_PLAIN = 4
 """Drafts of the model before the first step without one, which tells its price from that of the
 step. The next follow after 4, 16, .. times as many."""
+FEW_REQUESTS = 32
+"""Requests up to which all of them have 2 tokens in the second step with drafts."""
 STATE_VERSION = 3
 
 _NOTHING = np.zeros(0, np.int64)
@@ -405,7 +407,8 @@ class Controller:
         largest = self.costs.largest
         # stairs are often at powers of two: measured on both sides, they are not misplaced
         priced = min(largest + max(8, largest // 4), 1 << largest.bit_length()) - num
-        priced = max(num * min(self._trial, 2), priced)
+        # of few requests the second drafts have 2 tokens each; many would step over a stair
+        priced = max(num * (2 if self._trial > 1 and num <= FEW_REQUESTS else 1), priced)
         return max(0, min(self.limits.max_step_tokens - num, priced, length * num))
 
     def _decide_length(self, num: int) -> None:

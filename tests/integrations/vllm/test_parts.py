@@ -554,16 +554,18 @@ def test_what_was_learnt_is_written_within_seconds_and_taken_up(tmp_path: Path) 
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", '{"draftwise": 2, "about": {"model": "m"}, "learnt": {"costs": {}}}',
-     '{"draftwise": 2, "about": {"model": "m"}, "learnt": {"costs": {}, "model": [[1e999]]}}'],
+     '{"draftwise": 2, "about": {"model": "m"}, "learnt": {"costs": {}, "model": [[1e999]]}}',
+     '{"draftwise": 1, "about": {"model": "m"}, "learnt": {}}',
+     '{"draftwise": 2, "about": {"model": "another"}, "learnt": {}}'],
 )  # fmt: skip
-def test_a_damaged_state_is_kept_aside(text: str, tmp_path: Path, caplog: Any) -> None:
+def test_a_state_that_cannot_be_used_is_kept_aside(text: str, tmp_path: Path, caplog: Any) -> None:
     path = tmp_path / "state.json"
     path.write_text(text)
     engine = learnt_engine()
     Upkeep(engine.adapter, lambda: 0.0, StateFile(path, {"model": "m"})).load()
     (aside,) = tmp_path.glob("state.json.unused-*")
     assert aside.read_text() == text
-    assert "is damaged" in caplog.text
+    assert "cannot be used" in caplog.text
     engine.run()
 
 

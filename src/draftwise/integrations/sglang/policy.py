@@ -323,8 +323,7 @@ class StepsPolicy:
         }
 
     def _load(self) -> None:
-        found = self._file.load() if self._file else {}
-        if not found:
+        if self._file is None or not (found := self._file.load()):
             return
         try:
             model = like(self._table, found["model"])
@@ -334,7 +333,7 @@ class StepsPolicy:
             self.costs.load_state(found["costs"])
             self._longest, self._table = longest, model
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            logger.warning("the stored state cannot be used (%s): starting without it", error)
+            self._file.reject(error)
         else:
             logger.info("began with what %d steps had taught", self.costs.num_steps)
 

@@ -86,9 +86,9 @@ def check_path(given: str | None) -> None:
 
 
 class StateFile:
-    """Loads a state once and writes it as a whole; a damaged file is renamed.
+    """Loads a state once and writes it as a whole; a file that cannot be used is renamed.
 
-    about: the setting; a state of any other setting is ignored. Disk errors are logged and never
+    about: the setting, to which a state must belong. Disk errors are logged and never
     stop the server.
     """
 
@@ -100,8 +100,7 @@ class StateFile:
         try:
             found = strict_json(read_text(self.path, STATE_BYTES))
             if found["draftwise"] != _VERSION or found["about"] != self._about:
-                logger.info("%s was learnt with other settings: not used", self.path)
-                return {}
+                raise ValueError("it is of other settings or of another version")
             learnt: Mapping[str, Any] = found["learnt"]
             return learnt
         except FileNotFoundError:
@@ -113,11 +112,12 @@ class StateFile:
         return {}
 
     def reject(self, error: Exception) -> None:
+        """Set the file aside, with a message."""
         try:
             done = f": kept as {set_aside(self.path)}, learning starts from nothing"
         except OSError as failed:
             done = f", and cannot be renamed: {failed}"
-        logger.warning("%s is damaged (%s)%s", self.path, error, done)
+        logger.warning("%s cannot be used (%s)%s", self.path, error, done)
 
     def text(self, learnt: Mapping[str, Any]) -> str:
         about = {"draftwise": _VERSION, "about": self._about}
