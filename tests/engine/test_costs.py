@@ -143,8 +143,8 @@ def test_the_credit_of_a_request_is_a_share_of_its_answer(monkeypatch: pytest.Mo
     made = speculator(["good", "lookup"], "goodput", deterministic=True)
     granted: list[float] = []
     monkeypatch.setattr(made._pool.guard, "grant", granted.append)
-    for num in (20, 20, 60, 300):  # before the first, a round's seconds are unknown
+    for num in (40, 40, 120, 300):  # before the first, a round's seconds are unknown
         made.generate(PROMPTS[0], max_new_tokens=num)
-    made.generate(PROMPTS[:1] * 4, max_new_tokens=20)
+    made.generate(PROMPTS[:1] * 4, max_new_tokens=40)
     assert granted[1:4] == pytest.approx([0.2, 0.6, 1.0])
     assert sum(granted[4:]) == pytest.approx(0.2, rel=0.5)

@@ -42,7 +42,7 @@ from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Plan, Score
 T = TypeVar("T")
 
 SHARE_STEP = 0.2  # smoothing factor of the share of rows that a drafter drafts for
-CREDIT, SHARE = 12.0, 0.005
+CREDIT, SHARE = 12.0, 0.0025
 """The guard's: rounds take longer here, and answers are fewer, than on a GPU server."""
 
 

@@ -29,7 +29,7 @@ from draftwise.types import Costs, Draft, Evidence, Floats, Ints, Scores, Verdic
 
 PAUSE = 8.0  # most plain rounds charged for one round: a longer one was interrupted
 SURE = 1.3  # expected speed relative to plain at which a request drafts on an empty account
-REQUEST_CREDIT = 0.01, 1.0
+REQUEST_CREDIT = 0.005, 1.0
 """Credit of a new request, divided by the rows of the batch: plain rounds per token that its answer
 may have, and at most."""
 IDLE_ROUNDS, IDLE_PERIOD = 8, 4
