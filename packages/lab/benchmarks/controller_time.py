@@ -103,8 +103,7 @@ def steps(texts: list[list[int]], num: int, branches: bool, idle: bool) -> dict[
             for place, (_, answer) in zip(at, batch, strict=True)
         ] if length else None  # fmt: skip
         learnt_ms, _ = timed(lambda s=step, e=emitted: controller.observe(s, names, e))
-        rooms = [16] * num
-        chosen_ms, chains = timed(lambda o=offers, r=rooms: controller.choose(names, r, o))
+        chosen_ms, chains = timed(lambda o=offers: controller.choose(names, [LIMIT] * num, o))
         work_ms, _ = timed(controller.work)
         pairs = controller.branches or [[] for _ in names]
         length = controller.num_to_draft
@@ -133,7 +132,7 @@ def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
     controller, index = Controller(Limits(LIMIT)), RetrievalIndex(LIMIT, history_tokens=0)
     empty = index.memory().requests
     index.open(0, corpus)
-    begins, totals, longest = [], [], []
+    times = []
     for _ in range(repeats):
         calls = [timed(lambda: controller.begin("request", corpus))[0]]
         is_left = True
@@ -141,12 +140,11 @@ def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
             took_ms, is_left = timed(controller.work)
             calls.append(took_ms)
         calls.append(timed(lambda: controller.end("request"))[0])
-        begins.append(calls[0])
-        totals.append(sum(calls))
-        longest.append(max(calls))
+        times.append((calls[0], sum(calls), max(calls)))
+    begin_ms, total_ms, longest_ms = np.median(times, 0).tolist()
     return {
-        "prompt": num, "begin_ms": float(np.median(begins)), "total_ms": float(np.median(totals)),
-        "median_longest_ms": float(np.median(longest)), "longest_call_ms": max(longest),
+        "prompt": num, "begin_ms": begin_ms, "total_ms": total_ms,
+        "median_longest_ms": longest_ms, "longest_call_ms": max(longest for *_, longest in times),
         "mb": (index.memory().requests - empty) / 1e6,
     }  # fmt: skip
 

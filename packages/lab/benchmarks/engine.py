@@ -43,7 +43,7 @@ def texts(num: int, seed: int = 0) -> list[str]:
 
 
 def ask(made: Speculator, prompt: Any, tokens: int, preset: str) -> Request:
-    """A greedy request of ``num`` tokens."""
+    """A greedy request of so many tokens."""
     return made.request(prompt, max_new_tokens=tokens, ignore_eos=True, preset=preset)
 
 
@@ -201,24 +201,16 @@ def memory(made: Speculator, repeats: int) -> list[dict[str, Any]]:
         written = sum(len(request.context.tokens) for request in engine.running)
         live = written + sum(max(0, most.get(request.id, 0)) for request in engine.running)
         if written:
-            found = (
-                engine.num_cache_bytes / (live * token),
-                engine.num_cache_bytes / (written * token),
-            )
-            worst = [max(pair) for pair in zip(worst, found, strict=True)]
+            kept = engine.num_cache_bytes / token
+            worst = [max(worst[0], kept / live), max(worst[1], kept / written)]
     engine, sizes = made.engine(), []
     for number in range(1000 * repeats):
         engine.admit(ask(made, texts(64, number)[0], 8, "draftwise"))
         while engine.has_work:
             engine.step()
         sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    return [
-        {
-            "bytes over live": worst[0],
-            "bytes over texts": worst[1],
-            "MB more after 1,000": sizes[-1] - sizes[99],
-        }
-    ]
+    found = {"bytes over live": worst[0], "bytes over texts": worst[1]}
+    return [found | {"MB more after 1,000": sizes[-1] - sizes[99]}]
 
 
 PARTS = {

@@ -24,9 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-sys.path.insert(
-    0, str(Path(__file__).parents[3] / "tests")
-)  # there is a benchmark named ``engine``
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # a benchmark is named ``engine``
 
 import numpy as np
 import torch

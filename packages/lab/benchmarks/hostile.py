@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from draftwise.bench.suites import load_suite
 CLIENTS, ATTACKERS, MAX_DELAY_S, MAX_GROWTH_KIB = 5, 2, 2.0, 16 * 1024
 DONE, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 MANY = 400_000
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 Attack = tuple[str, str, bytes]
 """Its kind; the path, or how the connection is used (``raw``, ``leave``...); the body or bytes."""
@@ -125,9 +127,8 @@ def nesting() -> Iterator[Attack]:
 def framing() -> Iterator[Attack]:
     """Bytes that are almost HTTP."""
     body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    get, chunked = b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"Transfer-Encoding: chunked\r\n"
-    size = b"Content-Length: %d\r\n" % len(body)
+    head, get = HEAD, b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    size, chunked = b"Content-Length: %d\r\n" % len(body), b"Transfer-Encoding: chunked\r\n"
     yield from (
         ("framing", "raw", raw)
         for raw in (
@@ -165,9 +166,11 @@ def attacks(pipe: Path) -> list[Attack]:
     ask = {"prompt": "a", "max_tokens": 8, "temperature": 0}
     places = (pipe, "/etc/shadow", "/dev/zero", "/proc/self/mem")
     policies = [policy.format(place) for place in places for policy in POLICIES]
-    found: list[Attack] = [("files", DONE, own({"policy": name}, ask)) for name in policies]
-    found += [("options", DONE, own({"policy": policy}, ask)) for policy in NUMBERS]
-    found += [("options", DONE, json.dumps(ask | fields).encode()) for fields in FIELDS]
+    named = [("files", name) for name in policies] + [("options", name) for name in NUMBERS]
+    asked: list[tuple[str, dict[str, Any]]]
+    asked = [(kind, {"draftwise": {"policy": name}}) for kind, name in named]
+    asked += [("options", fields) for fields in FIELDS]
+    found = [(kind, DONE, json.dumps(ask | fields).encode()) for kind, fields in asked]
     for word in (b"NaN", b"Infinity", b"1e400", b"9" * 5000):
         raw = b'{"prompt": "a", "temperature": ' + word + b"}"
         found.append(("options", DONE, raw))
@@ -182,10 +185,6 @@ def attacks(pipe: Path) -> list[Attack]:
         for more in ({}, {"n": 4}, {"stream": False}):
             found.append(("disconnects", how, json.dumps(long | more).encode()))
     return found
-
-
-def own(fields: dict[str, Any], ask: dict[str, Any]) -> bytes:
-    return json.dumps(ask | {"draftwise": fields}).encode()
 
 
 def post(port: int, path: str, raw: bytes) -> int:
@@ -215,9 +214,8 @@ def send(port: int, raw: bytes) -> int:
 
 
 def leave(port: int, how: str, raw: bytes) -> int:
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=10) as made:
-        made.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+        made.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(raw) + raw)
         if how != "at once":
             time.sleep(0.3)
         if how == "reset":
@@ -242,34 +240,29 @@ def slowly(port: int, over: threading.Event) -> None:
 
 
 class Attackers:
-    """Send each attack once. State: the responses."""
+    """Send attacks, from several threads. State: the responses."""
 
-    def __init__(self, port: int, todo: list[Attack]) -> None:
-        self._port, self._todo, self._lock = port, list(enumerate(todo)), threading.Lock()
+    def __init__(self, port: int) -> None:
+        self._port, self._lock = port, threading.Lock()
         self.statuses: Counter[int] = Counter()
         self.bad: list[str] = []
         self.slowest: list[tuple[float, str]] = []
 
-    def run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._todo:
-                    return
-                number, (kind, where, raw) = self._todo.pop(0)
-            began = time.monotonic()
-            if kind == "framing":
-                status = send(self._port, raw)
-            elif kind == "disconnects":
-                status = leave(self._port, where, raw)
-            else:
-                status = post(self._port, where, raw)
-            with self._lock:
-                took = round(time.monotonic() - began, 2)
-                about = f"{kind} {where} {raw[:100]!r}: {status}"
-                self.slowest = sorted([*self.slowest, (took, about)], reverse=True)[:5]
-                self.statuses[status] += 1
-                if status >= 500 and status != 503:
-                    self.bad.append(f"{number} {kind} {where} {raw[:200]!r}: {status}")
+    def send(self, number: int, attack: Attack) -> None:
+        (kind, where, raw), began = attack, time.monotonic()
+        if kind == "framing":
+            status = send(self._port, raw)
+        elif kind == "disconnects":
+            status = leave(self._port, where, raw)
+        else:
+            status = post(self._port, where, raw)
+        with self._lock:
+            took = round(time.monotonic() - began, 2)
+            about = f"{kind} {where} {raw[:100]!r}: {status}"
+            self.slowest = sorted([*self.slowest, (took, about)], reverse=True)[:5]
+            self.statuses[status] += 1
+            if status >= 500 and status != 503:
+                self.bad.append(f"{number} {kind} {where} {raw[:200]!r}: {status}")
 
 
 class Honest:
@@ -312,15 +305,14 @@ def settled(port: int, pid: int) -> int:
     return state(pid)["own_kib"]
 
 
-def attack(port: int, honest: Honest, attackers: Attackers) -> list[float]:
+def attack(port: int, honest: Honest, attackers: Attackers, todo: list[Attack]) -> list[float]:
     """Send all attacks once, with slow bodies open; seconds of the honest answers."""
     over = threading.Event()
-    with ThreadPoolExecutor(ATTACKERS + 9) as pool:
-        attacking = [pool.submit(attackers.run) for _ in range(ATTACKERS)]
+    with ThreadPoolExecutor(ATTACKERS) as attacking, ThreadPoolExecutor(9) as pool:
         slow = [pool.submit(slowly, port, over) for _ in range(8)]
         asking = pool.submit(honest.ask_until, over, 10**6)
-        for one in attacking:
-            one.result()
+        for _ in attacking.map(attackers.send, count(), todo):
+            pass
         over.set()
         for one in slow:
             one.result()
@@ -337,18 +329,17 @@ def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
     honest = Honest(port, [item.turns[0] for item in load_suite("zoo", 2).items], tokens)
     honest.ask_until(never, 8)  # memory that a server allocates once is allocated here
     alone, kib = honest.ask_until(never, 12), [settled(port, pid)]
-    both, under = [Attackers(port, todo), Attackers(port, todo)], list[float]()
-    for attackers in both:
-        under += attack(port, honest, attackers)
+    attackers, under = Attackers(port), list[float]()
+    for _ in range(2):
+        under += attack(port, honest, attackers, todo)
         kib.append(settled(port, pid))
     alone_again = honest.ask_until(never, 12)
-    statuses = both[0].statuses + both[1].statuses
     return {
         "hostile_requests": len(todo),
         "by_kind": dict(Counter(kind for kind, _, _ in todo)),
-        "statuses": {str(key): num for key, num in sorted(statuses.items())},
-        "server_errors": both[0].bad + both[1].bad,
-        "slowest_attacks": sorted(both[0].slowest + both[1].slowest, reverse=True)[:5],
+        "statuses": {str(key): num for key, num in sorted(attackers.statuses.items())},
+        "server_errors": attackers.bad,
+        "slowest_attacks": attackers.slowest,
         "honest_answers": len(alone) + len(under) + len(alone_again),
         "honest_answers_attacked": len(under),
         "num_wrong": len(honest.wrong),

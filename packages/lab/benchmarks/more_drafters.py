@@ -86,12 +86,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             pools = useless_pools(made["plain"], args.target, args.useless, Path(home))
         else:
             pools = own_pools(args.target)
-        made |= {
-            name: Speculator.from_pretrained(
-                args.target, pool, dtype=args.dtype, scope=args.scope, seed=0
-            )
-            for name, pool in pools.items()
-        }
+        how = {"dtype": args.dtype, "scope": args.scope, "seed": 0}
+        for name, pool in pools.items():
+            made[name] = Speculator.from_pretrained(args.target, pool, **how)
     items = load_suite(args.suite, args.prompts).items
     asked: list[Any] = [item.turns[0] for item in items]
     if made["plain"].tokenizer.chat_template:

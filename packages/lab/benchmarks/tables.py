@@ -166,11 +166,9 @@ def mutants() -> str:
     found, rows, sums = load("mutants")["modules"], [], [0, 0, 0]
     for module, each in found.items():
         equal = sum(why(module, mutant["becomes"]) is not None for mutant in each["survivors"])
-        total, left = each["mutants"], len(each["survivors"])
-        sums = [a + b for a, b in zip(sums, (total, equal, total - left), strict=True)]
-        rows.append(
-            [f"`{module}.py`", *counts(total, equal, total - left), num(each["tests_s"], 1)]
-        )
+        own = each["mutants"], equal, each["mutants"] - len(each["survivors"])
+        sums = [a + b for a, b in zip(sums, own, strict=True)]
+        rows.append([f"`{module}.py`", *counts(*own), num(each["tests_s"], 1)])
     rows.append(["all", *counts(*sums), ""])
     return table(["file", "mutants", "equal", "killed", "of the others", "its tests, s"], rows)
 

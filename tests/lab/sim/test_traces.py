@@ -92,7 +92,7 @@ def test_round_records_become_texts(tmp_path: Path) -> None:
     assert (world.drafters, world.num_tokens) == (["small", "lookup"], 4)
     (first,) = world.texts("trace", 0, 300, 4)  # of the second nothing is known
     assert first.length == 4
-    assert world.played().rounds == 3
+    assert world.played()["rounds"] == 3
     small, lookup = first.tracks["small"], first.tracks["lookup"]
     assert small.alphas[:4].tolist() == [0.5, 0.75, 0.75, 1.0]  # the gap takes the latest value
     assert (small.runs[:2] > 0).tolist() == [True, False]

@@ -78,14 +78,7 @@ def replay_report(path: Path, replay: Replay) -> dict[str, Any]:
     found |= {"unit": unit(replay), "excludes": ["prefill"]}
     trace = replay.recorded
     if trace is not None:
-        played = trace.played()
-        found["recorded"] = {
-            "mat": played.tokens / played.rounds,
-            "rounds": played.rounds,
-            "tokens": played.tokens,
-            "tok_per_s": played.tokens / played.seconds if played.seconds else None,
-        }
-        found["coverage"] = trace.coverage()
+        found |= {"recorded": trace.played(), "coverage": trace.coverage()}
     return found
 
 

@@ -45,8 +45,6 @@ Engines = Annotated[
 ]
 _NAME = 40
 """Room for a name in a table of 80 columns."""
-_MEASURED = "tok/s"
-"""The unit of a replay with the trace's own seconds."""
 
 
 @refusals()
@@ -71,8 +69,7 @@ def replay(
         return
     console = Output()
     console.print(_replay_table(found))
-    _tell(lab.regret_note(found["average"]))
-    _tell(_unit_note(found["unit"]), EXCLUDED)
+    _tell(lab.regret_note(found["average"]), _unit_note(found["unit"]), EXCLUDED)
     _warn(found.get("coverage"))
 
 
@@ -206,12 +203,12 @@ def _tell(*notes: str) -> None:
         print(f"  {note}")
 
 
-def _unit_note(unit: str) -> str:
-    return "" if unit == _MEASURED else f"tok/unit: {unit}"
-
-
 def _speed_head(unit: str) -> str:
-    return unit if unit == _MEASURED else "tok/unit"
+    return unit if unit == "tok/s" else "tok/unit"
+
+
+def _unit_note(unit: str) -> str:
+    return "" if _speed_head(unit) == unit else f"tok/unit: {unit}"
 
 
 def _replay_table(found: dict[str, Any]) -> Table:

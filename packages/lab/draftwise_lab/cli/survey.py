@@ -235,12 +235,7 @@ def _short(error: BaseException) -> str:
 
 
 _HEAD = Path(__file__).with_name("models_page.txt").read_text("utf-8")
-_TAIL = """
-## Refused, and why
-
-| type | reason |
-|---|---|
-"""
+_TAIL = "\n## Refused, and why\n\n| type | reason |\n|---|---|\n"
 
 
 def page(findings: Sequence[Finding], path: Path) -> str:
@@ -254,9 +249,7 @@ def page(findings: Sequence[Finding], path: Path) -> str:
         served=len(served),
         all=len(findings),
         states=sum(finding.has_states for finding in served),
-        packed=rows.count("packed"),
-        padded=rows.count("padded"),
-        alone=rows.count("alone"),
+        **{how: rows.count(how) for how in ("packed", "padded", "alone")},
         trees=sum(finding.has_trees for finding in served),
         refused=len(findings) - len(served),
     )
@@ -269,10 +262,8 @@ def page(findings: Sequence[Finding], path: Path) -> str:
 def findings_of(text: str) -> dict[str, Finding]:
     """The findings on a page; none from another version of transformers, or of fewer tokens."""
     head, _, tables = text.partition("| type |")
-    if (
-        f" {version('transformers')} are served" not in head
-        or f" {NUM_TOKENS} tokens of" not in head
-    ):
+    same = (f" {version('transformers')} are served", f" {NUM_TOKENS} tokens of")
+    if not all(words in head for words in same):
         return {}
     rows = [
         [cell.strip() for cell in line[1:-1].split("|")]

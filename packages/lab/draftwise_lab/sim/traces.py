@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import inf, isnan
 from pathlib import Path
@@ -129,10 +128,8 @@ class Recorded:
                 tracks[name] = self._model_track(trace, index, rng)
             else:
                 tracks[name] = self._retrieval_track(trace, index - self._num_models)
-        prompt = PROMPT_TOKENS
-        if "plen" in self._arrays:
-            prompt = int(self._arrays["plen"][trace])
-        return Text(f"trace {trace}", num_tokens, num_tokens, tracks, prompt_length=prompt)
+        prompt = self._arrays["plen"][trace] if "plen" in self._arrays else PROMPT_TOKENS
+        return Text(f"trace {trace}", num_tokens, num_tokens, tracks, prompt_length=int(prompt))
 
     def _model_track(self, trace: int, index: int, rng: np.random.Generator) -> Track:
         def column(name: str) -> Any:
@@ -183,23 +180,12 @@ def _read(path: Path) -> dict[str, Any]:
                 raise ValueError(f"its arrays take {size:,} bytes: {TRACE_BYTES:,} are the most")
             return {name: found[name] for name in [*ARRAYS, *OPTIONAL] if name in names}
     except (ValueError, OSError, AttributeError, MemoryError, EOFError, BadZipFile) as error:
-        why = (
-            "it holds no arrays" if "pickle" in str(error) else error
-        )  # numpy's errors for a damaged file
+        why = "it holds no arrays" if "pickle" in str(error) else error  # as numpy tells damage
         raise DraftwiseError(f"{path} is no replay file ({why})") from error
 
 
 DEPTH = 16
 """Tokens that a replayed retrieval drafter proposes at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """Sums over the recorded rounds; seconds of a batch are shared among its rows."""
-
-    rounds: int
-    tokens: int
-    seconds: float
 
 
 class RoundTrace:
@@ -237,13 +223,17 @@ class RoundTrace:
         """Tokens of the longest request."""
         return max(_num_tokens(records) for records in self._requests)
 
-    def played(self) -> Played:
-        """The recorded course, all requests together."""
+    def played(self) -> dict[str, Any]:
+        """The recorded course, all requests together; seconds of a batch are shared by its rows."""
         records = [record for records in self._recorded for record in records]
         seconds = sum(
             sum(record["seconds"].values()) / record.get("batch_size", 1) for record in records
         )
-        return Played(len(records), sum(map(_num_tokens, self._recorded)), seconds)
+        tokens = _num_tokens(records)
+        return {
+            "mat": tokens / len(records), "rounds": len(records), "tokens": tokens,
+            "tok_per_s": tokens / seconds if seconds else None,
+        }  # fmt: skip
 
     def coverage(self) -> dict[str, float]:
         """By drafter, the share of emitted tokens with a score; scores of the rest are guessed."""
@@ -255,7 +245,7 @@ class RoundTrace:
                 for name, scores in record["scores"].items():
                     start, end = scores["start"], scores["start"] + len(scores["alphas"])
                     known[name] += max(0, min(end, last) - max(start, first))
-        num_tokens = self.played().tokens
+        num_tokens = self.played()["tokens"]
         return {name: min(1.0, num / num_tokens) for name, num in known.items()}
 
     def is_retrieval(self, drafter: str) -> bool:
@@ -411,13 +401,10 @@ def trace_setting(path: Path, costs: str | None) -> Setting:
     else:
         raise DraftwiseError(f"{path} is no trace: it ends in .jsonl (rounds) or .npz (arrays)")
     tokens = min(_TEXT_TOKENS, environment.num_tokens)
-    return Setting(str(path), _only(environment), tuple(range(_LONGEST + 1)), _PANEL, tokens=tokens)
 
-
-def _only(environment: Environment) -> Callable[[int | None], Environment]:
     def make(num_drafters: int | None) -> Environment:
         if num_drafters is not None:
             raise DraftwiseError("--drafters does not go with --trace: a trace has its own")
         return environment
 
-    return make
+    return Setting(str(path), make, tuple(range(_LONGEST + 1)), _PANEL, tokens=tokens)

@@ -217,7 +217,7 @@ def _query(rng: random.Random, table: str, nums: list[str], words: list[str]) ->
     if shape == 4:
         limit = rng.randint(2, 20)
         return (
-            f"The {limit} {table} with the most {num} {where}",
+            f"The {limit} {table} with the most {num} {where}, by {word}",
             f"SELECT {word}, {num} FROM {table} {condition} ORDER BY {num} DESC LIMIT {limit};",
         )
     text, function = rng.choice(_AGGREGATES)
@@ -237,10 +237,6 @@ def _sql(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Doc
     asked, answered = [], []
     for number in range(1, scaled(rng, 3, 5, size) + 1):
         question, query = _query(rng, table, nums, words)
-        if "most" in question and " for each " not in question and "LIMIT" in query:
-            # The column shown is not in the question's own words, so it is named.
-            shown = query.split()[1].rstrip(",")
-            question += f", by {shown}"
         asked.append(f"{number}. {question}?\n")
         answered.append(f"-- {number}. {question}?\n{query}\n")
     return Document("### sql\n" + schema + "".join(asked) + ANSWER, "".join(answered))
@@ -254,9 +250,10 @@ TIMES: dict[str, str] = _WORDS_OF["velish"]["times"]
 
 def _phrase(rng: random.Random) -> tuple[str, str, bool]:
     noun, plural = rng.choice(sorted(NOUNS)), rng.random() < 0.35
-    word = NOUNS[noun] + ("n" if plural and NOUNS[noun][-1] in "aeiou" else "en" if plural else "")
-    shown = {"child": "children", "wolf": "wolves", "knife": "knives"}.get(noun, noun + "s")
-    english, velish = (shown if plural else noun), word
+    english, velish = noun, NOUNS[noun]
+    if plural:
+        english = {"child": "children", "wolf": "wolves", "knife": "knives"}.get(noun, noun + "s")
+        velish += "n" if velish[-1] in "aeiou" else "en"
     if rng.random() < 0.5:
         adjective = rng.choice(sorted(ADJECTIVES))
         english, velish = f"{adjective} {english}", f"{velish} {ADJECTIVES[adjective]}"
@@ -411,11 +408,9 @@ SHARES = {
 
 def sample(name: str, rng: random.Random, *, heldout: bool = False) -> Document:
     """One document of the domain `name` (a key of `SHARES`, `mixed` among them)."""
-    if name == "mixed":
-        return _mixed(rng, heldout=heldout)
-    if name not in DOMAINS:
+    if name not in SHARES:
         raise KeyError(f"unknown domain {name!r}; valid are {sorted(SHARES)}")
-    return DOMAINS[name](rng, heldout=heldout)
+    return DOMAINS.get(name, _mixed)(rng, heldout=heldout)
 
 
 def documents(rng: random.Random) -> Iterator[Document]:
