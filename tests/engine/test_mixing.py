@@ -162,7 +162,7 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
 def test_far_longer_texts_begin_with_plain_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their price is measured before drafts are judged by it; tokens stay the same."""
     monkeypatch.setattr(module_of(StepCosts), "FAR_TOKENS", 16)
-    made = speculator(["good", "lookup"], "goodput", lengths=(1, 4))
+    made = cheap(speculator(["good", "lookup"], "goodput", lengths=(1, 4)))
     for prompt, num_plain in (([7], 0), (PROMPTS[0] * 8, 2), (PROMPTS[0] * 8, 0)):
         rounds = list(made.start(prompt, max_new_tokens=30))
         known = [bool(round_.matches) for round_ in rounds]

@@ -292,7 +292,7 @@ def test_a_damaged_folder(damage: Callable[[Path], None], tmp_path: Path) -> Non
 @pytest.mark.parametrize("dtype", ["float31", "nn"])
 def test_an_unknown_dtype(dtype: str, tmp_path: Path) -> None:
     folder = saved(tmp_path / "llama", tiny_model())
-    with pytest.raises(DraftwiseError, match="write auto, float32, bfloat16, float16"):
+    with pytest.raises(DraftwiseError, match="the dtypes are: auto, float32, bfloat16, float16"):
         load_model(folder, dtype=dtype)
 
 

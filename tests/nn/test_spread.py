@@ -72,7 +72,7 @@ def test_a_target_spread_by_a_device_map(base: Path, device: Any) -> None:
 
 
 def test_a_device_that_is_not_there(base: Path) -> None:
-    with pytest.raises(DraftwiseError, match="cannot load a causal LM"):
+    with pytest.raises(DraftwiseError, match="it must be map: and one of auto, balanced"):
         load_model(base, device="map:nonsense")
 
 
