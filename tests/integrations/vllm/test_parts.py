@@ -199,7 +199,14 @@ def test_a_file_of_costs_is_checked_and_sets_the_first_prices(tmp_path: Path) ->
     costs.load_table(*read_costs(parse_options({"costs": str(file)}).costs))
     assert costs.seconds(8, 0, 0, 8)[[0, 8]] == pytest.approx([0.0064, 0.007])
     assert costs.draft_seconds(3) == pytest.approx(0.0012)
-    for bad in ("{}", '{"target_s": [0]}', '{"target_s": [2, 1]}', '{"target_s": {"a": [1]}}', "["):
+    for bad in (
+        "{}",
+        '{"target_s": [0]}',
+        '{"target_s": {"-1": [1]}}',
+        '{"target_s": [2, 1]}',
+        '{"target_s": {"a": [1]}}',
+        "[",
+    ):
         file.write_text(bad)
         with pytest.raises(DraftwiseError, match=r"cannot be used.*target_s"):
             parse_options({"costs": str(file)})
@@ -361,13 +368,16 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
         plugin.prepare(arguments(**given), name)
 
 
-def test_the_plug_in_does_not_import_numba() -> None:
+def test_the_plug_in_does_not_import_numba(tmp_path: Path) -> None:
     """vLLM's CPU backend ends at its start where it was imported before the worker was made."""
-    program = """
+    costs = tmp_path / "costs.json"
+    costs.write_text('{"target_s": [0.006, 0.0061]}')
+    program = f"""
 import sys
 from types import SimpleNamespace
 from draftwise.integrations.vllm import plugin
-args = SimpleNamespace(additional_config={}, speculative_config=None, async_scheduling=None,
+options = {{"draftwise": {{"costs": {str(costs)!r}}}}}
+args = SimpleNamespace(additional_config=options, speculative_config=None, async_scheduling=None,
                        max_num_seqs=None, compilation_config=None)
 plugin.prepare(args, plugin.SCHEDULER)
 print([name for name in ("numba", "llvmlite", "draftwise.controller.controller")

@@ -5,6 +5,7 @@ All are optional.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -86,8 +87,6 @@ def read_costs(given: Any) -> tuple[dict[int, float], tuple[float, float] | None
     1, 2, .. tokens per request, by number of requests (as a list: for one request), and
     ``draft_s["model"]`` those of a token of the model drafter.
     """
-    from draftwise.controller.costs import StepCosts  # loads numba, which others do without
-
     seconds: dict[int, float] = {}
     try:
         found = strict_json(read_text(Path(given).expanduser(), STATE_BYTES))
@@ -97,7 +96,12 @@ def read_costs(given: Any) -> tuple[dict[int, float], tuple[float, float] | None
                 tokens = int(num) * width
                 seconds[tokens] = max(float(step_s), seconds.get(tokens, 0.0))
         drafting = None if draft_s is None else (0.0, float(draft_s))
-        StepCosts().load_table(seconds, drafting)
+        # as load_table does, which would load numba before vLLM's worker is created
+        prices = [seconds[tokens] for tokens in sorted(seconds)]
+        if prices != sorted(prices) or not 0 < min(prices) <= max(prices) < math.inf:
+            raise ValueError("seconds must be above 0 and must not fall with the number of tokens")
+        if min(seconds) < 1:
+            raise ValueError("a number of requests must be at least 1")
     except (OSError, OverflowError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DraftwiseError(
             f"costs {shown(given)} cannot be used ({error}): write a file's path, and in the file "
