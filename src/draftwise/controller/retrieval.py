@@ -22,7 +22,7 @@ from draftwise.types import Ints
 
 SLICE = 2048
 """Prompt tokens that ``open`` indexes: less than half a millisecond."""
-MARGIN = 128
+LONGEST_DRAFT = 128
 """Tokens that are copied beyond those to be indexed, and of a text's end: the longest draft."""
 FULL = 0.7
 """Share of a block beyond which ``work`` prepares a larger one."""
@@ -89,9 +89,9 @@ class RetrievalIndex:
     """
 
     def __init__(self, max_draft: int = 16, history_tokens: int = 1 << 18) -> None:
-        if not 1 <= max_draft <= MARGIN or not 0 <= history_tokens <= 1 << 30:
+        if not 1 <= max_draft <= LONGEST_DRAFT or not 0 <= history_tokens <= 1 << 30:
             raise ValueError(
-                f"max_draft={max_draft} must be between 1 and {MARGIN},"
+                f"max_draft={max_draft} must be between 1 and {LONGEST_DRAFT},"
                 f" history_tokens={history_tokens} between 0 and 2**30"
             )
         self.max_draft = max_draft
@@ -132,8 +132,8 @@ class RetrievalIndex:
         Until then the caller must not change it.
         """
         num = len(tokens)
-        begin = np.asarray(tokens[: SLICE + MARGIN], np.int32)
-        end = np.asarray(tokens[max(num - MARGIN, 0) :], np.int32)
+        begin = np.asarray(tokens[: SLICE + LONGEST_DRAFT], np.int32)
+        end = np.asarray(tokens[max(num - LONGEST_DRAFT, 0) :], np.int32)
         if slot < 0 or slot in self._blocks:
             raise ValueError(f"slot {slot} is already open: close it first")
         if not 0 <= tenant < 2**31 - 1:
@@ -158,7 +158,7 @@ class RetrievalIndex:
     def _copy(self, max_tokens: int) -> None:
         """Copy tokens of new texts, as many as the indexing of ``max_tokens`` may read."""
         for slot, tokens in sorted(self._uncopied.items()):
-            start = int(self._table[slot, kernels.INDEXED]) + MARGIN
+            start = int(self._table[slot, kernels.INDEXED]) + LONGEST_DRAFT
             # an id beyond the checked ones must neither stop the engine nor be negative
             part = np.asarray(tokens[start : start + max_tokens], np.int64) & 0x7FFFFFFF
             self._blocks[slot][start : start + len(part)] = part
