@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from draftwise import zoo
-from vllm_e2e.jobs import DRAFT_MODEL, IN_PROCESS, job_of, mixed_requests, run
+from vllm_e2e.jobs import DRAFT_MODEL, IN_PROCESS, ended, job_of, mixed_requests, run
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "retrieval": {},
@@ -136,14 +133,7 @@ for salt in "ba":
 with open({str(tmp_path / "out.json")!r}, "w") as file:
     json.dump([prompt, secret, drafts], file)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | IN_PROCESS,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    done = ended("-c", program, **IN_PROCESS)
     assert done.returncode == 0, done.stderr[-3000:]
     prompt, secret, drafts = json.loads((tmp_path / "out.json").read_text())
     hidden = grams(secret[told:]) - grams(prompt + secret[: told + 1])
@@ -175,13 +165,6 @@ from vllm import LLM
 LLM(model={str(zoo.target_path())!r}, enforce_eager=True, scheduler_cls=
     "draftwise.integrations.vllm.Scheduler", **{config!r})
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | IN_PROCESS,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    done = ended("-c", program, **IN_PROCESS)
     assert done.returncode != 0
     assert reason in done.stderr

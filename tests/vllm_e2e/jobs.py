@@ -43,18 +43,23 @@ def mixed_requests(num: int = 64) -> list[dict[str, Any]]:
     return requests
 
 
-def run(folder: Path, name: str, job: dict[str, Any], **environment: str) -> dict[str, Any]:
-    """Run a job in a process of its own."""
-    job = {"out": str(folder / f"{name}.out.json")} | job
-    (folder / f"{name}.json").write_text(json.dumps(job))
-    done = subprocess.run(
-        [sys.executable, str(ENGINE), str(folder / f"{name}.json")],
+def ended(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """This interpreter with these arguments, once it has ended."""
+    return subprocess.run(
+        [sys.executable, *arguments],
         env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
         timeout=1500,
     )
+
+
+def run(folder: Path, name: str, job: dict[str, Any], **environment: str) -> dict[str, Any]:
+    """Run a job in a process of its own."""
+    job = {"out": str(folder / f"{name}.out.json")} | job
+    (folder / f"{name}.json").write_text(json.dumps(job))
+    done = ended(str(ENGINE), str(folder / f"{name}.json"), **environment)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(Path(job["out"]).read_text())
     return found
