@@ -73,6 +73,10 @@ class FakeRow:
             self.answer.finish_reason,
         )  # fmt: skip
 
+    def output(self) -> RequestOutput:
+        """Nothing is new between two rounds."""
+        return RequestOutput(self.id, stats=self.stats)
+
 
 class FakeEngine:
     """Rows of up to ``max_rows`` grow by 1, 2, 3, 1, ... tokens a step.

@@ -275,7 +275,9 @@ class Worker:
         if request is not None and request.answer.finish_reason is None:
             with suppress(DraftwiseError):  # a round that failed may have lost it
                 self.engine.cancel(request.id)
-        self._end(handle, RequestOutput(finish_reason=reason, error=why))
+        part = RequestOutput() if request is None else request.output()  # what was held back
+        part.finish_reason, part.error = reason, why
+        self._end(handle, part)
 
     def _end(self, handle: RequestHandle, part: RequestOutput) -> None:
         self._handles = [one for one in self._handles if one is not handle]
