@@ -398,3 +398,20 @@ def test_a_thousand_requests_leave_no_storage_behind() -> None:
         run(engine)
         sizes.append(engine.num_cache_bytes)
     assert max(sizes[5:]) == min(sizes[5:])
+
+
+def test_a_round_that_fails_leaves_its_tokens_to_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server reads what a request still had to say after the error of its step."""
+    made = speculator(POOLS["good"], "fixed:1", lengths=(4,))
+    engine = made.engine()
+    request = ask(made, PROMPTS[0], 40)
+    engine.admit(request)
+    told = [token for output in engine.step() for token in output.tokens]
+    monkeypatch.setattr(engine._loop, "costs", broken)  # after the round's tokens are committed
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    last = request.output()
+    assert last.tokens
+    assert told + last.tokens == plain_greedy(PROMPTS[0], 40)[: len(told + last.tokens)]

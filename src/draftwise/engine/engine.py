@@ -278,10 +278,15 @@ class Engine:
             requests, rounds = {request.id: request for request in self._all()}, list[Round]()
             try:
                 rounds = self._step()
+            except BaseException:
+                for request in requests.values():
+                    if request.is_over and request.sink is not None:  # others are asked for it
+                        request.output()
+                raise
             finally:
                 self._is_stepping = False
-                outputs = [requests.pop(round_.request).output(round_) for round_ in rounds]
-                outputs += [request.output() for request in requests.values() if request.is_over]
+            outputs = [requests.pop(round_.request).output(round_) for round_ in rounds]
+            outputs += [request.output() for request in requests.values() if request.is_over]
             if self._was_allowed != (allowed := self.drafting_allowed):
                 self._was_allowed = allowed
                 _LOG.info(
