@@ -4,6 +4,8 @@
     python -m benchmarks gpu_check --target MODEL --drafter HEAD --method eagle3 --lengths 3 5
     python -m benchmarks gpu_check --cpu                  # the same on vLLM's CPU build
     python -m benchmarks gpu_check --dry                  # the same on a simulated engine
+    python -m benchmarks gpu_check --target FOLDER/target --drafter FOLDER/head --composed
+                                                          # models from `benchmarks padded`
 
 Run it in vLLM's environment, with draftwise installed there. Each method runs an engine with vLLM's
 default flags, one after the other (a GPU holds one), on the same blocks of bundled prompts,
@@ -14,7 +16,8 @@ a step has K + 1 tokens for each request.
 
 Composed seconds are those of ``gpu_replay``: kernel times measured by AIConfigurator (Apache-2.0,
 vLLM 0.24 tables), summed up for Llama-3.1-8B in bfloat16 on one H100
-(``results/gpu_composed.json``, written by ``--compose FOLDER``). Other models have none.
+(``results/gpu_composed.json``, written by ``--compose FOLDER``). ``--composed`` compares them with
+another target of that shape. A method whose engine fails is left out of the result, with a message.
 """
 
 from __future__ import annotations
@@ -130,6 +133,20 @@ def blocks(sizes: Sequence[int], num: int) -> dict[int, list[list[str]]]:
     return found
 
 
+def of_engine(
+    engine: Any, asked: Mapping[int, Sequence[Sequence[str]]], num_tokens: int
+) -> dict[int, list[dict[str, Any]]]:
+    """By number of requests: measurements of each block."""
+    found = {}
+    for size, own in asked.items():
+        warm = {"prompts": own[0], "max_tokens": 16}
+        engine(warm)
+        tasks = [{"prompts": block, "max_tokens": num_tokens} for block in own]
+        found[size] = [engine(task) for task in tasks]
+    engine.close()
+    return found
+
+
 def measure(
     make: Callable[[Mapping[str, Any]], Any], args: argparse.Namespace
 ) -> dict[str, dict[int, list[dict[str, Any]]]]:
@@ -138,16 +155,13 @@ def measure(
     asked = blocks(args.requests, args.blocks)
     for name, (options, _) in engines(args).items():
         print(f"{name}: starting vLLM", file=sys.stderr)
-        engine = make(options)
-        found[name] = {}
-        for size, own in asked.items():
-            warm = {"prompts": own[0], "max_tokens": 16}
-            engine(warm)
-            tasks = [{"prompts": block, "max_tokens": args.tokens} for block in own]
-            found[name][size] = [engine(task) for task in tasks]
-        engine.close()
-        del engine
+        try:
+            found[name] = of_engine(make(options), asked, args.tokens)
+        except (SystemExit, BrokenPipeError) as error:
+            print(f"{name}: left out: {error}", file=sys.stderr)
         gc.collect()
+    if "none" not in found:
+        sys.exit("without plain decoding there is nothing to compare with")
     return found
 
 
@@ -272,6 +286,7 @@ def parsed() -> argparse.Namespace:
         engine={"default": "{}", "help": "more options of vLLM's LLM, as JSON"},
         cpu={"action": "store_true", "help": "vLLM's CPU build, the bundled target"},
         dry={"action": "store_true", "help": "a made-up engine: no vLLM, no GPU"},
+        composed={"action": "store_true", "help": "compare step times with the composed ones"},
         compose={"type": Path, "metavar": "FOLDER", "help": "only compose step costs"},
     )  # fmt: skip
     if args.cpu:
@@ -301,7 +316,8 @@ def main() -> None:
     if not args.dry:
         refuse_without(args.cpu)
     measured = measure(MadeUp if args.dry else vllm_engine, args)
-    composed = Composed(load("gpu_composed")) if args.target == TARGET and not args.cpu else None
+    args.composed |= args.target == TARGET and not args.cpu
+    composed = Composed(load("gpu_composed")) if args.composed else None
     drafted = {name: length for name, (_, length) in engines(args).items()}
     steps = list(step_rows(measured, drafted, composed))
     speeds = list(speed_rows(measured))
