@@ -174,8 +174,9 @@ def test_the_first_price_is_not_that_of_a_step_that_read_prompts() -> None:
 
 
 def test_a_pause_counts_for_little() -> None:
-    costs = StepCosts()
-    for seconds in (*[0.01] * 30, 5.0):
+    costs, counted = StepCosts(), []
+    for seconds in (*[0.01] * 30, 5.0, 5.0, 5.0, 0.01, 5.0):
         costs.observe(Step(1, 1, seconds), 100)
-    assert costs.counted_s == pytest.approx(0.04, rel=0.05)
+        counted.append(costs.counted_s)
+    assert counted[30:] == pytest.approx([0.01, 0.01, 0.04, 0.01, 0.01], rel=0.05)
     assert costs.seconds(1, 100, 0, 0).item() == pytest.approx(0.01, rel=0.05)

@@ -62,6 +62,9 @@ SCALE_STEPS = 6
 SCALE_CHANGE = 0.12
 PAUSE = 4.0
 """A step counts for at most this multiple of its predicted seconds (the machine paused)."""
+MOST_PAUSES = 2
+"""Steps in a row beyond PAUSE that count as predicted: an engine loads or compiles a kernel when a
+shape first occurs, which says nothing about the shape's later steps."""
 MOST_LOADED = 1e9
 """Largest number of a state: squares of larger ones end in infinities."""
 FIRST_MIXED = 32
@@ -74,7 +77,7 @@ TABLE_SPREAD = 0.02
 
 PLAIN, VARIANCE, RUN, STRIKES, RATIOS = range(5)
 """Scalars: seconds of the plain step behind the prior, variance of a measurement, steps since the
-last rescaling, whether the latest step of a new shape was an outlier, and from RATIOS on measured
+last rescaling, outliers among the latest steps of new shapes in a row, and from RATIOS on measured
 over predicted seconds of the latest steps."""
 
 
@@ -165,10 +168,10 @@ def _update(
     innovation = y - believed
     bound = OUTLIER * np.sqrt(variance)
     if variance > NEW * noise:
-        # an unknown shape may take twice the predicted seconds, and more than that only if two
-        # steps in a row do
-        if abs(innovation) > max(bound, believed) and scalars[STRIKES] == 0.0:
-            scalars[STRIKES] = 1.0
+        # an unknown shape may take twice the predicted seconds, and more than that only if more
+        # than MOST_PAUSES steps in a row do
+        if abs(innovation) > max(bound, believed) and scalars[STRIKES] < MOST_PAUSES:
+            scalars[STRIKES] += 1.0
             return
         scalars[STRIKES] = 0.0
         bound = np.inf
@@ -236,7 +239,8 @@ class StepCosts:
 
     State: mean and covariance of the coefficients (a normal distribution), the plain step behind
     the prior, the noise, and the largest step that was measured. ``counted_s``: seconds of the
-    latest step, at most PAUSE times the prediction.
+    latest step; where it is beyond PAUSE times the prediction, that multiple, or the prediction
+    itself for up to MOST_PAUSES steps in a row.
     """
 
     def __init__(self) -> None:
@@ -244,7 +248,7 @@ class StepCosts:
         self.largest = 0
         self.longest = 0
         self.counted_s = 0.0
-        self._num_mixed = self._first_tokens = 0
+        self._num_mixed = self._first_tokens = self._num_pauses = 0
         self._context = self._num_far = 0
         self._mean: Floats = np.zeros(SIZE)
         self._spread: Floats = np.zeros((SIZE, SIZE))
@@ -275,8 +279,11 @@ class StepCosts:
             self.largest, step.seconds, EDGES, self._scales, self._mean, self._spread,
             self._scalars,
         )  # fmt: skip
-        if believed > 0:
-            self.counted_s = min(step.seconds, PAUSE * believed)
+        if 0 < PAUSE * believed < step.seconds:
+            self._num_pauses += 1
+            self.counted_s = believed * (1.0 if self._num_pauses <= MOST_PAUSES else PAUSE)
+        else:
+            self._num_pauses = 0
         self.num_steps += 1
         self.largest = max(self.largest, step.num_tokens)
         self.longest = max(self.longest, step.num_drafted)

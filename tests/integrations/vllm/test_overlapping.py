@@ -90,6 +90,24 @@ def test_good_drafts_are_verified_whole_and_bad_ones_hardly() -> None:
     assert counts.accepted["model"] == good.emitted - counts.rounds
 
 
+def test_kernels_that_load_when_a_shape_first_occurs_do_not_end_drafts() -> None:
+    """On a GPU the first step of a shape takes up to hundreds of usual ones."""
+
+    class Loading(FakeAsync):
+        def comes_back(self, scheduled: Any) -> None:
+            shape = len(scheduled.num_scheduled_tokens), scheduled.num_spec_tokens_to_schedule
+            if shape not in seen:
+                seen.add(shape)
+                self.now += 30.0
+            super().comes_back(scheduled)
+
+    seen: set[tuple[int, int]] = set()
+    engine, usual = (make(0.5, token_s=0.01) for make in (Loading, FakeAsync))
+    engine.run(300), usual.run(300)
+    assert len(seen) > 3
+    assert engine.emitted > 0.9 * usual.emitted > 1.3 * 300 * 4
+
+
 def test_acceptance_is_learnt_of_the_step_that_comes_back() -> None:
     """Half of all tokens are accepted, whatever was chosen since for the steps under way."""
     engine = FakeAsync(0.5, token_s=0.01)
