@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwise.controller.costs import MOST_PAUSES
 from draftwise.engine.drafting import Drafting, Nonsense, Pool
 from draftwise.engine.records import Round, as_logprobs, logprobs
 from draftwise.engine.request import EMPTY, Request, RoundState
@@ -27,7 +28,7 @@ from draftwise.nn.trees import draft_branches
 from draftwise.nn.verify import DraftTreeBatch, overlaps, ratios, rejection_sample
 from draftwise.types import Costs, Draft, Evidence, Floats, Ints, Scores, Verdict
 
-PAUSE = 8.0  # most plain rounds charged for one round: a longer one was interrupted
+PAUSE = 8.0  # plain rounds beyond which a round was interrupted
 SURE = 1.3  # expected speed relative to plain at which a request drafts on an empty account
 REQUEST_CREDIT = 0.005, 1.0
 """Credit of a new request, divided by the rows of the batch: plain rounds per token that its answer
@@ -44,7 +45,8 @@ class Loop:
         self._pool, self._cache, self._drafting = pool, cache, drafting
         self.seconds: dict[str, float] = {}  # by phase
         self._verify_s = self._plain_s = self._probe_s = 0.0
-        self._num_idle, self._lap_start = 0, 0.0
+        self._num_idle = self._num_pauses = 0
+        self._lap_start = 0.0
 
     def round(self, requests: Sequence[Request]) -> list[Round]:
         """Run one round; return one record per request."""
@@ -111,6 +113,9 @@ class Loop:
         if has_drafted:
             self._num_idle = 0
         plain_s = self._plain_s if has_drafted else seconds - reading_s
+        self._num_pauses = self._num_pauses + 1 if seconds - reading_s > PAUSE * plain_s else 0
+        if 0 < self._num_pauses <= MOST_PAUSES:  # a kernel was loaded, or the machine paused
+            seconds = plain_s + reading_s
         seconds = min(seconds, PAUSE * plain_s)
         emitted = sum(state.num_emitted for state in states) / len(states)
         # the rows of a batch learn at the same time: it needs fewer rounds
