@@ -218,6 +218,22 @@ def own_time() -> str:
     return table([*heads, "nothing to draft", "p99"], rows)
 
 
+def gpu_check() -> str:
+    found = load("gpu_check")
+    ms = {(row["method"], row["requests"]): row for row in found["steps"]}
+    rows = []
+    for row in found["speeds"]:
+        step = ms[row["method"], row["requests"]]
+        composed = step.get("composed_ms")
+        rows.append([
+            str(row["requests"]), row["method"].replace("none", "no drafts"),
+            num(step["step_ms"]), num(composed) if composed else "—",
+            num(step["emitted_each"]), num(row["tok_per_s"], 0), span(*row["x_plain"]),
+        ])  # fmt: skip
+    heads = ["requests", "method", "ms a step", "composed for an H100", "tokens a step", "tok/s"]
+    return table([*heads, "of no drafts"], rows)
+
+
 GPU_MODELS = {"8B": "gpu_replay_8b", "70B": "gpu_replay_70b"}
 
 
@@ -277,7 +293,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for make in (
         startup, benchmarks, overhead, engine, trees, argmax, misled, widths,
         serving, sglang, mutants, survivors, own_time, gpu_draftwise, gpu_others,
-        gpu_gap, constants,
+        gpu_gap, gpu_check, constants,
     )
 }  # fmt: skip
 
