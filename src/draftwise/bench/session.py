@@ -31,6 +31,8 @@ from draftwise.files import write_text
 from draftwise.speculator import Speculator
 from draftwise.types import NONE, DraftwiseError, Plan
 
+EXPLORED = {"fixed", "peers"}
+"""Groups whose members an exploration run finds."""
 RESULTS, TRACE = "results.json", "trace.jsonl"
 """In the bench's folder: what it found, and the trace of the first look."""
 
@@ -365,11 +367,12 @@ class ContestResult:
 
 def measure(
     wanted: BenchSettings, suite: Suite, store: RunStore, base: Speculator, goes_on: GoesOn,
-    report: Report, studio: Any = None,
+    report: Report, studio: Any = None, explores: bool = True,
 ) -> ContestResult | None:  # fmt: skip
     """Run what is missing and summarize all runs; None if no turn is complete.
 
     studio: the lab's module ``draftwise_lab.bench.studio``; None = the group ``fixed`` is empty.
+    explores: whether to record the exploration run even if no group needs it (for the report).
     """
     items, asked = suite.items, Asked(wanted.tokens, wanted.temperature)
     encoder, settings = Encoder(base, asked), store.settings()
@@ -378,7 +381,9 @@ def measure(
     now = {"environment": made_on, "command": command()}
     if settings is None:
         questions = [Question(item.domain, encoder.prompt(item, [])) for item in items]
-        known = _first_look(wanted, asked, questions, base, goes_on, report, studio)
+        explores = explores or not EXPLORED.isdisjoint(wanted.methods or DEFAULT_METHODS)
+        looking = studio if explores else None
+        known = _first_look(wanted, asked, questions, base, goes_on, report, looking)
         if known is None:
             return None
         names = expand(wanted.methods or DEFAULT_METHODS, known)

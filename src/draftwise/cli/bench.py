@@ -103,7 +103,9 @@ def bench(
                 is_late = limit is not None and time.monotonic() - began > 60 * limit
                 return not (is_stopped() or is_late)
 
-            measured = measure(chosen, items, store, speculator, goes_on, bars.show, studio)
+            measured = measure(
+                chosen, items, store, speculator, goes_on, bars.show, studio, with_report
+            )
         if measured is not None:
             _conclude(measured, out, studio if with_report else None, as_json=as_json)
             if studio is None and not no_report:
