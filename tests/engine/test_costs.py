@@ -77,9 +77,10 @@ def test_drafts_after_a_far_longer_text_do_not_raise_the_price_of_plain_decoding
 
     for context in range(50, 150):
         measured(int(rng.integers(1, 17)), context)
-    assert not cost_model.is_far(500)
+    while cost_model.wants_plain(1, 500):
+        measured(1, 150)
     num_plain = 0
-    while cost_model.is_far(2500):
+    while cost_model.wants_plain(1, 2500):
         measured(1, 2500)
         num_plain += 1
     assert num_plain == 2
@@ -87,6 +88,31 @@ def test_drafts_after_a_far_longer_text_do_not_raise_the_price_of_plain_decoding
     np.testing.assert_allclose(plain_s, seconds(1, 2500), rtol=0.04)
     found = cost_model.costs(1, 17, 2500).target_s[8:]
     np.testing.assert_allclose(found, [seconds(n, 2500) for n in range(9, 18)], rtol=0.05)
+
+
+def test_where_wide_forwards_are_dear_the_first_drafts_are_few_and_short() -> None:
+    """Plain decoding is measured first: 17 tokens would otherwise become its price."""
+    cost_model, wide = MeasuredCostModel({"a": 0.0}), []
+    for _ in range(300):
+        most = 1
+        if not cost_model.wants_plain(1, 100):
+            target_s = cost_model.costs(1, 17, 100).target_s
+            tokens = 1 + np.cumsum(0.7 ** np.arange(17))  # of a draft whose tokens survive so
+            most = 1 + int((tokens / target_s).argmax())
+        wide.append(most)
+        cost_model.record_target_step(1, most, 100, 1.0 + 0.8 * (most - 1))
+    assert wide[:3] == [1, 1, 2]
+    assert sum(width > 1 for width in wide) < 10
+    np.testing.assert_allclose(cost_model.costs(1, 3, 100).target_s[:2], [1.0, 1.8], rtol=0.05)
+
+
+def test_plain_decoding_is_measured_again_now_and_then() -> None:
+    cost_model, num = MeasuredCostModel({}), [0, 0]
+    for _ in range(2000):
+        is_plain = cost_model.wants_plain(1, 100)
+        num[is_plain] += 1
+        cost_model.record_target_step(1, 1 if is_plain else 5, 100, 1.0)
+    assert num[1] == 2 + 4  # after 16, 64, 256 and 1024 with drafts
 
 
 def test_nothing_measured_is_one_unit_and_the_guess() -> None:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.controller import StepCosts
 from draftwise.drafters import Context, NeuralSession
-from draftwise.engine import Loop, Round
+from draftwise.engine import Loop, MeasuredCostModel, Round
 from draftwise.policies.goodput import Goodput
 from draftwise.speculator import Speculator
 from draftwise.types import NONE, Costs, Decision, Feedback, SamplingParams, TreeShape
@@ -159,11 +158,13 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
     assert known == [True] * 8 + [number % 4 == 0 for number in range(9, 20)], known
 
 
-def test_far_longer_texts_begin_with_plain_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_and_far_longer_texts_begin_with_plain_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Their price is measured before drafts are judged by it; tokens stay the same."""
-    monkeypatch.setattr(module_of(StepCosts), "FAR_TOKENS", 16)
+    monkeypatch.setattr(module_of(MeasuredCostModel), "FAR_TOKENS", 16)
     made = cheap(speculator(["good", "lookup"], "goodput", lengths=(1, 4)))
-    for prompt, num_plain in (([7], 0), (PROMPTS[0] * 8, 2), (PROMPTS[0] * 8, 0)):
+    for prompt, num_plain in (([7], 2), (PROMPTS[0] * 8, 2), (PROMPTS[0] * 8, 0)):
         rounds = list(made.start(prompt, max_new_tokens=30))
         known = [bool(round_.matches) for round_ in rounds]
         assert known[:3] == [False] * num_plain + [True] * (3 - num_plain)

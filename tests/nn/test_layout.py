@@ -61,7 +61,8 @@ def uses_blocks(layer: Prepacked, states: torch.Tensor) -> bool:
     """Tried by blocks of another weight: does the answer follow them?"""
     right, kept = layer(states), layer._blocks
     assert kept is not None
-    layer._blocks = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach() + 1, 16)
+    wrong = (layer.weight.detach() + 1).to(kept.dtype)  # not every dtype has blocks everywhere
+    layer._blocks = torch.ops.mkldnn._reorder_linear_weight(wrong, 16)
     other = layer(states)
     layer._blocks = kept
     return not torch.equal(other, right)

@@ -69,9 +69,6 @@ MOST_LOADED = 1e9
 """Largest number of a state: squares of larger ones end in infinities."""
 FIRST_MIXED = 32
 """Prefill steps that are skipped at the start while no pure decoding step was measured."""
-FAR, FAR_TOKENS, FAR_STEPS = 2.0, 512, 2
-"""A context is far beyond the longest of FAR_STEPS plain steps if it has more than FAR times its
-tokens and FAR_TOKENS more."""
 TABLE_SPREAD = 0.02
 """Standard deviation of a jump from a price table, as a share of a plain step."""
 
@@ -249,7 +246,6 @@ class StepCosts:
         self.longest = 0
         self.counted_s = 0.0
         self._num_mixed = self._first_tokens = self._num_pauses = 0
-        self._context = self._num_far = 0
         self._mean: Floats = np.zeros(SIZE)
         self._spread: Floats = np.zeros((SIZE, SIZE))
         self._scales = np.ones(NUM_OTHERS)
@@ -287,18 +283,7 @@ class StepCosts:
         self.num_steps += 1
         self.largest = max(self.largest, step.num_tokens)
         self.longest = max(self.longest, step.num_drafted)
-        has_drafts = step.num_tokens > step.num_requests + step.num_prefill
-        if not has_drafts and self.is_far(num_context):
-            self._num_far = (self._num_far + 1) % FAR_STEPS
-            self._context = self._context if self._num_far else num_context
         return float(plain)
-
-    def is_far(self, num_context: int) -> bool:
-        """Whether a step without drafts should be measured before drafts after texts as long.
-
-        Otherwise the model would take a part of what drafts cost for the price of the context.
-        """
-        return num_context > FAR * self._context + FAR_TOKENS
 
     def _was_slow(self, step: Step) -> bool:
         """Whether the first steps were slower than this one (warm-up, a long prompt)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from statistics import median
 
@@ -14,6 +14,12 @@ from draftwise.types import Costs
 
 _WINDOW = 15
 _FEW = 4
+FIRST_PLAIN = 2
+"""Plain rounds that are measured before drafts for each doubling of the rows, and of the longest
+texts where these are FAR_TOKENS longer."""
+FAR_TOKENS = 512
+PLAIN_EVERY = 16, 1024
+"""Rounds with drafts before the next plain one: at first, and at most; 4 times as many each time."""
 
 
 class _Samples:
@@ -53,17 +59,40 @@ class MeasuredCostModel:
         warm_up()
         self._draft: dict[str, dict[int, _Samples]] = {name: {} for name in relative_costs}
         self._read: dict[str, _Samples] = {}
+        self._plain = Counter[int]()
+        self._longest = self._num_far = self._num_drafted = 0
+        self._next_plain = PLAIN_EVERY[0]
 
     def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
         """Record a target forward; return the seconds of the same step without drafts.
 
         tokens: of all rows, padding included. context: tokens of all rows' texts before it.
         """
+        if tokens > rows:
+            self._num_drafted += 1
+        else:
+            self._plain[rows.bit_length()] += 1
+            if self._is_far(context):
+                self._num_far = (self._num_far + 1) % FIRST_PLAIN
+                self._longest = self._longest if self._num_far else context
+            if self._num_drafted >= self._next_plain:
+                self._next_plain = min(4 * self._next_plain, PLAIN_EVERY[1])
+            self._num_drafted = 0
         return self._target.observe(Step(rows, tokens, seconds), context)
 
-    def is_far(self, context: int) -> bool:
-        """Whether a plain round should be measured before drafts with texts as long as these."""
-        return self._target.is_far(context)
+    def wants_plain(self, rows: int, context: int) -> bool:
+        """Whether a round without drafts should be measured before the next one with drafts.
+
+        Otherwise a part of what drafts cost would be taken for the price of plain decoding.
+        """
+        return (
+            self._plain[rows.bit_length()] < FIRST_PLAIN
+            or self._is_far(context)
+            or self._num_drafted >= self._next_plain
+        )
+
+    def _is_far(self, context: int) -> bool:
+        return context > 2 * self._longest + FAR_TOKENS
 
     def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
         """Record ``steps`` draft steps over ``rows`` rows that took ``seconds`` in all."""
@@ -85,6 +114,10 @@ class MeasuredCostModel:
             known = self._target.seconds(rows, context, 0, rows * (max_tokens - 1))
             # a forward over fewer tokens than rows does not occur
             seconds = np.concatenate([np.full(rows - 1, known[0]), known])
+            # first drafts are short: far beyond the largest forward a token costs as without drafts
+            far = 2 * max(self._target.largest, rows)
+            dear = known[0] / rows * np.arange(far + 1, len(seconds) + 1)
+            seconds[far:] = np.maximum(seconds[far:], dear)
         target_s, size = seconds[rows - 1 :: rows], rows.bit_length()
         draft_s, plain_s = {}, float(target_s[0])
         for drafter, relative in self._relative.items():
@@ -114,7 +147,7 @@ class FixedCostModel:
     def clock(self) -> float:
         return self._now
 
-    def is_far(self, context: int) -> bool:
+    def wants_plain(self, rows: int, context: int) -> bool:
         return False
 
     def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:

@@ -89,12 +89,12 @@ class Loop:
         """Whether the round only decodes: no policy chooses, and all learn from it later.
 
         While the guard is closed and no row expects SURE times the speed of plain decoding, drafts
-        are looked for in every fourth round only. Before drafts after texts far longer than any
-        before, the price of plain decoding is measured.
+        are looked for in every fourth round only. The price of plain decoding is measured before
+        drafts and, seldom, between them.
         """
-        if (can_rest := all(r.can_rest for r in requests)) and self._pool.cost_model.is_far(
-            sum(len(request.context.tokens) for request in requests)
-        ):
+        context = sum(len(request.context.tokens) for request in requests)
+        can_rest = all(request.can_rest for request in requests)
+        if can_rest and self._pool.cost_model.wants_plain(len(requests), context):
             return True
         if self._pool.guard.allows_drafts or not can_rest:
             self._num_idle = 0
