@@ -19,7 +19,7 @@ FIRST_PLAIN = 2
 texts where these are FAR_TOKENS longer."""
 FAR_TOKENS = 512
 PLAIN_EVERY = 16, 1024
-"""Rounds with drafts before the next plain one: at first, and at most; 4 times as many each time."""
+"""Rounds with drafts before the next plain one: first, and at most; 4 times as many each time."""
 
 
 class _Samples:
