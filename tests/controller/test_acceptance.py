@@ -44,7 +44,7 @@ def world() -> tuple[Slots, Tables]:
 def take(
     known: Slots, tables: Tables, offer: Sequence[int] = (), proposal: Sequence[int] = (),
     match: int | None = None, slots: Sequence[int] = (0,),
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int, int]:  # fmt: skip
     """The same for all slots; match: of a proposal; None: texts are not searched."""
     num = len(slots)
     found = np.zeros((num, MOST), np.int32)
@@ -59,8 +59,8 @@ def take(
     )  # fmt: skip
 
 
-def learn(known: Slots, tables: Tables, emitted: list[int], verified: int | None = None) -> None:
-    learn_acceptance(
+def learn(known: Slots, tables: Tables, emitted: list[int], verified: int | None = None) -> int:
+    return learn_acceptance(
         np.zeros(1, np.int64), np.array(emitted, np.int32), np.array([len(emitted)]),
         NONE if verified is None else np.array([verified]), known, tables,
     )  # fmt: skip
@@ -83,9 +83,9 @@ def copied(tables: Tables) -> Tables:
 def test_the_models_survival_is_the_product_of_its_hazards() -> None:
     known, tables = world()
     tables.model[2, 3, :, 0], tables.model[2, 3, :, 1] = [1, 2, 3, 4], 10
-    known.facts[0, [LAST, GROUP]] = 2, 3
+    known.facts[0, [LAST, GROUP, LENGTH]] = 2, 3, 90
     known.factors[0, MODEL] = 32, 8  # (32 + 16) / (8 + 16) = 2
-    assert take(known, tables, [5, 6]) == (2, 0)
+    assert take(known, tables, [5, 6]) == (2, 0, 90)
     assert known.facts[0, OFFERED] == 2
     assert known.survival[0, MODEL] == pytest.approx(np.cumprod([0.8, 0.6, 0.4, 0.2]))
     assert known.tokens[0, MODEL, :2].tolist() == [5, 6]
@@ -114,11 +114,12 @@ def test_what_comes_after_a_rejection_is_not_counted(
     known, tables = world()
     known.tokens[0, MODEL, :3] = [1, 2, 3]
     known.facts[0, [OFFERED, PLAYED_MODEL]] = 3
+    known.facts[0, LENGTH] = 90
     before = copied(tables)
-    learn(known, tables, emitted)
+    assert learn(known, tables, emitted) == 90
     assert seen(before, tables) == [((0, 0, place), bad, 1) for place, bad in positions]
     assert known.facts[0, LAST] == outcome
-    assert known.facts[0, LENGTH] == len(emitted)
+    assert known.facts[0, LENGTH] == 90 + len(emitted)
 
 
 def test_a_draft_that_was_not_verified_is_judged_by_its_first_token_alone() -> None:

@@ -173,21 +173,23 @@ def take(
     slots: Ints, rooms: Ints, offers: Int32, lengths: Ints, found: Int32, num_found: Int32,
     match: Int32, hits: Int32, agree: Int32, known: Slots, tables: Tables, has_model: bool,
     floor: float, rows: Ints, drafts: Int32, nums: Ints, left: Ints,
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int, int]:  # fmt: skip
     """Store the drafts of the model and of retrieval with their survival probabilities.
 
     offers, lengths: concatenated drafts of the model; lengths is empty if it did not draft. found,
     num_found, match, hits, agree: proposals of retrieval; match is empty if texts were not
     searched. floor: survival of a draft's last token below which no continuation is worth its
     price. rows, drafts, nums, left (outputs): slots, tokens, lengths and remaining room of drafts
-    that may be worth continuing. Returns the length of the longest draft and the number of rows.
+    that may be worth continuing. Returns the length of the longest draft, the number of these rows,
+    and the tokens of all texts.
     """
     facts, tokens, survival, factors = known
     length = tokens.shape[2]
     hazards = tables.matches[:, :, 0] / tables.matches[:, :, 1]
-    begin, longest, count = 0, 0, 0
+    begin, longest, count, context = 0, 0, 0, 0
     for i in range(len(slots)):
         slot = slots[i]
+        context += facts[slot, LENGTH]
         facts[slot, : BRANCHES + 1] = 0
         facts[slot, ROOM] = room = min(max(rooms[i], 0), length)
         if len(lengths):
@@ -220,7 +222,7 @@ def take(
             for j in range(offered):
                 drafts[count, j] = tokens[slot, MODEL, j]
             count += 1
-    return longest, count
+    return longest, count, context
 
 
 @compiled
@@ -302,14 +304,15 @@ def _shorten(facts: Ints, verified: int) -> None:
 @compiled
 def learn(
     slots: Ints, emitted: Int32, counts: Ints, verified: Ints, known: Slots, tables: Tables
-) -> None:
+) -> int:
     """Score every drafter's proposals against the tokens that a step emitted.
 
     slots, counts: [rows]; emitted: [sum of counts]. verified: [rows] verified tokens of each
-    draft, or empty if all were verified.
+    draft, or empty if all were verified. Returns the tokens of all texts before the step.
     """
     all_facts, all_tokens, all_survival, all_factors = known
     begin: Any = np.int64(0)
+    context: Any = np.int64(0)
     for i in range(len(slots)):
         slot, count = slots[i], counts[i]
         facts, tokens, factors = all_facts[slot], all_tokens[slot], all_factors[slot]
@@ -342,10 +345,12 @@ def learn(
             )  # fmt: skip
         if branches:
             _learn_pair(facts, all_survival[slot], max(kept, min(found, own)), tables.joint)
+        context += facts[LENGTH]
         facts[LENGTH] += count
         begin += count
         for column in range(BRANCHES + 1):
             facts[column] = 0
+    return int(context)
 
 
 @compiled

@@ -34,7 +34,7 @@ from draftwise.controller.guard import Guard
 from draftwise.controller.retrieval import Proposals, RetrievalIndex
 from draftwise.types import Ints
 
-RATE_DISCOUNT = np.array([0.98, 0.995])
+RATE_DISCOUNT = 0.98, 0.995
 """Discount of the engine's speed relative to plain decoding, for each step: for choosing tokens,
 and for the model's length, which pays over the steps that follow."""
 PRICE_DISCOUNT = 0.8
@@ -117,7 +117,7 @@ class Controller:
         self._index = RetrievalIndex(length, history_tokens)
         self._worth = np.zeros(length + 2)
         self._num_lengths, self._next_plain = 0, FIRST_PLAIN
-        self._rates = np.zeros((2, 2))
+        self._worth_s = self._spent_s = 0.0, 0.0
         self._price = 0.0
         self._last_s = 0.0
         self._trial = limits.max_draft
@@ -202,15 +202,14 @@ class Controller:
         slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, num)
         counts = np.fromiter(map(len, emitted), np.int64, num)
         tokens = np.fromiter(chain.from_iterable(emitted), np.int32)
-        context = step.num_context
-        if context is None:
-            context = int(self._known.facts[slots, LENGTH].sum())
         advance = None
         if num > 1 and len(tokens) > num and self.batches.may_be_closed:
             advance = self.batches.advance(slots, self._known.facts[slots, LENGTH], counts)
-        self._account(step, context, len(tokens), advance)
         verified = _NOTHING if num_verified is None else np.fromiter(num_verified, np.int64, num)
-        acceptance.learn(slots, tokens, counts, verified, self._known, self._tables)
+        context = acceptance.learn(slots, tokens, counts, verified, self._known, self._tables)
+        if step.num_context is not None:
+            context = step.num_context
+        self._account(step, context, len(tokens), advance)
         self.kept += len(tokens)
         if self.limits.retrieval:
             self._index.extend(slots, tokens, counts)
@@ -237,8 +236,9 @@ class Controller:
             share = (plain - alone) / (step.num_requests - 1)
             batch_s = advance * (plain - step.num_requests * share) + num_emitted * share
         self.batches.observe(worth_s, batch_s, seconds, plain)
-        self._rates = RATE_DISCOUNT * self._rates
-        self._rates += np.array([[worth_s], [counted_s]])
+        fast, slow = RATE_DISCOUNT
+        self._worth_s = fast * self._worth_s[0] + worth_s, slow * self._worth_s[1] + worth_s
+        self._spent_s = fast * self._spent_s[0] + counted_s, slow * self._spent_s[1] + counted_s
         self._last_s = seconds
 
     def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
@@ -274,24 +274,23 @@ class Controller:
         self._num_choices += 1
         slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, num)
         # 1. acceptance: the survival probability of each further token
-        width = self._survivals(slots, np.fromiter(rooms, np.int64, num), offers)
-        most = self._most_tokens(num)
+        width, context = self._survivals(slots, np.fromiter(rooms, np.int64, num), offers)
+        most, margin = self._most_tokens(num), self._margin(num)
+        # 2. and 3. expected tokens, and seconds by the number of tokens
+        seconds = self.costs.seconds(num, context, 0, most)
+        plain_s = seconds.item(0)
         # the model's tokens are paid for: verify them even if the account is empty
-        margin = self._margin(num)
         if most <= 0 or not (width or margin < math.inf):
             self.promised += num
             self._num_idle += 1
-            self._decide_length(num)
+            self._decide_length(num, plain_s, margin)
             return [[] for _ in names]
-        # 2. and 3. expected tokens, and seconds by the number of tokens
-        context = int(self._known.facts[slots, LENGTH].sum())
-        seconds = self.costs.seconds(num, context, 0, most)
         if (left_s := self.batches.step_credit_s) < math.inf:
-            num_in = int(np.searchsorted(seconds, seconds.item(0) + left_s, "right"))
+            num_in = int(np.searchsorted(seconds, plain_s + left_s, "right"))
             most = max(num_in - 1, 0)
             seconds = seconds[: most + 1]
         # 4. choice: one price of a token for all requests
-        rate = self._rate(0, num, seconds.item(0)) * (1.0 if width else margin)
+        rate = self._rate(0, num, plain_s) * (1.0 if width else margin)
         drafted, expected, price = choose(
             slots, self._known, self._joint, self.limits.branches, seconds, rate, self._drafts,
             self._bounds,
@@ -307,7 +306,7 @@ class Controller:
         if self._restricted:
             slots = slots[self._allowed[slots, 0] > 0]
         self._to_learn = (slots, price) if len(slots) else None
-        self._decide_length(num)
+        self._decide_length(num, plain_s, margin)
         if not drafted:
             return [[] for _ in names]
         if self.limits.branches:
@@ -347,8 +346,8 @@ class Controller:
         Speed relative to plain decoding, averaged over fewer (0) or more (1) steps, times plain
         decoding at this number of requests, since few requests emit fewer tokens per second.
         """
-        worth_s, spent_s = self._rates[:, which].tolist()
-        return float(worth_s / spent_s * num / plain_s) if spent_s else 0.0
+        worth_s, spent_s = self._worth_s[which], self._spent_s[which]
+        return worth_s / spent_s * num / plain_s if spent_s else 0.0
 
     @property
     def _joint(self) -> float:
@@ -356,10 +355,12 @@ class Controller:
         seen, expected = self._tables.joint.tolist()
         return float(min(max(seen / expected, 0.0), 1.0)) if expected > 0 else 0.0
 
-    def _survivals(self, slots: Ints, rooms: Ints, offers: Sequence[Sequence[int]] | None) -> int:
+    def _survivals(
+        self, slots: Ints, rooms: Ints, offers: Sequence[Sequence[int]] | None
+    ) -> tuple[int, int]:
         """Fill the survival of the model's draft, of retrieval, and of retrieval after the model.
 
-        Returns the length of the model's longest draft.
+        Returns the length of the model's longest draft, and the tokens of all texts.
         """
         known, tables, num = self._known, self._tables, len(slots)
         if self._trial < self.limits.max_draft:
@@ -376,7 +377,7 @@ class Controller:
             searched = rooms * self._allowed[slots, 1] if self._restricted else rooms
             found = self._index.propose(slots, searched)
         floor = FLOOR_SHARE * self._price if self._num_choices % FLOOR_CHECK else 0.0
-        width, rows = acceptance.take(
+        width, rows, context = acceptance.take(
             slots, rooms, written, lengths, found.tokens, found.num_tokens, found.match,
             found.hits, found.agree, known, tables, self.limits.model, floor, self._rows,
             self._offered, self._nums, self._left,
@@ -389,7 +390,7 @@ class Controller:
                 after, self._offered[:rows, :width], self._nums[:rows], self._left[:rows]
             )
             acceptance.find_after(after, found.tokens, found.num_tokens, found.match, known, tables)
-        return int(width)
+        return width, context
 
     def _is_search_due(self, number: int) -> bool:
         """Whether texts are searched in this step: less often after many steps without a draft.
@@ -411,17 +412,15 @@ class Controller:
         priced = max(num * (2 if self._trial > 1 and num <= FEW_REQUESTS else 1), priced)
         return max(0, min(self.limits.max_step_tokens - num, priced, length * num))
 
-    def _decide_length(self, num: int) -> None:
+    def _decide_length(self, num: int, plain_s: float, margin: float) -> None:
+        """plain_s: seconds of the coming step without drafts. margin: of ``_margin``."""
         if not self.limits.model or not self.costs.is_known:
             self.num_to_draft = 0
             return
         length, longest = 0, self._longest()
-        margin = self._margin(num)
         if margin < math.inf:
-            context = self._known.facts[self._running(), LENGTH].sum()
-            plain_s = self.costs.seconds(num, int(context), 0, 0).item()
             rate = margin * self._rate(1, num, plain_s)
-            length = int(best_length(self._worth, longest, num, rate, *self.costs.draft_price))
+            length = best_length(self._worth, longest, num, rate, *self.costs.draft_price)
         if not length:
             price_s = self.costs.draft_seconds(1)
             self.num_to_draft = int(self.guard.may_probe(self._last_s, price_s))
@@ -469,7 +468,7 @@ class Controller:
             "acceptance": {name: table.tolist() for name, table in self._tables._asdict().items()},
             "look_ahead": self._worth.tolist(),
             "guard": self.guard.state(),
-            "speed": self._rates.tolist(),
+            "speed": [[*self._worth_s], [*self._spent_s]],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -491,7 +490,7 @@ class Controller:
                 **{name: like(own, learnt[name]) for name, own in self._tables._asdict().items()}
             )
             means = like(self._worth, state["look_ahead"])
-            rates = like(self._rates, state["speed"])
+            rates = like(np.zeros((2, 2)), state["speed"])
             costs.load_state(state["costs"])
             guard.load_state(state["guard"])
             if min(tables.model.min(), tables.matches.min(), tables.after.min(), rates.min()) < 0:
@@ -501,4 +500,4 @@ class Controller:
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"the state is damaged ({type(error).__name__}: {error})") from error
         self._tables, self.costs, self.guard = tables, costs, guard
-        self._worth, self._rates = means, rates
+        self._worth, (self._worth_s, self._spent_s) = means, map(tuple, rates.tolist())
