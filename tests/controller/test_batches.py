@@ -7,7 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from draftwise.controller import BATCH_CREDIT, SKIPPED, TOGETHER, Controller, Limits, Step
+from draftwise.controller import (
+    BATCH_CREDIT,
+    LEAST_CREDIT,
+    SKIPPED,
+    TOGETHER,
+    Controller,
+    Limits,
+    Step,
+)
 
 LENGTH = 96
 
@@ -164,3 +172,57 @@ def test_one_request_at_a_time_is_no_batch(batch: Batch) -> None:
     for _ in range(5):
         batch.closed(1, 0)
         assert not batch.controller.batches.is_closed
+
+
+def of_model(num_batches: int, rights: list[float]) -> list[float]:
+    """The speed of each closed batch relative to plain decoding, with a model drafter on a GPU.
+
+    rights: the probability by request that a drafted token is accepted.
+    """
+    rng, num = random.Random(0), len(rights)
+    controller = Controller(Limits(max_draft=4, model=True, retrieval=False))
+    speeds = []
+    for batch in range(num_batches):
+        left = {f"{batch}-{row}": LENGTH for row in range(num)}
+        right = dict(zip(left, rights, strict=True))
+        for name in left:
+            controller.begin(name, range(30), num_left=LENGTH)
+        drafts: dict[str, list[int]] = {}
+        length, spent_s, plain_s = 0, 0.0, 0.0
+        while left:
+            names = list(left)
+            verified, written = [len(drafts.get(name, ())) for name in names], length
+            emitted = []
+            for name, most in zip(names, verified, strict=True):
+                kept = 0
+                while kept < min(most, left[name] - 1) and rng.random() < right[name]:
+                    kept += 1
+                emitted.append([1] * kept + [2])
+                left[name] -= kept + 1
+            seconds = 5e-3 + 2e-5 * (len(names) + sum(verified)) + 1.5e-4 * length
+            spent_s += seconds
+            step = Step(len(names), len(names) + sum(verified), seconds, num_drafted=length)
+            controller.observe(step, names, emitted)
+            for name in [name for name in names if not left[name]]:
+                controller.end(name)
+                del left[name]
+            rooms = [min(4, left[name] - 1) for name in left]
+            chosen = controller.choose(list(left), rooms, [[1] * written for _ in left])
+            drafts, length = dict(zip(left, chosen, strict=True)), controller.num_to_draft
+        plain_s = LENGTH * (5e-3 + 2e-5 * num)
+        speeds.append(plain_s / spent_s)
+    return speeds
+
+
+@pytest.mark.parametrize("num", [16, 64])
+def test_a_model_drafter_goes_on_in_large_batches(num: int) -> None:
+    speeds = of_model(4, [0.75] * num)
+    assert min(speeds) > 1.3
+
+
+@pytest.mark.parametrize("num", [16, 64])
+def test_a_model_drafter_that_fails_the_slowest_request_ends(num: int) -> None:
+    speeds = of_model(6, [0.0, *[0.75] * (num - 1)])
+    lost = max(BATCH_CREDIT / num, LEAST_CREDIT)
+    assert speeds[0] > LENGTH / (LENGTH + 1.2 * lost)
+    assert min(speeds[1:]) > 0.995

@@ -21,6 +21,9 @@ TOGETHER = 32
 CREDIT = 32.0
 """Balance at the start, and largest balance, in plain steps, times the number of requests. The more
 requests, the less often the slowest one is drafted."""
+LEAST_CREDIT = 6.0
+"""The same in plain steps, at least, with a model drafter: it also drafts for the slowest request,
+but at first that one falls behind by chance, the more requests the further."""
 STEP_SHARE = 0.125
 """Share of the balance that the drafts of one step may cost."""
 LEAST_SHARE = 0.25
@@ -64,7 +67,8 @@ class Batches:
     accounts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_credit: float = 0.0) -> None:
+        self._least_credit = least_credit
         self.is_closed = False
         self._start = self._goal = np.zeros(0, np.int64)
         self._is_open = self._has_ended = self._is_limited = False
@@ -127,7 +131,7 @@ class Batches:
 
     @property
     def _credit_s(self) -> float:
-        return CREDIT / self._num_requests * self._plain_s
+        return max(CREDIT / self._num_requests, self._least_credit) * self._plain_s
 
     @property
     def step_credit_s(self) -> float:
