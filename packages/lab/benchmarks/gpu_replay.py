@@ -23,7 +23,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,7 @@ def load(folder: Path, pattern: str = "acceptance_*.npz") -> list[Text]:
                 if num > 4:
                     accepted = (head[:num] - 1).clip(0).tolist()
                     texts.append(Text(kind, prompt.tolist(), answer[: num + 1].tolist(), accepted))
+                    texts[-1].index()
     return texts
 
 
@@ -150,17 +151,22 @@ class Row:
 
 
 class Source:
-    """Waiting requests, in random order, and running ones."""
+    """Waiting requests, in random order, and running ones.
 
-    def __init__(self, texts: Sequence[Text], size: int, seed: int) -> None:
+    closed: the next ``size`` requests begin when all before them have ended.
+    """
+
+    def __init__(self, texts: Sequence[Text], size: int, seed: int, closed: bool = False) -> None:
         self._queue = list(texts)
         random.Random(seed).shuffle(self._queue)
-        self.size, self.rows, self._num = size, [], 0
+        self.size, self.rows, self._num, self._closed = size, [], 0, closed
         self.fill()
 
     def fill(self) -> list[Row]:
         self.rows = [row for row in self.rows if row.left > 0]
-        new = []
+        new: list[Row] = []
+        if self._closed and self.rows:
+            return new
         while self._queue and len(self.rows) < self.size:
             new.append(Row(self._queue.pop(), f"request-{self._num}"))
             self.rows.append(new[-1])
@@ -360,9 +366,11 @@ class Papers(Rule):
         return policy, policy.choose()
 
 
-def play(texts: Sequence[Text], size: int, prices: Prices, rule: Rule, seed: int) -> float:
-    """Tokens per second of a rule while the batch is full."""
-    source, ms, emitted = Source(texts, size, seed), 0.0, 0
+def play(
+    texts: Sequence[Text], size: int, prices: Prices, rule: Rule, seed: int, closed: bool = False
+) -> float:
+    """Tokens per second of a rule while the batch is full; closed: of all steps."""
+    source, ms, emitted = Source(texts, size, seed, closed), 0.0, 0
     if isinstance(rule, ThroughputAware):
         rule.draft_s = prices.draft_ms / 1e3
     while source.rows:
@@ -378,7 +386,7 @@ def play(texts: Sequence[Text], size: int, prices: Prices, rule: Rule, seed: int
             length = rule.length
         verified = sum(drafted for _, drafted in played)
         tokens = [min(row.left, a + 1) for row, (a, _) in zip(source.rows, played, strict=True)]
-        if num == size:
+        if num == size or closed:
             ms += prices.ms(num + verified, num, context, length)
             emitted += sum(tokens)
         for row, count in zip(source.rows, tokens, strict=True):
@@ -537,14 +545,20 @@ class Run:
 
 def drive(
     texts: Sequence[Text], size: int, prices: Prices, seed: int, branches: bool = False,
-    double_after: int = 0, knows: Sequence[str] = (),
+    double_after: int = 0, knows: Sequence[str] = (), closed: bool = False,
 ) -> Run:  # fmt: skip
-    """The controller as an engine drives it."""
+    """The controller as an engine drives it; closed: with all steps, and limits of tokens."""
     limits = Limits(model=True, branches=branches)
     run = Run(Informed(limits, prices, knows) if knows else Controller(limits))
-    controller, rng, source = run.controller, random.Random(seed + 1), Source(texts, size, seed)
+    controller, rng = run.controller, random.Random(seed + 1)
+    source = Source(texts, size, seed, closed)
+
+    def begin(row: Row) -> None:
+        text = row.text.prompt + row.text.answer[: row.known]
+        controller.begin(row.name, text, num_left=row.left if closed else None)
+
     for row in source.rows:
-        controller.begin(row.name, row.text.prompt + row.text.answer[: row.known])
+        begin(row)
     own_s = 0.0
     while source.rows:
         rows, context, length = source.rows, source.context, controller.num_to_draft
@@ -567,11 +581,11 @@ def drive(
         total = run.promises[-1][2] if run.promises else 0
         run.promises.append((controller.promised, controller.kept, total + num_ended))
         for row in source.fill():
-            controller.begin(row.name, row.text.prompt + row.text.answer[: row.known])
+            begin(row)
         if source.rows:
             own_s += _choose(controller, source.rows, length, rng)
         controller.work()
-        if num == size:
+        if num == size or closed:
             count = sum(map(len, emitted))
             run.steps.append((seconds, own_s, count, plain * count / num))
     prices.factor = 1.0
@@ -711,6 +725,29 @@ def safety(texts: list[Text], size: int, prices: Prices) -> list[dict[str, Any]]
     return rows
 
 
+def closed_batches(texts: list[Text], size: int, prices: Prices, num_tokens: int) -> dict[str, Any]:
+    """Batches whose requests begin together, emit as many tokens and are not replaced."""
+    long = [text for text in texts if len(text.answer) >= num_tokens + 2]
+    some = random.Random(3).sample(long, min(max(8 * size, 40), len(long)) // size * size)
+    some = [replace(text, answer=text.answer[: num_tokens + 2]) for text in some]
+    plain = play(some, size, prices, Fixed(0), 0, closed=True)
+    rules = {
+        name: play(some, size, prices, Fixed(*options), 0, closed=True) / plain
+        for name, options in SIMPLE.items()
+    }
+    columns = np.array(drive(some, size, prices, 0, closed=True).steps)
+    first = int(np.searchsorted(np.cumsum(columns[:, 2]), size * num_tokens)) + 1
+
+    def speed(part: np.ndarray) -> float:
+        return float(part[:, 2].sum() / part[:, 0].sum() / plain)
+
+    best = max(rules, key=rules.__getitem__)
+    return {
+        "requests": size, "batches": len(some) // size, "best": best, "best_speed": rules[best],
+        "first_batch": speed(columns[:first]), "others": speed(columns[first:]), "rules": rules,
+    }  # fmt: skip
+
+
 def arrivals(file: Path, num: int) -> list[float]:
     """Seconds from the first request of a trace to each of the first ``num``."""
     times = []
@@ -831,6 +868,7 @@ def main() -> None:
         data={"type": Path, "required": True, "help": "folder of the data"},
         texts={"type": int, "help": "answers of each run; default: 40 to 420"},
         safety={"action": "store_true", "help": "also texts where drafting may lose"},
+        closed={"type": int, "metavar": "N", "help": "only closed batches, N tokens a request"},
         gap={"action": "store_true", "help": "also what each missing fact is worth"},
         arrivals={"type": Path, "help": "trace of requests: served as they arrive"},
         speedup={"type": float, "default": 4.0, "help": "of the trace's clock"},
@@ -843,8 +881,15 @@ def replay(args: argparse.Namespace) -> dict[str, Any]:
         require_matplotlib()
     warm_up()
     texts, prices = load(args.data), Prices(args.data / "step_costs.npz", args.model)
-    for text in texts:
-        text.index()
+    if args.closed:
+        rows = [closed_batches(texts, size, prices, args.closed) for size in args.requests]
+        show([{k: v for k, v in row.items() if k != "rules"} for row in rows], args.model)
+        return {"model": args.model, "closed": rows}
+    return {"model": args.model} | open_traffic(args, texts, prices)
+
+
+def open_traffic(args: argparse.Namespace, texts: list[Text], prices: Prices) -> dict[str, Any]:
+    """Every batch size, with requests that are replaced when they end."""
     cells, safe, gaps = [], [], []
     for size in args.requests:
         num = min(args.texts or NUM_REQUESTS.get(size, 3 * size), len(texts))
@@ -866,9 +911,7 @@ def replay(args: argparse.Namespace) -> dict[str, Any]:
     at_times = as_they_arrive(texts, prices, args.arrivals, args.speedup) if args.arrivals else []
     if args.figure:
         figure(cells, args.figure)
-    return {
-        "model": args.model, "cells": cells, "gaps": gaps, "safety": safe, "arrivals": at_times,
-    }  # fmt: skip
+    return {"cells": cells, "gaps": gaps, "safety": safe, "arrivals": at_times}
 
 
 if __name__ == "__main__":

@@ -232,12 +232,9 @@ class Controller:
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
         batch_s = worth_s
         if advance is not None:  # the slowest request saves whole steps, the others their share
-            num = step.num_requests
-            alone = self.costs.seconds(1, context // num, 0, 0).item()
-            # a token's share by narrower steps, which may never have been measured, or wider ones
-            wider = self.costs.seconds(num, context, 0, num)
-            share = min((plain - alone) / (num - 1), (wider.item(num) - wider.item(0)) / num)
-            batch_s = advance * (plain - num * share) + num_emitted * share
+            alone = self.costs.seconds(1, context // step.num_requests, 0, 0).item()
+            share = (plain - alone) / (step.num_requests - 1)
+            batch_s = advance * (plain - step.num_requests * share) + num_emitted * share
         self.batches.observe(worth_s, batch_s, seconds, plain)
         fast, slow = RATE_DISCOUNT
         self._worth_s = fast * self._worth_s[0] + worth_s, slow * self._worth_s[1] + worth_s

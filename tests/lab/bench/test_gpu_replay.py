@@ -64,6 +64,19 @@ def test_every_part_runs(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {row["text"] for row in found["safety"]} >= {"head never right", "nothing to draft"}
 
 
+def test_closed_batches(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    replay = importlib.import_module("gpu_replay")
+    out = data / "out.json"
+    options = ["--model", MODEL, "--requests", "2", "--closed", "20", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["x", "--data", str(data), *options])
+    replay.main()
+    (row,) = json.loads(out.read_text("utf-8"))["closed"]
+    assert row["batches"] > 1
+    assert row["best_speed"] == row["rules"][row["best"]] == max(row["rules"].values()) > 1.0
+    assert row["others"] > 1.0
+
+
 def test_promises_are_compared_over_any_requests_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     replay = importlib.import_module("gpu_replay")
