@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from draftwise.controller import (
     BATCH_CREDIT,
     SKIPPED,
     TOGETHER,
+    Batches,
     Controller,
     Limits,
     Step,
@@ -173,6 +175,23 @@ def test_one_request_at_a_time_is_no_batch(batch: Batch) -> None:
         assert not batch.controller.batches.is_closed
 
 
+def test_the_last_request_to_end_is_worth_most() -> None:
+    batches = Batches()
+    batches.grow(3)
+    slots, none = np.arange(3), np.zeros(0, np.int64)
+    for slot in slots:
+        batches.begin(slot, 10, 100, slots[:slot], np.full(slot, 10))
+    for _ in range(20):
+        batches.observe(0.0, 0.0, 0.0, 1.0)
+    equal = batches.worths(slots, np.full(3, 50), share=0.3)
+    assert equal == pytest.approx(np.ones(3))
+    slow, fast, faster = batches.worths(slots, np.array([30, 50, 70]), share=0.3)
+    assert slow > 1 > fast >= faster == pytest.approx(3**-0.5)
+    assert batches.worths(slots, np.array([30, 50, 70]), share=1.0) == pytest.approx(np.ones(3))
+    batches.begin(0, 10, None, none, none)
+    assert not batches.is_bounded, "without a limit nobody knows which request is the last"
+
+
 def of_model(num_batches: int, rights: list[float]) -> list[float]:
     """The speed of each closed batch relative to plain decoding, with a model drafter on a GPU.
 
@@ -192,12 +211,12 @@ def of_model(num_batches: int, rights: list[float]) -> list[float]:
             names = list(left)
             verified, written = [len(drafts.get(name, ())) for name in names], length
             emitted = []
-            for name, most in zip(names, verified, strict=True):
-                kept = 0
-                while kept < min(most, left[name] - 1) and rng.random() < right[name]:
-                    kept += 1
-                emitted.append([1] * kept + [2])
-                left[name] -= kept + 1
+            for name in names:  # the answers are ones
+                draft = drafts.get(name, [])
+                emitted.append(
+                    [1] * (1 + next((i for i, t in enumerate(draft) if t != 1), len(draft)))
+                )
+                left[name] -= len(emitted[-1])
             seconds = 5e-3 + 2e-5 * (len(names) + sum(verified)) + 1.5e-4 * length
             spent_s += seconds
             step = Step(len(names), len(names) + sum(verified), seconds, num_drafted=length)
@@ -206,7 +225,8 @@ def of_model(num_batches: int, rights: list[float]) -> list[float]:
                 controller.end(name)
                 del left[name]
             rooms = [min(4, left[name] - 1) for name in left]
-            chosen = controller.choose(list(left), rooms, [[1] * written for _ in left])
+            offers = [[int(rng.random() < right[name]) for _ in range(written)] for name in left]
+            chosen = controller.choose(list(left), rooms, offers)
             drafts, length = dict(zip(left, chosen, strict=True)), controller.num_to_draft
         plain_s = LENGTH * (5e-3 + 2e-5 * num)
         speeds.append(plain_s / spent_s)
@@ -217,6 +237,11 @@ def of_model(num_batches: int, rights: list[float]) -> list[float]:
 def test_a_model_drafter_goes_on_in_large_batches(num: int) -> None:
     speeds = of_model(4, [0.75] * num)
     assert min(speeds) > 1.3
+
+
+def test_a_slow_request_gets_the_drafts_in_a_large_batch() -> None:
+    rights = [0.3, *[0.75] * 63]
+    assert sum(of_model(6, rights)) / 6 > 1.1
 
 
 # the first batch costs more where the price of narrower steps was never measured

@@ -122,22 +122,31 @@ def test_no_combination_is_better(
     assert sum(map(len, chains)) + sum(map(len, seconds_branches)) == drafted
 
 
-@given(seed=st.integers(0, 10**6), num=st.integers(1, 4), stair=st.integers(0, 8))
+@given(
+    seed=st.integers(0, 10**6), num=st.integers(1, 4), stair=st.integers(0, 8), equal=st.booleans()
+)  # fmt: skip
 @settings(deadline=None, max_examples=80)
-def test_with_one_drafter_the_choice_is_the_best_there_is(seed: int, num: int, stair: int) -> None:
+def test_with_one_drafter_the_choice_is_the_best_there_is(
+    seed: int, num: int, stair: int, equal: bool
+) -> None:
     known, rate = batch(seed, num, only_model=True), 100.0
+    if not equal:  # worths whose prices stay in the range of the bins
+        known.worth[:] = np.random.default_rng(seed).uniform(0.2, 1.0, num)
     seconds = 0.01 + 0.002 * np.arange(20) + 0.01 * (np.arange(20) > stair)
     got, drafted, _, chains, _ = chosen(known, False, seconds, rate, 0.5)
     gains = sorted(
         (
-            known.survival[slot, MODEL, j]
+            known.worth[slot] * known.survival[slot, MODEL, j]
             for slot in range(num)
             for j in range(min(known.facts[slot, OFFERED], known.facts[slot, ROOM]))
         ),
         reverse=True,
     )
     best = max(sum(gains[:n]) - rate * seconds[n] for n in range(len(gains) + 1))
-    assert got == pytest.approx(best, abs=(drafted + 1) / NUM_PRICES)
+    sums = [known.survival[slot, MODEL, : len(chain)].sum() for slot, chain in enumerate(chains)]
+    assert got == pytest.approx(sum(sums) - rate * seconds[drafted])
+    worth = known.worth @ sums - rate * seconds[drafted]
+    assert worth == pytest.approx(best, abs=(drafted + 1) / NUM_PRICES)
     for slot, chain in enumerate(chains):
         assert chain == known.tokens[slot, MODEL, : len(chain)].tolist()
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
         LENGTH, MATCH, MODEL, OFFERED, OWN, PLAYED_MATCH, PLAYED_MODEL, ROOM, Slots, Tables,
         learn as learn_acceptance, new_slots, new_tables, take as take_proposals,
     )
-    from draftwise.controller.batches import CREDIT as BATCH_CREDIT, SKIPPED, TOGETHER
+    from draftwise.controller.batches import (
+        CREDIT as BATCH_CREDIT, SKIPPED, TOGETHER, Batches,
+    )
     from draftwise.controller.choice import NUM_PRICES, best_length, choose as choose_drafts
     from draftwise.controller.compiled import HAS_NUMBA, warm_up
     from draftwise.controller.controller import Controller, Limits

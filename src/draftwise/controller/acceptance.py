@@ -81,13 +81,14 @@ class Slots(NamedTuple):
     tokens: [slots, 3, length] of the model, of retrieval, and of retrieval after the model.
     survival: [slots, 3, length] probability that the first j + 1 of these tokens are accepted; the
     model's is filled to the longest draft. factors: [slots, 2, 2] rejections by drafter, observed
-    and expected.
+    and expected. worth: [slots] of a token of this request, relative to the mean of all requests.
     """
 
     facts: Ints
     tokens: Int32
     survival: Floats
     factors: Floats
+    worth: Floats
 
 
 class Tables(NamedTuple):
@@ -111,12 +112,13 @@ def new_slots(num: int, max_draft: int, old: Slots | None = None) -> Slots:
     """Arrays for ``num`` requests; requests of ``old`` keep their slots."""
     slots = Slots(
         np.zeros((num, NUM_FACTS), np.int64), np.zeros((num, 3, max_draft), np.int32),
-        np.zeros((num, 3, max_draft)), np.zeros((num, 2, 2)),
+        np.zeros((num, 3, max_draft)), np.zeros((num, 2, 2)), np.ones(num),
     )  # fmt: skip
     if old is not None:
         num_old = len(old.facts)
         slots.facts[:num_old], slots.tokens[:num_old] = old.facts, old.tokens
         slots.survival[:num_old], slots.factors[:num_old] = old.survival, old.factors
+        slots.worth[:num_old] = old.worth
     return slots
 
 
@@ -183,7 +185,7 @@ def take(
     that may be worth continuing. Returns the length of the longest draft, the number of these rows,
     and the tokens of all texts.
     """
-    facts, tokens, survival, factors = known
+    facts, tokens, survival, factors, _ = known
     length = tokens.shape[2]
     hazards = tables.matches[:, :, 0] / tables.matches[:, :, 1]
     begin, longest, count, context = 0, 0, 0, 0
@@ -230,7 +232,7 @@ def find_after(
     slots: Ints, found: Int32, num_found: Int32, match: Int32, known: Slots, tables: Tables
 ) -> None:
     """Store the proposals of retrieval after drafts of the model with their survival."""
-    facts, tokens, survival, factors = known
+    facts, tokens, survival, factors, _ = known
     hazards = tables.matches[:, :, 0] / tables.matches[:, :, 1]
     for i in range(len(slots)):
         slot = slots[i]
@@ -310,7 +312,7 @@ def learn(
     slots, counts: [rows]; emitted: [sum of counts]. verified: [rows] verified tokens of each
     draft, or empty if all were verified. Returns the tokens of all texts before the step.
     """
-    all_facts, all_tokens, all_survival, all_factors = known
+    all_facts, all_tokens, all_survival, all_factors, _ = known
     begin: Any = np.int64(0)
     context: Any = np.int64(0)
     for i in range(len(slots)):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftwise.types import Ints
+from draftwise.types import Floats, Ints
 
 TOGETHER = 32
 """Most tokens that any request of a closed batch has emitted when its last request begins."""
@@ -24,12 +24,18 @@ requests, the less often the slowest one is drafted."""
 LEAST_CREDIT = 3.0
 """The same in plain steps, at least, with a model drafter: it also drafts for the slowest request,
 but at first that one falls behind by chance, the more requests the further."""
+EARNED = 4.0
+"""Largest balance, which earlier batches have earned, relative to the one at the start."""
 STEP_SHARE = 0.125
 """Share of the balance that the drafts of one step may cost."""
 LEAST_SHARE = 0.25
 """Share of the largest balance below which the account counts as empty."""
 SKIPPED = 8, 256
 """Closed batches decoded without drafts before the next trial: at first, and at most."""
+STEPS = 8.0
+"""Weight of the mean speed of all requests in the speed of one, in steps."""
+CHANCE = 0.5
+"""Standard deviation of the steps that a request still takes, over their square root."""
 ANSWER = 256
 """Tokens expected of an answer without a limit."""
 
@@ -72,7 +78,7 @@ class Batches:
         self.is_closed = False
         self._start = self._goal = np.zeros(0, np.int64)
         self._is_open = self._has_ended = self._is_limited = False
-        self._num_requests = 0
+        self._num_requests = self._num_steps = 0
         self._saved_s = self._excess_s = self._plain_s = 0.0
         self._accounts: dict[int, BatchAccount] = defaultdict(BatchAccount)
 
@@ -92,6 +98,7 @@ class Batches:
         if len(running) == 0:
             self._is_open, self._has_ended, self._is_limited = False, False, True
             self._num_requests, self._saved_s, self._excess_s = 0, 0.0, 0.0
+            self._num_steps = 0
         elif not self._is_open:
             late = (lengths - self._start[running]).max() > TOGETHER
             self._is_open = bool(self._has_ended or late)
@@ -117,7 +124,7 @@ class Batches:
         if own.to_skip:
             own.to_skip -= 1
             return self._excess_s
-        own.share = min(1.0, own.share + self._saved_s / max(self._credit_s, 1e-9))
+        own.share = min(EARNED, own.share + self._saved_s / max(self._credit_s, 1e-9))
         if self._saved_s > 0:
             own.next_skip = SKIPPED[0]
         if own.share < LEAST_SHARE:
@@ -139,7 +146,7 @@ class Batches:
         own = self._account
         if self.is_closed and own.to_skip:
             return 0.0
-        if self._is_limited and self.may_be_closed:
+        if self.is_bounded:
             return max(STEP_SHARE * (own.share * self._credit_s + self._saved_s), 0.0)
         return math.inf
 
@@ -147,6 +154,29 @@ class Batches:
     def may_be_closed(self) -> bool:
         """Whether all requests so far, two or more, began together."""
         return not self._is_open and self._num_requests > 1
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the batch may be closed and all of its requests have limits."""
+        return self._is_limited and self.may_be_closed
+
+    def worths(self, slots: Ints, lengths: Ints, share: float) -> Floats:
+        """[rows] worth of a token of each request, relative to the mean of all requests.
+
+        share: of a plain step that grows with the number of requests; it is saved by any token.
+        The rest is saved by the tokens of the last request to end: each request's chance to be it
+        falls with its expected end, by its own speed so far.
+        """
+        emitted = lengths - self._start[slots]
+        speed = max(float(emitted.mean()) / max(self._num_steps, 1), 1.0)
+        speeds = (emitted + STEPS * speed) / (self._num_steps + STEPS)
+        left = (self._goal[slots] - lengths) / speeds
+        last = max(float(left.max()), 1.0)
+        chances = np.exp((left - last) / (CHANCE * last**0.5))
+        chances *= len(slots) / chances.sum()
+        # the fewer the requests, the more each one's own time counts
+        worths: Floats = np.maximum(share + (1.0 - share) * chances, len(slots) ** -0.5)
+        return worths
 
     def advance(self, slots: Ints, lengths: Ints, counts: Ints) -> float:
         """How much the most remaining tokens of any request fall if ``counts`` are emitted."""
@@ -159,6 +189,7 @@ class Batches:
         worth_s, batch_s: seconds of plain decoding that its tokens replace, by the guard's account
         and in a closed batch. plain_s: seconds of the step without drafts.
         """
+        self._num_steps += 1
         self._saved_s += batch_s - seconds
         self._excess_s += worth_s - batch_s
         self._plain_s = plain_s

@@ -159,7 +159,8 @@ def _demand(
         top = curve(known.survival[slot], known.facts[slot], joint, branches, value, options)
         for k in range(1, hull(value, top, points)):
             left, right = points[k - 1], points[k]
-            widths[at], gains[at] = right - left, value[right] - value[left]
+            widths[at] = right - left
+            gains[at] = known.worth[slot] * (value[right] - value[left])
             for part in range(3):
                 parts[at, part] = options[right, part]
             at += 1
@@ -226,14 +227,14 @@ def choose(
                 break
             _play(slots[i], parts[at], known)
             left -= widths[at]
-            expected += gains[at]
+            expected += gains[at] / known.worth[slots[i]]
     if cut < NUM_PRICES:  # requests whose next token has exactly the final price
         for i in range(rows):
             for at in range(ends[i], ends[i + 1]):
                 if prices[at] == cut and widths[at] <= left:
                     _play(slots[i], parts[at], known)
                     left -= widths[at]
-                    expected += gains[at]
+                    expected += gains[at] / known.worth[slots[i]]
     write(slots, known, drafts, bounds)
     return drafted - left, expected, cut * PRICE_STEP
 
@@ -319,7 +320,12 @@ def mean_surplus(
     worth = np.zeros(longest + 1)
     for i in range(len(slots)):
         slot = slots[i]
-        _surplus(known.survival[slot], known.facts[slot], after, joint, branches, price, worth)
+        own = np.zeros(longest + 1)
+        _surplus(
+            known.survival[slot], known.facts[slot], after, joint, branches,
+            price / known.worth[slot], own,
+        )  # fmt: skip
+        worth += known.worth[slot] * own
     weight = max(1.0 - discount ** len(slots), FORGET / (FORGET + means[-1]))
     for k in range(len(means) - 1):
         means[k] += weight * (worth[min(k, longest)] / len(slots) - means[k])

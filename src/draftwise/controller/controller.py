@@ -122,6 +122,7 @@ class Controller:
         self._last_s = 0.0
         self._trial = limits.max_draft
         self._num_choices = self._num_idle = 0
+        self._is_weighed = False
         self._to_learn: tuple[Ints, float] | None = None
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
@@ -170,6 +171,7 @@ class Controller:
             self._restricted.add(slot)
         self._known.facts[slot] = 0
         self._known.factors[slot] = 0.0
+        self._known.worth[slot] = 1.0
         self._known.facts[slot, LENGTH] = len(tokens)
 
     def end(self, name: str) -> None:
@@ -228,15 +230,16 @@ class Controller:
         else:  # prefill takes its time without drafts, too
             read_s = self.costs.prefill_seconds(step.num_requests, step.num_prefill)
             seconds = max(seconds - read_s, 0.0)
-        worth_s = num_emitted / step.num_requests * plain
+        batch_s = worth_s = num_emitted / step.num_requests * plain
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
-        batch_s = worth_s
         if advance is not None:  # the slowest request saves whole steps, the others their share
             alone = self.costs.seconds(1, context // step.num_requests, 0, 0).item()
             share = (plain - alone) / (step.num_requests - 1)
             batch_s = advance * (plain - step.num_requests * share) + num_emitted * share
         self.batches.observe(worth_s, batch_s, seconds, plain)
         fast, slow = RATE_DISCOUNT
+        if self.batches.is_bounded:
+            worth_s = batch_s
         self._worth_s = fast * self._worth_s[0] + worth_s, slow * self._worth_s[1] + worth_s
         self._spent_s = fast * self._spent_s[0] + counted_s, slow * self._spent_s[1] + counted_s
         self._last_s = seconds
@@ -275,6 +278,7 @@ class Controller:
         slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, num)
         # 1. acceptance: the survival probability of each further token
         width, context = self._survivals(slots, np.fromiter(rooms, np.int64, num), offers)
+        self._weigh(slots, context)
         most, margin = self._most_tokens(num), self._margin(num)
         # 2. and 3. expected tokens, and seconds by the number of tokens
         seconds = self.costs.seconds(num, context, 0, most)
@@ -315,6 +319,19 @@ class Controller:
         if self._trial < self.limits.max_draft:
             self._trial = max(self._trial + 1, 2 * max(map(len, chains + self.branches)))
         return chains
+
+    def _weigh(self, slots: Ints, context: int) -> None:
+        """Set the worth of each request's tokens, which in a closed batch depends on its end."""
+        worth, num = self._known.worth, len(slots)
+        if num > 1 and self.batches.is_bounded and self.costs.is_known:
+            alone = self.costs.seconds(1, context // num, 0, 0).item()
+            plain = self.costs.seconds(num, context, 0, 0).item()
+            share = num * (plain - alone) / (num - 1) / plain
+            lengths = self._known.facts[slots, LENGTH]
+            worth[slots] = self.batches.worths(slots, lengths, min(max(share, 0.0), 1.0))
+        elif self._is_weighed:
+            worth[:] = 1.0
+        self._is_weighed = num > 1 and self.batches.is_bounded
 
     def rests(self, num: int) -> bool:
         """Whether the coming step of ``num`` requests drafts nothing, whatever their texts are.
