@@ -21,7 +21,7 @@ TOGETHER = 32
 CREDIT = 32.0
 """Balance at the start, and largest balance, in plain steps, times the number of requests. The more
 requests, the less often the slowest one is drafted."""
-LEAST_CREDIT = 3.0
+LEAST_CREDIT = 4.0
 """The same in plain steps, at least, with a model drafter: it also drafts for the slowest request,
 but at first that one falls behind by chance, the more requests the further."""
 EARNED = 4.0
