@@ -160,6 +160,14 @@ class Batches:
         """Whether the batch may be closed and all of its requests have limits."""
         return self._is_limited and self.may_be_closed
 
+    @property
+    def has_earned(self) -> bool:
+        """Whether earlier batches of this size earned a balance, whatever the guard says.
+
+        The guard credits every token alike, but drafts are for the slowest requests.
+        """
+        return self.is_bounded and self._account.share > 1.0
+
     def worths(self, slots: Ints, lengths: Ints, share: float) -> Floats:
         """[rows] worth of a token of each request, relative to the mean of all requests.
 

@@ -351,11 +351,14 @@ class Controller:
     @property
     def allows_drafts(self) -> bool:
         """Whether neither the guard's account nor that of closed batches is empty."""
-        return self.guard.allows_drafts and self.batches.step_credit_s > 0
+        may_draft = self.batches.has_earned or self.guard.allows_drafts
+        return may_draft and self.batches.step_credit_s > 0
 
     def _margin(self, num: int) -> float:
         """Least gain of drafts, relative to their price; infinite: no drafts."""
-        return self.guard.margin(num) if self.batches.step_credit_s else math.inf
+        if not self.batches.step_credit_s:
+            return math.inf
+        return 1.0 if self.batches.has_earned else self.guard.margin(num)
 
     def _rate(self, which: int, num: int, plain_s: float) -> float:
         """Tokens per second of num requests whose plain step takes plain_s.
