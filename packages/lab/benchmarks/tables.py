@@ -279,6 +279,17 @@ def gpu_gap() -> str:
     return _gpu("gaps", {name: name for name in names if name != "requests"})
 
 
+def gpu_closed() -> str:
+    rows = [
+        [model, str(row["requests"]), row["best"], num(row["best_speed"]), num(row["first_batch"]),
+         num(row["others"])]
+        for model, file in GPU_MODELS.items()
+        for row in load(file.replace("replay", "replay_closed"))["closed"]
+    ]  # fmt: skip
+    heads = ["costs", "requests", "best fixed rule", "its speed", "first batch", "later batches"]
+    return table(heads, rows)
+
+
 def constants() -> str:
     rows = load("controller_constants")["constants"]
     columns = [name for name in rows[0] if name != "constant"]
@@ -293,7 +304,7 @@ TABLES: dict[str, Callable[[], str]] = {
     for make in (
         startup, benchmarks, overhead, engine, trees, argmax, misled, widths,
         serving, sglang, mutants, survivors, own_time, gpu_draftwise, gpu_others,
-        gpu_gap, gpu_check, constants,
+        gpu_gap, gpu_check, gpu_closed, constants,
     )
 }  # fmt: skip
 
