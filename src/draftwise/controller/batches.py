@@ -19,8 +19,8 @@ from draftwise.types import Floats, Ints
 TOGETHER = 32
 """Most tokens that any request of a closed batch has emitted when its last request begins."""
 CREDIT = 32.0
-"""Balance at the start, and largest balance, in plain steps, times the number of requests. The more
-requests, the less often the slowest one is drafted."""
+"""Balance at the start, in plain steps, times the number of requests. The more requests, the less
+often the slowest one is drafted."""
 LEAST_CREDIT = 4.0
 """The same in plain steps, at least, with a model drafter: it also drafts for the slowest request,
 but at first that one falls behind by chance, the more requests the further."""
@@ -29,7 +29,7 @@ EARNED = 4.0
 STEP_SHARE = 0.125
 """Share of the balance that the drafts of one step may cost."""
 LEAST_SHARE = 0.25
-"""Share of the largest balance below which the account counts as empty."""
+"""Share of the balance at the start below which the account counts as empty."""
 SKIPPED = 8, 256
 """Closed batches decoded without drafts before the next trial: at first, and at most."""
 STEPS = 8.0
@@ -44,7 +44,7 @@ ANSWER = 256
 class BatchAccount:
     """The account of closed batches of one size.
 
-    share: the balance, as a share of the largest one. to_skip: batches yet to be decoded without
+    share: the balance, relative to the one at the start. to_skip: batches yet to be decoded without
     drafts. next_skip: their number after the next loss.
     """
 
@@ -64,13 +64,14 @@ class Batches:
     Where all requests have a limit, each step's drafts in a batch that may be closed cost at most
     STEP_SHARE of the balance. Without limits the remaining steps are a guess, and no bound applies.
 
-    Bound for each size, as far as the cost model is accurate: drafting loses at most the largest
-    balance, and again (without limits: one batch's loss) for each trial.
+    Bound for each size, as far as the cost model is accurate: drafting loses at most the balance at
+    the start and what it has earned since, and the former again (without limits: one batch's loss)
+    for each trial.
 
-    State: by slot, the length of the text at its start and its expected end. Of the present batch:
-    whether it is open, whether a request has ended, whether all have limits, the number of
-    requests, the seconds saved, and the seconds by which the guard overestimated them. The
-    accounts.
+    least_credit: of the balance at the start, in plain steps. State: by slot, the length of the
+    text at its start and its expected end. Of the present batch: whether it is open, whether a
+    request has ended, whether all have limits, the numbers of requests and steps, the seconds
+    saved, and the seconds by which the guard overestimated them. The accounts.
     """
 
     def __init__(self, least_credit: float = 0.0) -> None:

@@ -326,7 +326,7 @@ class Controller:
         if num > 1 and self.batches.is_bounded and self.costs.is_known:
             alone = self.costs.seconds(1, context // num, 0, 0).item()
             plain = self.costs.seconds(num, context, 0, 0).item()
-            share = num * (plain - alone) / (num - 1) / plain
+            share = num * (plain - alone) / (num - 1) / max(plain, 1e-9)
             lengths = self._known.facts[slots, LENGTH]
             worth[slots] = self.batches.worths(slots, lengths, min(max(share, 0.0), 1.0))
         elif self._is_weighed:
