@@ -163,9 +163,10 @@ class Batches:
 
     @property
     def has_earned(self) -> bool:
-        """Whether earlier batches of this size earned a balance, whatever the guard says.
+        """Whether earlier batches of this size saved more time than they lost.
 
-        The guard credits every token alike, but drafts are for the slowest requests.
+        The guard is not needed then. It values the tokens of all requests equally, and so
+        underestimates drafts that mostly serve the slowest requests.
         """
         return self.is_bounded and self._account.share > 1.0
 

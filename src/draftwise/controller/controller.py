@@ -233,9 +233,8 @@ class Controller:
         batch_s = worth_s = num_emitted / step.num_requests * plain
         self.guard.observe(num_emitted / step.num_requests, seconds, plain)
         if advance is not None:  # the slowest request saves whole steps, the others their share
-            alone = self.costs.seconds(1, context // step.num_requests, 0, 0).item()
-            share = (plain - alone) / (step.num_requests - 1)
-            batch_s = advance * (plain - step.num_requests * share) + num_emitted * share
+            request_s = self._request_seconds(step.num_requests, context, plain)
+            batch_s = advance * (plain - step.num_requests * request_s) + num_emitted * request_s
         self.batches.observe(worth_s, batch_s, seconds, plain)
         fast, slow = RATE_DISCOUNT
         if self.batches.is_bounded:
@@ -243,6 +242,11 @@ class Controller:
         self._worth_s = fast * self._worth_s[0] + worth_s, slow * self._worth_s[1] + worth_s
         self._spent_s = fast * self._spent_s[0] + counted_s, slow * self._spent_s[1] + counted_s
         self._last_s = seconds
+
+    def _request_seconds(self, num: int, context: int, plain: float) -> float:
+        """Seconds that each of num > 1 requests adds to their plain step."""
+        alone = self.costs.seconds(1, context // num, 0, 0).item()
+        return float(plain - alone) / (num - 1)
 
     def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
         """Record the model drafts that the step to be observed verified, for overlapping steps.
@@ -324,9 +328,8 @@ class Controller:
         """Set the worth of each request's tokens, which in a closed batch depends on its end."""
         worth, num = self._known.worth, len(slots)
         if num > 1 and self.batches.is_bounded and self.costs.is_known:
-            alone = self.costs.seconds(1, context // num, 0, 0).item()
             plain = self.costs.seconds(num, context, 0, 0).item()
-            share = num * (plain - alone) / (num - 1) / max(plain, 1e-9)
+            share = num * self._request_seconds(num, context, plain) / max(plain, 1e-9)
             lengths = self._known.facts[slots, LENGTH]
             worth[slots] = self.batches.worths(slots, lengths, min(max(share, 0.0), 1.0))
         elif self._is_weighed:

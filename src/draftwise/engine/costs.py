@@ -14,7 +14,7 @@ from draftwise.types import Costs
 
 _WINDOW = 15
 _FEW = 4
-FIRST_PLAIN = 2
+PLAIN_ROUNDS = 2
 """Plain rounds that are measured before drafts for each doubling of the rows, and of the longest
 texts where these are FAR_TOKENS longer."""
 FAR_TOKENS = 512
@@ -73,7 +73,7 @@ class MeasuredCostModel:
         else:
             self._plain[rows.bit_length()] += 1
             if self._is_far(context):
-                self._num_far = (self._num_far + 1) % FIRST_PLAIN
+                self._num_far = (self._num_far + 1) % PLAIN_ROUNDS
                 self._longest = self._longest if self._num_far else context
             if self._num_drafted >= self._next_plain:
                 self._next_plain = min(4 * self._next_plain, PLAIN_EVERY[1])
@@ -86,7 +86,7 @@ class MeasuredCostModel:
         Otherwise a part of what drafts cost would be taken for the price of plain decoding.
         """
         return (
-            self._plain[rows.bit_length()] < FIRST_PLAIN
+            self._plain[rows.bit_length()] < PLAIN_ROUNDS
             or self._is_far(context)
             or self._num_drafted >= self._next_plain
         )
@@ -116,8 +116,8 @@ class MeasuredCostModel:
             seconds = np.concatenate([np.full(rows - 1, known[0]), known])
             # first drafts are short: far beyond the largest forward a token costs as without drafts
             far = 2 * max(self._target.largest, rows)
-            dear = known[0] / rows * np.arange(far + 1, len(seconds) + 1)
-            seconds[far:] = np.maximum(seconds[far:], dear)
+            plain_rate_s = known[0] / rows * np.arange(far + 1, len(seconds) + 1)
+            seconds[far:] = np.maximum(seconds[far:], plain_rate_s)
         target_s, size = seconds[rows - 1 :: rows], rows.bit_length()
         draft_s, plain_s = {}, float(target_s[0])
         for drafter, relative in self._relative.items():

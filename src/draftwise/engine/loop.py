@@ -92,9 +92,9 @@ class Loop:
         are looked for in every fourth round only. The price of plain decoding is measured before
         drafts and, seldom, between them.
         """
-        context = sum(len(request.context.tokens) for request in requests)
-        can_rest = all(request.can_rest for request in requests)
-        if can_rest and self._pool.cost_model.wants_plain(len(requests), context):
+        if (can_rest := all(r.can_rest for r in requests)) and self._pool.cost_model.wants_plain(
+            len(requests), sum(len(request.context.tokens) for request in requests)
+        ):
             return True
         if self._pool.guard.allows_drafts or not can_rest:
             self._num_idle = 0
