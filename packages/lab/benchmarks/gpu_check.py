@@ -9,7 +9,9 @@
 
 Run it in vLLM's environment, with draftwise installed there. Each method runs an engine with vLLM's
 default flags, one after the other (a GPU holds one), on the same blocks of bundled prompts,
-``--requests`` at once; all answers have the same length. Ratios are of the blocks' seconds, prefill
+``--requests`` at once. With ``--rounds 1`` a block's answers have the same length and none follows
+one that ends; with more, a block has that many times as many answers, of a half to three halves of
+``--tokens``, and the next begins when one ends. Ratios are of the blocks' seconds, prefill
 included, with a bootstrap over blocks. A step's seconds are the median over steps in which all
 requests decode. A model drafter always writes all of its tokens there, so with a fixed length of K
 a step has K + 1 tokens for each request.
@@ -28,6 +30,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +69,8 @@ class MadeUp:
         self._now, self._running, self._num = 0.0, dict[str, SimpleNamespace](), 0
 
     def __call__(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        return run_block(self, task["prompts"], task["max_tokens"], lambda: self._now)
+        given = task["prompts"], task["max_tokens"], task["at_once"]
+        return run_block(self, *given, lambda: self._now)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -92,7 +96,8 @@ class MadeUp:
             num = min(1 + right, one.left)
             one.outputs[0].token_ids += list(range(one.left, one.left - num, -1))
             one.left -= num
-            if not one.left:
+            one.finished = not one.left
+            if one.finished:
                 del self._running[one.request_id]
         return done
 
@@ -122,41 +127,51 @@ def engines(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], int | N
     return found
 
 
-def blocks(sizes: Sequence[int], num: int) -> dict[int, list[list[str]]]:
+Cell = tuple[int, int]
+"""Requests at once, and rounds."""
+
+
+def tasks(args: argparse.Namespace) -> dict[Cell, list[dict[str, Any]]]:
     """Blocks of bundled texts to continue, kinds mixed: code, queries, arithmetic, prose."""
     kinds = zip(*zoo.prompts().values(), strict=False)
     prompts = [f"Continue this text:\n\n{text}" for texts in kinds for text in texts]
     found = {}
-    for size in sizes:
-        own = [prompts[i % len(prompts)] for i in range(size * num)]
-        found[size] = [own[i * size : (i + 1) * size] for i in range(num)]
+    for size, rounds in product(args.requests, args.rounds):
+        num = size * rounds
+        own = [prompts[i % len(prompts)] for i in range(num * args.blocks)]
+        lengths = [args.tokens] * num
+        if rounds > 1:
+            lengths = [round(args.tokens * (0.5 + i % 7 / 6)) for i in range(num)]
+        found[size, rounds] = [
+            {"prompts": own[i : i + num], "max_tokens": lengths, "at_once": size}
+            for i in range(0, len(own), num)
+        ]
     return found
 
 
 def of_engine(
-    engine: Any, asked: Mapping[int, Sequence[Sequence[str]]], num_tokens: int
-) -> dict[int, list[dict[str, Any]]]:
-    """By number of requests: measurements of each block."""
+    engine: Any, asked: Mapping[Cell, Sequence[Mapping[str, Any]]]
+) -> dict[Cell, list[dict[str, Any]]]:
+    """By cell: measurements of each block."""
     found = {}
-    for size, own in asked.items():
-        warm = {"prompts": own[0], "max_tokens": 16}
-        engine(warm)
-        tasks = [{"prompts": block, "max_tokens": num_tokens} for block in own]
-        found[size] = [engine(task) for task in tasks]
+    for cell, own in asked.items():
+        first = own[0]
+        engine({**first, "max_tokens": [16] * len(first["prompts"])})  # warm-up
+        found[cell] = [engine(task) for task in own]
     engine.close()
     return found
 
 
 def measure(
     make: Callable[[Mapping[str, Any]], Any], args: argparse.Namespace
-) -> dict[str, dict[int, list[dict[str, Any]]]]:
-    """By method and number of requests: measurements of each block."""
-    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    asked = blocks(args.requests, args.blocks)
+) -> dict[str, dict[Cell, list[dict[str, Any]]]]:
+    """By method and cell: measurements of each block."""
+    found: dict[str, dict[Cell, list[dict[str, Any]]]] = {}
+    asked = tasks(args)
     for name, (options, _) in engines(args).items():
         print(f"{name}: starting vLLM", file=sys.stderr)
         try:
-            found[name] = of_engine(make(options), asked, args.tokens)
+            found[name] = of_engine(make(options), asked)
         except (SystemExit, BrokenPipeError) as error:
             print(f"{name}: left out: {error}", file=sys.stderr)
         gc.collect()
@@ -166,19 +181,19 @@ def measure(
 
 
 def step_rows(
-    measured: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]],
+    measured: Mapping[str, Mapping[Cell, Sequence[Mapping[str, Any]]]],
     drafted: Mapping[str, int | None],
     composed: Composed | None,
 ) -> Iterator[dict[str, Any]]:
     """Median milliseconds of a full step by method and requests, and the composed ones."""
-    for name, by_size in measured.items():
-        for size, done in by_size.items():
+    for name, by_cell in measured.items():
+        for (size, rounds), done in by_cell.items():
             steps = np.array([step for block in done for step in block["steps"]])
             if not len(steps):
                 continue
             length, context = drafted[name], float(steps[:, 2].mean())
             row = {
-                "method": name, "requests": size, "tokens_each": None,
+                "method": name, "requests": size, "rounds": rounds, "tokens_each": None,
                 "num_steps": len(steps), "context": round(context),
                 "step_ms": round(1e3 * float(np.median(steps[:, 0])), 3),
                 "emitted_each": round(float(steps[:, 1].mean()) / size, 3),
@@ -193,36 +208,37 @@ def step_rows(
 
 
 def speed_rows(
-    measured: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]],
+    measured: Mapping[str, Mapping[Cell, Sequence[Mapping[str, Any]]]],
 ) -> Iterator[dict[str, Any]]:
     """Each method relative to plain decoding, and draftwise to the best fixed rule in hindsight."""
 
-    def columns(name: str, size: int) -> list[list[float]]:
-        return [[block[key] for block in measured[name][size]] for key in ("tokens", "seconds")]
+    def columns(name: str, cell: Cell) -> list[list[float]]:
+        return [[block[key] for block in measured[name][cell]] for key in ("tokens", "seconds")]
 
-    def over(name: str, other: str, size: int) -> list[float] | float:
+    def over(name: str, other: str, cell: Cell) -> list[float] | float:
         """The ratio, with an interval if there are several blocks."""
-        found = span(*columns(name, size), *columns(other, size))
-        return found if len(measured[name][size]) > 1 else found[0]
+        found = span(*columns(name, cell), *columns(other, cell))
+        return found if len(measured[name][cell]) > 1 else found[0]
 
-    for size in measured["none"]:
+    for cell in measured["none"]:
         rates = {}
         for name in measured:
-            tokens, seconds = columns(name, size)
+            tokens, seconds = columns(name, cell)
             rates[name] = sum(tokens) / sum(seconds)
             same = [
                 mine == theirs
-                for one, other in zip(measured[name][size], measured["none"][size], strict=True)
+                for one, other in zip(measured[name][cell], measured["none"][cell], strict=True)
                 for mine, theirs in zip(one["answers"], other["answers"], strict=True)
             ]
             row = {
-                "method": name, "requests": size, "tok_per_s": round(rates[name], 1),
-                "x_plain": over(name, "none", size), "same_answers": round(float(np.mean(same)), 3),
+                "method": name, "requests": cell[0], "rounds": cell[1],
+                "tok_per_s": round(rates[name], 1), "x_plain": over(name, "none", cell),
+                "same_answers": round(float(np.mean(same)), 3),
             }  # fmt: skip
             if name == "draftwise":
                 best = max((n for n in measured if n != "draftwise"), key=rates.__getitem__)
                 row["best_other"] = best
-                row["x_best"] = over(name, best, size)
+                row["x_best"] = over(name, best, cell)
             yield row
 
 
@@ -281,7 +297,7 @@ def parsed() -> argparse.Namespace:
         __doc__, target=None, lengths=[3, 5], requests={"type": int, "nargs": "+"},
         drafter={"help": "head or draft model; none for --method ngram, suffix"},
         method={"help": "vLLM's name: eagle3, eagle, draft_model, ngram, suffix"},
-        blocks={"type": int, "default": 4, "help": "of prompts, for each --requests"},
+        blocks={"type": int, "default": 4, "help": "of prompts, for each --requests"}, rounds=[1],
         tokens={"type": int}, scheduler={"help": "Scheduler or AsyncScheduler (docs/vllm.md)"},
         engine={"default": "{}", "help": "more options of vLLM's LLM, as JSON"},
         cpu={"action": "store_true", "help": "vLLM's CPU build, the bundled target"},

@@ -220,13 +220,15 @@ def own_time() -> str:
 
 def gpu_check() -> str:
     found = load("gpu_check")
-    ms = {(row["method"], row["requests"]): row for row in found["steps"]}
+    keys = ("method", "requests", "rounds")
+    ms = {tuple(row[key] for key in keys): row for row in found["steps"]}
     rows = []
     for row in found["speeds"]:
-        step = ms[row["method"], row["requests"]]
+        step = ms[tuple(row[key] for key in keys)]
         composed = step.get("composed_ms")
         rows.append([
-            str(row["requests"]), row["method"].replace("none", "no drafts"),
+            str(row["requests"]) + (", replaced" if row["rounds"] > 1 else ""),
+            row["method"].replace("none", "no drafts"),
             num(step["step_ms"]), num(composed) if composed else "—",
             num(step["emitted_each"]), num(row["tok_per_s"], 0), span(*row["x_plain"]),
         ])  # fmt: skip

@@ -76,6 +76,35 @@ def test_one_block_has_no_interval(
     assert all(isinstance(row["x_plain"], float) for row in json.loads(out.read_text())["speeds"])
 
 
+def test_with_rounds_a_request_begins_when_one_ends(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = script.MadeUp({})
+    ran = []
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: ran.append(len(engine._running)) or step())
+    task = {"prompts": ["a b"] * 5, "max_tokens": [2, 4, 3, 5, 4], "at_once": 2}
+    done = engine(task)
+    # the first ends after 2 steps, then the third begins, and so on: never more than 2, and
+    # one alone only when none is waiting
+    assert ran == [2, 2, 2, 2, 2, 2, 2, 2, 2]
+    assert [len(answer) for answer in done["answers"]] == task["max_tokens"]
+    assert done["tokens"] == 18
+
+
+def test_cells_are_of_requests_and_rounds(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    options = ("--requests", "2", "--rounds", "1", "4", "--tokens", "12", "--blocks", "2")
+    run(script, monkeypatch, "--dry", *options, "--out", str(out))
+    found = json.loads(out.read_text())
+    cells = {(row["requests"], row["rounds"]) for row in found["speeds"]}
+    assert cells == {(row["requests"], row["rounds"]) for row in found["steps"]} == {(2, 1), (2, 4)}
+    plain = {row["rounds"]: row for row in found["steps"] if row["method"] == "none"}
+    assert plain[4]["num_steps"] > 3 * plain[1]["num_steps"]
+
+
 def test_other_models_have_no_composed_steps(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

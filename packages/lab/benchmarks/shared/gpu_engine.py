@@ -11,27 +11,32 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 
 def run_block(
-    engine: Any, prompts: Sequence[Any], params: Any, clock: Callable[[], float], name: str = ""
-) -> dict[str, Any]:
-    """Answer prompts together; tokens, seconds, and every step in which all of them decoded.
+    engine: Any, prompts: Sequence[Any], params: Sequence[Any], at_once: int,
+    clock: Callable[[], float], name: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Answer prompts, ``at_once`` together, the next when one ends; tokens, seconds, steps.
 
-    engine: vLLM's ``LLMEngine``. Steps are (seconds, tokens emitted, mean tokens before the step).
+    engine: vLLM's ``LLMEngine``; params: of each prompt. Steps, of those in which ``at_once``
+    requests decoded: (seconds, tokens emitted, mean tokens before the step).
     """
     ids = [f"{name}{number}" for number in range(len(prompts))]
+    waiting = iter(zip(ids, prompts, params, strict=True))
     begin = clock()
-    for request_id, prompt in zip(ids, prompts, strict=True):
-        engine.add_request(request_id, prompt, params)
+    for one in islice(waiting, at_once):
+        engine.add_request(*one)
     lengths: dict[str, int] = {}
     answers, steps, last = dict[str, list[int]](), list[tuple[float, int, float]](), begin
     while engine.has_unfinished_requests():
         outputs = engine.step()
         if not outputs:
             continue
-        now, emitted, context, is_full = clock(), 0, 0, len(lengths) == len(ids)
+        now, emitted, context = clock(), 0, 0
+        is_full = all(one.request_id.partition("-")[0] in lengths for one in outputs)
         num_new = []
         for output in outputs:
             key = output.request_id.partition("-")[0]
@@ -41,8 +46,10 @@ def run_block(
             emitted += num
             context += len(output.prompt_token_ids or ()) + lengths.get(key, 0)
             lengths[key], answers[key] = len(tokens), tokens
-        if is_full and len(outputs) == len(ids) and min(num_new) > 0:
-            steps.append((now - last, emitted, context / len(ids)))
+            if output.finished and (following := next(waiting, None)):
+                engine.add_request(*following)
+        if is_full and len(outputs) == at_once and min(num_new) > 0:
+            steps.append((now - last, emitted, context / at_once))
         last = now
     return {
         "tokens": sum(lengths.values()),
@@ -65,11 +72,15 @@ def main() -> None:
     for number, line in enumerate(sys.stdin):
         task = json.loads(line)
         prompts = [with_template(tokenizer, prompt) for prompt in task["prompts"]]
-        params = SamplingParams(
-            temperature=0.0, max_tokens=task["max_tokens"], ignore_eos=True,
-            output_kind=RequestOutputKind.CUMULATIVE,
-        )  # fmt: skip
-        done = run_block(llm.llm_engine, prompts, params, time.perf_counter, f"b{number}r")
+        params = [
+            SamplingParams(
+                temperature=0.0, max_tokens=num, ignore_eos=True,
+                output_kind=RequestOutputKind.CUMULATIVE,
+            )
+            for num in task["max_tokens"]
+        ]  # fmt: skip
+        clock = time.perf_counter
+        done = run_block(llm.llm_engine, prompts, params, task["at_once"], clock, f"b{number}r")
         print(json.dumps(done), file=pipe)
 
 
