@@ -73,6 +73,20 @@ def test_a_stair_stands_where_it_was_measured() -> None:
     assert seconds[64] - seconds[0] < 0.0015
 
 
+def test_a_jump_that_was_too_high_by_chance_is_bounded_by_wider_steps() -> None:
+    costs = StepCosts()
+    for _ in range(50):
+        costs.observe(Step(4, 4, 0.005), 600)
+    for _ in range(2):  # late, and each time for longer than the pauses that count as predicted
+        costs.observe(Step(4, 5, 0.008), 600)
+    for _ in range(50):
+        costs.observe(Step(4, 8, 0.0055), 600)
+    seconds = costs.seconds(4, 600, 0, 6)
+    assert seconds[0] == pytest.approx(0.005, rel=0.01)
+    assert seconds[1] <= seconds[4] == pytest.approx(0.0055, rel=0.02)
+    assert (np.diff(seconds) >= 0).all()
+
+
 def test_follows_prices_that_double() -> None:
     costs = observed(staircase, num=600)
     before = costs.seconds(32, 32_000, 0, 0)[0]

@@ -40,7 +40,7 @@ JUMP_SPREAD = 0.1
 """Prior standard deviation of one jump, as a share of a plain step."""
 DRAFT_SHARE = 0.04
 """Prior seconds of a token of the model drafter, as a share of a plain step."""
-NOISE = 0.01
+NOISE = 0.05
 """Prior standard deviation of a measurement, as a share of it."""
 DRIFT = 2e-4
 """Standard deviation by which a jump may change in one step, as a share of a plain step."""
@@ -229,6 +229,10 @@ def fill_seconds(
             total += mean[NUM_OTHERS + stair]
             stair += 1
         out[x] = total + each * x
+    # a step takes no longer than one with more tokens: a jump that was measured too high by
+    # chance, and the next ones therefore too low, keep no token from being tried again
+    for x in range(num - 1, 0, -1):
+        out[x] = max(min(out[x], out[x + 1]), out[0])
 
 
 class StepCosts:
