@@ -545,9 +545,13 @@ class Run:
 
 def drive(
     texts: Sequence[Text], size: int, prices: Prices, seed: int, branches: bool = False,
-    double_after: int = 0, knows: Sequence[str] = (), closed: bool = False,
+    double_after: int = 0, knows: Sequence[str] = (), closed: bool = False, late: float = 0.0,
 ) -> Run:  # fmt: skip
-    """The controller as an engine drives it; closed: with all steps, and limits of tokens."""
+    """The controller as an engine drives it; closed: with all steps, and limits of tokens.
+
+    late: standard deviation of the time at which a step is reported, in plain steps; a step that
+    is reported late is long, and the next one short.
+    """
     limits = Limits(model=True, branches=branches)
     run = Run(Informed(limits, prices, knows) if knows else Controller(limits))
     controller, rng = run.controller, random.Random(seed + 1)
@@ -559,7 +563,7 @@ def drive(
 
     for row in source.rows:
         begin(row)
-    own_s = 0.0
+    own_s = late_s = 0.0
     while source.rows:
         rows, context, length = source.rows, source.context, controller.num_to_draft
         num, names = len(rows), [row.name for row in rows]
@@ -569,8 +573,10 @@ def drive(
         seconds = prices.ms(tokens, num, context / num, length) / 1e3
         plain = prices.ms(num, num, context / num, 0) / 1e3
         emitted = [_emit(row) for row in rows]
+        before_s, late_s = late_s, rng.gauss(0.0, late * plain) if late else 0.0
+        reported_s = max(seconds + late_s - before_s, 1e-4)
         begin_s = time.thread_time()
-        step = Step(num, tokens, seconds, length, context, own_seconds=own_s)
+        step = Step(num, tokens, reported_s, length, context, own_seconds=own_s)
         controller.observe(step, names, emitted)
         own_s = time.thread_time() - begin_s
         num_ended = 0
@@ -703,6 +709,9 @@ def strange(texts: list[Text], size: int, seed: int = 0) -> Iterator[tuple[str, 
     nothing = [_like(t, p, a, [0] * len(t.head)) for t, (p, a) in zip(some, noise, strict=True)]
     yield "nothing to draft", nothing
     yield "prices double", some
+    yield "all kinds", some
+    yield "all kinds, late", some
+    yield "nothing to draft, late", nothing
 
 
 def _like(text: Text, prompt: list[int], answer: list[int], head: list[int]) -> Text:
@@ -711,13 +720,18 @@ def _like(text: Text, prompt: list[int], answer: list[int], head: list[int]) -> 
     return new
 
 
+LATE = 0.08
+"""Late steps, by ``drive``: as an H200 reports them."""
+
+
 def safety(texts: list[Text], size: int, prices: Prices) -> list[dict[str, Any]]:
     """The controller on such texts: its worst 2,000 steps, own time counted."""
     rows = []
     for name, some in strange(texts, size):
         if len(some) < size:
             continue
-        run = drive(some, size, prices, 0, double_after=40 * (name == "prices double"))
+        double_after, late = 40 * (name == "prices double"), LATE * ("late" in name)
+        run = drive(some, size, prices, 0, double_after=double_after, late=late)
         rows.append({
             "requests": size, "text": name, "steps": len(run.steps), "speed": run.speed(),
             "worst": run.worst(), "cold": run.speed(first_s=2.0),

@@ -50,9 +50,10 @@ NOISE_DISCOUNT = 0.98
 """Discount of the measured variance, for each step."""
 FIRST_STEPS = 16
 """Steps within which one that takes half as long as the first resets the prior."""
-WARM_UP, FASTER = 64, 0.75
-"""Steps within which the prior is reset by one that takes FASTER times the seconds of the prior
-or less, with at least as many tokens: the engine was not warm."""
+WARM_UP, FASTER = 64, 0.85
+"""Steps within which the prior is reset by two in a row that take FASTER times the seconds of the
+prior or less, with at least as many tokens: the engine was not warm. Two, since a step is short
+where the one before it was reported late."""
 OUTLIER = 4.0
 """Standard deviations at which an innovation is clipped."""
 NEW = 4.0
@@ -250,6 +251,7 @@ class StepCosts:
         self.longest = 0
         self.counted_s = 0.0
         self._num_mixed = self._first_tokens = self._num_pauses = 0
+        self._last_share = 1.0
         self._mean: Floats = np.zeros(SIZE)
         self._spread: Floats = np.zeros((SIZE, SIZE))
         self._scales = np.ones(NUM_OTHERS)
@@ -294,8 +296,10 @@ class StepCosts:
         share = step.seconds / self._scalars.item(PLAIN)
         if self.num_steps < FIRST_STEPS and share < 0.5:
             return True
-        is_as_large = step.num_tokens >= self._first_tokens
-        return self.num_steps < WARM_UP and is_as_large and share < FASTER
+        if self.num_steps >= WARM_UP or step.num_tokens < self._first_tokens:
+            return False
+        before, self._last_share = self._last_share, share
+        return before + share < 2 * FASTER
 
     def seconds(
         self, num_requests: int, num_context: int, num_drafted: int, num_tokens: int
@@ -363,7 +367,7 @@ class StepCosts:
     def _begin(self, step: Step) -> None:
         """The prior, in shares of the first step's seconds."""
         plain = step.seconds
-        self._first_tokens = step.num_tokens
+        self._first_tokens, self._last_share = step.num_tokens, 1.0
         self._scalars[:] = 1.0
         self._scalars[PLAIN], self._scalars[VARIANCE] = plain, (NOISE * plain) ** 2
         self._scalars[RUN] = self._scalars[STRIKES] = 0

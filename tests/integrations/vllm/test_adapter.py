@@ -81,9 +81,9 @@ def test_a_perfect_drafter_of_vllms_is_used_and_a_useless_one_is_given_up() -> N
     assert sum(steps["useless"].drafted[-100:]) < 25
 
 
-@pytest.mark.parametrize("slowness", [1.0, 3.0])
+@pytest.mark.parametrize("slowness", [0.8, 1.0, 2.0, 3.0])
 def test_the_drafter_is_priced_right_although_the_engine_was_cold(slowness: float) -> None:
-    """Its first steps are slower,."""
+    """Its first 20 steps are slower."""
     steps = itertools.count()
 
     def cost(rows: int, tokens: int, drafted: int) -> float:
