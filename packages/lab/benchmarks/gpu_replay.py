@@ -706,7 +706,12 @@ def strange(texts: list[Text], size: int, seed: int = 0) -> Iterator[tuple[str, 
     yield "head never right", [_like(t, t.prompt, t.answer, [0] * len(t.head)) for t in some]
     noise = [[[rng.randrange(10**6) for _ in p] for p in (t.prompt, t.answer)] for t in some]
     yield "no matches", [_like(t, p, a, t.head) for t, (p, a) in zip(some, noise, strict=True)]
-    nothing = [_like(t, p, a, [0] * len(t.head)) for t, (p, a) in zip(some, noise, strict=True)]
+    nothing, left = [], 2500 * size  # tokens: the worst 2,000 steps are no whole run
+    while left > 0:
+        text = texts[len(nothing) % len(texts)]
+        prompt, answer = ([rng.randrange(10**6) for _ in p] for p in (text.prompt, text.answer))
+        nothing.append(_like(text, prompt, answer, [0] * len(text.head)))
+        left -= len(answer)
     yield "nothing to draft", nothing
     yield "prices double", some
     yield "all kinds", some

@@ -230,8 +230,8 @@ def fill_seconds(
             total += mean[NUM_OTHERS + stair]
             stair += 1
         out[x] = total + each * x
-    # a step takes no longer than one with more tokens: a jump that was measured too high by
-    # chance, and the next ones therefore too low, keep no token from being tried again
+    # A step takes no longer than one with more tokens. Otherwise a jump that was measured too high
+    # by chance would keep its tokens from being drafted, and so from being measured, for good.
     for x in range(num - 1, 0, -1):
         out[x] = max(min(out[x], out[x + 1]), out[0])
 
