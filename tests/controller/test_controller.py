@@ -228,6 +228,28 @@ def test_a_resting_guard_searches_in_one_of_eight_steps() -> None:
     assert (searched, resting) == (8, 56)
 
 
+def test_with_a_model_most_steps_rest_where_nothing_is_drafted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    controller = Controller(Limits(model=True))
+    engine, full = Engine(controller, 4, right=0.0, copies=0.0), 0
+    survivals = controller._survivals
+
+    def counted(*args: Any) -> Any:
+        nonlocal full
+        full += 1
+        return survivals(*args)
+
+    monkeypatch.setattr(controller, "_survivals", counted)
+    for _ in range(600):
+        engine.step()
+    begun, full = engine.drafted, 0
+    for _ in range(400):
+        engine.step()
+    assert 400 / 8 <= full < 400 / 5  # every eighth, and after each probe
+    assert engine.drafted - begun < 20
+
+
 def test_drafting_comes_back() -> None:
     engine = Engine(Controller(Limits(model=True)), 4, right=0.0, copies=0.0)
     for _ in range(600):

@@ -122,7 +122,7 @@ class Controller:
         self._last_s = 0.0
         self._trial = limits.max_draft
         self._num_choices = self._num_idle = 0
-        self._is_weighed = False
+        self._is_weighed = self._is_probe = False
         self._to_learn: tuple[Ints, float] | None = None
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
@@ -275,7 +275,7 @@ class Controller:
         self.branches = [[] for _ in names] if self.limits.branches else []
         if num == 0:
             return []
-        if self.rests(num):
+        if self.rests(num) or self._may_rest(num, offers):
             return [[] for _ in names]
         self._learn_lengths()
         self._num_choices += 1
@@ -304,7 +304,8 @@ class Controller:
             self._bounds,
         )  # fmt: skip
         self.promised += num + expected
-        self._num_idle = 0 if drafted else self._num_idle + 1
+        # the draft of a probe says nothing of the next steps
+        self._num_idle = 0 if drafted and not self._is_probe else self._num_idle + 1
         self._price += (1 - PRICE_DISCOUNT) * (price - self._price)
         # just below a stair a token costs what it displaces, elsewhere its own seconds
         step = min(2 * num, most - drafted)
@@ -345,11 +346,26 @@ class Controller:
         upcoming = self._num_choices + 1
         if self.limits.model or (self.limits.retrieval and self._is_search_due(upcoming)):
             return False
-        self._num_choices = upcoming
+        self._rest(num)
+        return True
+
+    def _may_rest(self, num: int, offers: Sequence[Sequence[int]] | None) -> bool:
+        """The same with a model drafter, after many steps without a draft and for nothing offered;
+        a probe may be due.
+        """
+        if self._num_idle < IDLE_STEPS or any(offers or ()):
+            return False
+        if self._is_search_due(self._num_choices + 1):
+            return False
+        self._rest(num)
+        self._probe()
+        return True
+
+    def _rest(self, num: int) -> None:
+        self._num_choices += 1
         self._num_idle += 1
         self.promised += num
         self._known.facts[:, :LAST] = 0
-        return True
 
     @property
     def allows_drafts(self) -> bool:
@@ -445,15 +461,20 @@ class Controller:
             rate = margin * self._rate(1, num, plain_s)
             length = best_length(self._worth, longest, num, rate, *self.costs.draft_price)
         if not length:
-            price_s = self.costs.draft_seconds(1)
-            self.num_to_draft = int(self.guard.may_probe(self._last_s, price_s))
+            self._probe()
             return
+        self._is_probe = False
         self._num_lengths += 1
         if self._num_lengths == self._next_plain:
             length, self._next_plain = 0, 4 * self._next_plain
         elif self._num_lengths % PROBE_EVERY == 0:  # a longer draft, to price and score it
             length = min(length + PROBE_LONGER, longest)
         self.num_to_draft = length
+
+    def _probe(self) -> None:
+        price_s = self.costs.draft_seconds(1)
+        self._is_probe = self.costs.is_known and self.guard.may_probe(self._last_s, price_s)
+        self.num_to_draft = int(self._is_probe)
 
     def _longest(self) -> int:
         """The longest draft of the model to consider, by the longest one measured so far."""
