@@ -41,7 +41,7 @@ JUMP_SPREAD = 0.1
 DRAFT_SHARE = 0.04
 """Prior seconds of a token of the model drafter, as a share of a plain step."""
 NOISE = 0.05
-"""Prior standard deviation of a measurement, as a share of it."""
+"""Prior standard deviation of a measurement, as a share of it; engines report steps late."""
 DRIFT = 2e-4
 """Standard deviation by which a jump may change in one step, as a share of a plain step."""
 LEAST_NOISE = 2e-3
