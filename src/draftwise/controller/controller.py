@@ -350,8 +350,8 @@ class Controller:
         return True
 
     def _may_rest(self, num: int, offers: Sequence[Sequence[int]] | None) -> bool:
-        """The same with a model drafter, after many steps without a draft and for nothing offered;
-        a probe may be due.
+        """Whether a step rests although the engine has a model drafter: it wrote nothing, the steps
+        before had no drafts either, and no search is due. Decides whether a probe follows.
         """
         if self._num_idle < IDLE_STEPS or any(offers or ()):
             return False

@@ -51,8 +51,8 @@ NOISE_DISCOUNT = 0.98
 FIRST_STEPS = 16
 """Steps within which one that takes half as long as the first resets the prior."""
 WARM_UP, FASTER = 64, 0.85
-"""Steps within which the prior is reset by two in a row that take FASTER times the seconds of the
-prior or less, with at least as many tokens: the engine was not warm. Two, since a step is short
+"""Steps within which the prior is reset by two in a row whose mean is below FASTER times the
+prior's seconds, with at least as many tokens: the engine was not warm. Two, since a step is short
 where the one before it was reported late."""
 OUTLIER = 4.0
 """Standard deviations at which an innovation is clipped."""
