@@ -178,6 +178,21 @@ def test_steps_that_are_reported_late_do_not_end_drafts(seed: int) -> None:
     assert engine.speed() > 1.12  # always one token: 1.16
 
 
+@pytest.mark.parametrize("pause_s", [0.008, 0.015, 0.06])
+def test_kernels_that_load_with_the_first_drafts_do_not_end_them(pause_s: float) -> None:
+    """The guard charged their seconds to drafts, and the account was empty for 1,000 steps."""
+    limits = Limits(max_draft=4, model=True, retrieval=False)
+    engine = Engine(Controller(limits), 64, right=0.36, copies=0.0)
+    shapes = set[tuple[int, int]]()
+    for _ in range(300):
+        drafted = sum(map(len, engine.chains.values()))
+        shape = engine.controller.num_to_draft, (64 + drafted).bit_length()
+        engine.step(pause_s=0.0 if shape in {*shapes, (0, 7)} else pause_s)
+        shapes.add(shape)
+    assert len(shapes) > 3
+    assert engine.speed(100) > 1.12  # always one token: 1.16
+
+
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("num", [1, 4, 16])
 def test_first_drafts_are_short_and_for_all_requests(num: int, branches: bool) -> None:
@@ -241,13 +256,13 @@ def test_with_a_model_most_steps_rest_where_nothing_is_drafted(
         return survivals(*args)
 
     monkeypatch.setattr(controller, "_survivals", counted)
-    for _ in range(600):
+    for _ in range(800):
         engine.step()
     begun, full = engine.drafted, 0
     for _ in range(400):
         engine.step()
     assert 400 / 8 <= full < 400 / 5  # every eighth, and after each probe
-    assert engine.drafted - begun < 20
+    assert engine.drafted - begun < 100, "of 1,600"
 
 
 def test_drafting_comes_back() -> None:

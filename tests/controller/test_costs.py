@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import numpy as np
@@ -187,10 +188,35 @@ def test_the_first_price_is_not_that_of_a_step_that_read_prompts() -> None:
     assert costs.seconds(1, 1000, 0, 0).item() == pytest.approx(0.01, rel=0.05)
 
 
+def test_prefill_does_not_price_drafts() -> None:
+    """A step with prefill takes 3 ms more whatever its length: no reason to verify fewer tokens."""
+    costs, rng = StepCosts(), random.Random(0)
+    for number in range(200):
+        prefill = rng.randrange(40, 130) if number % 2 else 0
+        seconds = 0.006 + 1e-5 * prefill + (0.003 if prefill else 0.0)
+        costs.observe(Step(64, 64 + prefill, seconds, num_prefill=prefill), 10_000)
+    plain_s, *_, drafts_s = costs.seconds(64, 10_000, 0, 64).tolist()
+    assert plain_s == pytest.approx(0.006, rel=0.02)
+    assert drafts_s - plain_s < 0.0012
+    assert costs.prefill_seconds(64, 80) == pytest.approx(0.0038, rel=0.1)
+
+
 def test_a_pause_counts_for_little() -> None:
     costs, counted = StepCosts(), []
-    for seconds in (*[0.01] * 30, 5.0, 5.0, 5.0, 0.01, 5.0):
+    for seconds in (*[0.01] * 30, 5.0, 0.01, 0.025, 5.0, 0.01):
         costs.observe(Step(1, 1, seconds), 100)
         counted.append(costs.counted_s)
-    assert counted[30:] == pytest.approx([0.01, 0.01, 0.04, 0.01, 0.01], rel=0.05)
+    assert counted[30:] == pytest.approx([0.01, 0.01, 0.01, 0.04, 0.01], rel=0.05)
     assert costs.seconds(1, 100, 0, 0).item() == pytest.approx(0.01, rel=0.05)
+
+
+def test_drafts_that_interrupt_steps_for_good_are_charged() -> None:
+    """One in ten steps with drafts takes longer: at first a kernel may have been loaded."""
+    costs, counted = StepCosts(), []
+    for number in range(1, 401):
+        seconds = 0.01 if number % 10 else 0.5
+        costs.observe(Step(1, 2, seconds), 100)
+        counted.append(costs.counted_s)
+    interrupted = [round(seconds, 2) for seconds in counted[9::10]]
+    assert interrupted[:16] == [0.01] * 16
+    assert interrupted[20:].count(0.04) >= 18

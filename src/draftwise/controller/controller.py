@@ -58,9 +58,12 @@ PROBE_LONGER = 2
 FIRST_PLAIN = 4
 """Drafts of the model before the first step without one, which tells its price from that of the
 step. The next follow after 4, 16, .. times as many."""
+PLAIN_SHARE, LEAST_GAIN = 0.0015, 0.025
+"""Share of the time for further such steps, and the least gain that one is assumed to forgo,
+relative to a plain step. They measure what drafting is compared with."""
 FEW_REQUESTS = 32
 """Requests up to which all of them have 2 tokens in the second step with drafts."""
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 _NOTHING = np.zeros(0, np.int64)
 _NO_TOKENS = np.zeros(0, np.int32)
@@ -117,6 +120,7 @@ class Controller:
         self._index = RetrievalIndex(length, history_tokens)
         self._worth = np.zeros(length + 2)
         self._num_lengths, self._next_plain = 0, FIRST_PLAIN
+        self._plain_s, self._is_plain = 0.0, False
         self._worth_s = self._spent_s = 0.0, 0.0
         self._price = 0.0
         self._last_s = 0.0
@@ -287,8 +291,9 @@ class Controller:
         # 2. and 3. expected tokens, and seconds by the number of tokens
         seconds = self.costs.seconds(num, context, 0, most)
         plain_s = seconds.item(0)
+        is_plain, self._is_plain = self._is_plain, False
         # the model's tokens are paid for: verify them even if the account is empty
-        if most <= 0 or not (width or margin < math.inf):
+        if most <= 0 or is_plain or not (width or margin < math.inf):
             self.promised += num
             self._num_idle += 1
             self._decide_length(num, plain_s, margin)
@@ -465,11 +470,22 @@ class Controller:
             return
         self._is_probe = False
         self._num_lengths += 1
-        if self._num_lengths == self._next_plain:
-            length, self._next_plain = 0, 4 * self._next_plain
+        if self._is_plain_due(plain_s):
+            length, self._is_plain = 0, True
         elif self._num_lengths % PROBE_EVERY == 0:  # a longer draft, to price and score it
             length = min(length + PROBE_LONGER, longest)
         self.num_to_draft = length
+
+    def _is_plain_due(self, plain_s: float) -> bool:
+        """Whether a step without drafts is due: it costs what drafting gains."""
+        gain = self._worth_s[1] / self._spent_s[1] - 1.0 if self._spent_s[1] else 0.0
+        self._plain_s += PLAIN_SHARE * self._last_s
+        if self._num_lengths == self._next_plain:
+            self._next_plain *= 4
+        elif self._plain_s < max(gain, LEAST_GAIN) * plain_s:
+            return False
+        self._plain_s = 0.0
+        return True
 
     def _probe(self) -> None:
         price_s = self.costs.draft_seconds(1)

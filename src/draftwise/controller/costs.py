@@ -2,8 +2,8 @@
 
 The model is linear, and a Kalman filter learns it:
 
-    seconds = base + a * requests + b * context tokens + c * prefill tokens
-            + d * (the model drafts) + e * its length + f * drafted tokens * context of a request
+    seconds = base + a * requests + b * context tokens + c * prefill tokens + d * (any prefill)
+            + e * (the model drafts) + f * its length + g * drafted tokens * context of a request
             + stairs below the number of tokens
 
 A stair is a jump between two numbers of tokens, so seconds may rise anywhere: evenly on a CPU, by
@@ -29,9 +29,10 @@ EDGES = np.array(
     [*range(1, 32), *range(32, 256, 8), *range(256, 1024, 32), *range(1024, 8192, 256)], np.int64
 )
 """Numbers of tokens after which a step may take longer."""
-BASE, REQUESTS, CONTEXT, PREFILL, DRAFTS, LENGTH, ATTENTION = range(7)
-"""Coefficients before those of the stairs; ATTENTION: of drafted tokens to the text before them."""
-NUM_OTHERS = 7
+BASE, REQUESTS, CONTEXT, PREFILL, MIXED, DRAFTS, LENGTH, ATTENTION = range(8)
+"""Coefficients before those of the stairs. MIXED: of a step with any prefill (other kernels, no
+CUDA graph, prefill of the drafter). ATTENTION: of drafted tokens to the text before them."""
+NUM_OTHERS = 8
 SIZE = NUM_OTHERS + len(EDGES)
 
 JUMP = 0.03
@@ -63,9 +64,12 @@ SCALE_STEPS = 6
 SCALE_CHANGE = 0.12
 PAUSE = 4.0
 """A step counts for at most this multiple of its predicted seconds (the machine paused)."""
-MOST_PAUSES = 2
-"""Steps in a row beyond PAUSE that count as predicted: an engine loads or compiles a kernel when a
-shape first occurs, which says nothing about the shape's later steps."""
+INTERRUPTED = 2.0
+"""Multiple of its predicted seconds beyond which a step was interrupted: an engine loads or
+compiles a kernel when a shape first occurs, which says nothing about the shape's later steps."""
+EXCUSED, EXCUSED_EVERY = 16, 256
+"""Interrupted steps with drafts that are excused, at first, and one more for each EXCUSED_EVERY
+steps: they count as predicted and teach nothing. A shape is not excused twice in a row."""
 MOST_LOADED = 1e9
 """Largest number of a state: squares of larger ones end in infinities."""
 FIRST_MIXED = 32
@@ -73,10 +77,9 @@ FIRST_MIXED = 32
 TABLE_SPREAD = 0.02
 """Standard deviation of a jump from a price table, as a share of a plain step."""
 
-PLAIN, VARIANCE, RUN, STRIKES, RATIOS = range(5)
+PLAIN, VARIANCE, RUN, RATIOS = range(4)
 """Scalars: seconds of the plain step behind the prior, variance of a measurement, steps since the
-last rescaling, outliers among the latest steps of new shapes in a row, and from RATIOS on measured
-over predicted seconds of the latest steps."""
+last rescaling, and from RATIOS on measured over predicted seconds of the latest steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ def _features(
     x[REQUESTS] = requests * scales[REQUESTS]
     x[CONTEXT] = context * scales[CONTEXT]
     x[PREFILL] = prefill * scales[PREFILL]
+    x[MIXED] = 1.0 if prefill > 0 else 0.0
     x[DRAFTS] = 1.0 if length > 0 else 0.0
     x[LENGTH] = length
     x[ATTENTION] = (tokens - requests - prefill) * (context / max(requests, 1)) * scales[ATTENTION]
@@ -164,15 +168,8 @@ def _update(
     for i in range(num):
         variance += gain[i] * x[i]
     innovation = y - believed
-    bound = OUTLIER * np.sqrt(variance)
-    if variance > NEW * noise:
-        # an unknown shape may take twice the predicted seconds, and more than that only if more
-        # than MOST_PAUSES steps in a row do
-        if abs(innovation) > max(bound, believed) and scalars[STRIKES] < MOST_PAUSES:
-            scalars[STRIKES] += 1.0
-            return
-        scalars[STRIKES] = 0.0
-        bound = np.inf
+    is_new = variance > NEW * noise  # such a shape may take any time
+    bound = np.inf if is_new else OUTLIER * np.sqrt(variance)
     used = min(max(innovation, -bound), bound)
     for i in range(known):
         weight = gain[i] / variance
@@ -187,11 +184,13 @@ def _update(
 @compiled
 def observe(
     tokens: int, requests: int, context: int, prefill: int, length: int, largest: int,
-    seconds: float, edges: Ints, scales: Floats, mean: Floats, spread: Floats, scalars: Floats,
+    seconds: float, most: float, edges: Ints, scales: Floats, mean: Floats, spread: Floats,
+    scalars: Floats,
 ) -> tuple[float, float]:  # fmt: skip
     """Learn from one step; return seconds of a plain step of its requests, and the prediction.
 
-    largest: tokens of the largest step so far.
+    largest: tokens of the largest step so far. most: multiple of its predicted seconds beyond which
+    the step teaches nothing.
     """
     x = np.zeros(len(mean))
     known = NUM_OTHERS
@@ -205,7 +204,8 @@ def observe(
     walk = (DRIFT * scalars[PLAIN]) ** 2
     for i in range(len(mean)):
         spread[i, i] += walk
-    _update(mean, spread, x, num, known, seconds, believed, scalars)
+    if seconds <= most * believed:
+        _update(mean, spread, x, num, known, seconds, believed, scalars)
     zero: Any = np.int64(0)  # numba compiles once more for a literal argument
     plain = 0.0
     for i in range(_features(requests, requests, context, zero, zero, edges, scales, x)):
@@ -241,8 +241,8 @@ class StepCosts:
 
     State: mean and covariance of the coefficients (a normal distribution), the plain step behind
     the prior, the noise, and the largest step that was measured. ``counted_s``: seconds of the
-    latest step; where it is beyond PAUSE times the prediction, that multiple, or the prediction
-    itself for up to MOST_PAUSES steps in a row.
+    latest step; of an interrupted one its predicted seconds if it is excused, otherwise at most
+    PAUSE times those.
     """
 
     def __init__(self) -> None:
@@ -250,7 +250,8 @@ class StepCosts:
         self.largest = 0
         self.longest = 0
         self.counted_s = 0.0
-        self._num_mixed = self._first_tokens = self._num_pauses = 0
+        self._num_mixed = self._first_tokens = 0
+        self._excused, self._interrupted = float(EXCUSED), set[tuple[int, int, bool]]()
         self._last_share = 1.0
         self._mean: Floats = np.zeros(SIZE)
         self._spread: Floats = np.zeros((SIZE, SIZE))
@@ -276,19 +277,26 @@ class StepCosts:
             return step.seconds
         if not self.is_known or self._was_slow(step):
             self._begin(step)
+        has_drafts = step.num_tokens > step.num_requests + step.num_prefill or step.num_drafted > 0
+        shape = step.num_tokens.bit_length(), step.num_drafted, step.num_prefill > 0
+        self._excused = min(self._excused + 1 / EXCUSED_EVERY, EXCUSED)
+        may_excuse = shape not in self._interrupted and (self._excused >= 1 or not has_drafts)
         plain, believed = observe(
             step.num_tokens, step.num_requests, num_context, step.num_prefill, step.num_drafted,
-            self.largest, step.seconds, EDGES, self._scales, self._mean, self._spread,
-            self._scalars,
+            self.largest, step.seconds, INTERRUPTED if may_excuse else np.inf, EDGES,
+            self._scales, self._mean, self._spread, self._scalars,
         )  # fmt: skip
-        if 0 < PAUSE * believed < step.seconds:
-            self._num_pauses += 1
-            self.counted_s = believed * (1.0 if self._num_pauses <= MOST_PAUSES else PAUSE)
-        else:
-            self._num_pauses = 0
         self.num_steps += 1
-        self.largest = max(self.largest, step.num_tokens)
-        self.longest = max(self.longest, step.num_drafted)
+        is_interrupted = step.seconds > INTERRUPTED * believed > 0
+        if is_interrupted:
+            self._interrupted.add(shape)
+            self.counted_s = believed if may_excuse else min(step.seconds, PAUSE * believed)
+            self._excused -= may_excuse and has_drafts
+        else:
+            self._interrupted.discard(shape)
+        if not (is_interrupted and may_excuse):
+            self.largest = max(self.largest, step.num_tokens)
+            self.longest = max(self.longest, step.num_drafted)
         return float(plain)
 
     def _was_slow(self, step: Step) -> bool:
@@ -360,9 +368,9 @@ class StepCosts:
         if not num_prefill or not self.is_known:
             return 0.0
         first, last = np.searchsorted(EDGES, [num_requests, num_requests + num_prefill])
-        slope = float(self._mean[PREFILL] * self._scales[PREFILL])
+        slope, fixed = float(self._mean[PREFILL] * self._scales[PREFILL]), self._mean.item(MIXED)
         stairs = float(self._mean[NUM_OTHERS + first : NUM_OTHERS + last].sum())
-        return max(stairs + slope * num_prefill, 0.0)
+        return max(stairs + slope * num_prefill + fixed, 0.0)
 
     def _begin(self, step: Step) -> None:
         """The prior, in shares of the first step's seconds."""
@@ -370,7 +378,7 @@ class StepCosts:
         self._first_tokens, self._last_share = step.num_tokens, 1.0
         self._scalars[:] = 1.0
         self._scalars[PLAIN], self._scalars[VARIANCE] = plain, (NOISE * plain) ** 2
-        self._scalars[RUN] = self._scalars[STRIKES] = 0
+        self._scalars[RUN] = 0
         self._scales[:] = 1.0
         self._scales[REQUESTS] = 1 / max(step.num_requests, 16)
         self._scales[CONTEXT] = 1 / (2000.0 * max(step.num_requests, 1))
@@ -386,7 +394,7 @@ class StepCosts:
         widths = np.sqrt((ends - EDGES) / np.maximum(EDGES / 8, 1.0))
         deviations[NUM_OTHERS:] *= np.minimum(widths, 2.0)
         deviations[[BASE, PREFILL]] = plain
-        deviations[[CONTEXT, ATTENTION]] = 0.3 * plain, 0.1 * plain
+        deviations[[CONTEXT, MIXED, ATTENTION]] = 0.3 * plain, 0.3 * plain, 0.1 * plain
         deviations[[REQUESTS, DRAFTS, LENGTH]] = 0.05 * plain, 0.01 * plain, 0.02 * plain
         self._spread[:] = np.diag(deviations**2)
 
@@ -428,7 +436,7 @@ class StepCosts:
         self._spread[:] = np.diag(variance)
         self._scalars[:] = 1.0
         self._scalars[PLAIN], self._scalars[VARIANCE] = plain, noise**2
-        self._scalars[RUN] = self._scalars[STRIKES] = 0
+        self._scalars[RUN] = 0
         self.num_steps, self.largest, self.longest = counts
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.controller.costs import MOST_PAUSES
 from draftwise.engine.drafting import Drafting, Nonsense, Pool
 from draftwise.engine.records import Round, as_logprobs, logprobs
 from draftwise.engine.request import EMPTY, Request, RoundState
@@ -29,6 +28,7 @@ from draftwise.nn.verify import DraftTreeBatch, overlaps, ratios, rejection_samp
 from draftwise.types import Costs, Draft, Evidence, Floats, Ints, Scores, Verdict
 
 PAUSE = 8.0  # plain rounds beyond which a round was interrupted
+MOST_PAUSES = 2  # such rounds in a row that count as predicted
 SURE = 1.3  # expected speed relative to plain at which a request drafts on an empty account
 REQUEST_CREDIT = 0.005, 1.0
 """Credit of a new request, divided by the rows of the batch: plain rounds per token that its answer

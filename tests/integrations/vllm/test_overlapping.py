@@ -108,6 +108,58 @@ def test_kernels_that_load_when_a_shape_first_occurs_do_not_end_drafts() -> None
     assert engine.emitted > 0.9 * usual.emitted > 1.3 * 300 * 4
 
 
+class Traffic(FakeAsync):
+    """A GPU with 64 requests that replace each other: steps are reported late, those with a prompt
+    take longer, and shapes load kernels when they first occur."""
+
+    def __init__(self, seed: int, acceptance: float) -> None:
+        super().__init__(acceptance, 1.4e-3, num=0, longest=2)
+        self.rng, self.shapes, self.late, self.plain = random.Random(seed), set[Any](), 0.0, 0.0
+        self.num_begun = 0
+        self.ends: dict[str, int] = {}
+        self.fill()
+
+    def fill(self) -> None:
+        while len(self.requests) < 64:
+            name = f"r{self.num_begun}"
+            self.num_begun += 1
+            self.requests[name] = self._request(name)
+            self.ends[name] = self.rng.randrange(60, 180)
+
+    def comes_back(self, scheduled: Any) -> None:
+        told, total = scheduled.num_spec_tokens_to_schedule, scheduled.total_num_scheduled_tokens
+        fresh = [id_ for id_, r in self.requests.items() if not r.num_output_tokens]
+        prompts = sum(self.requests[id_].num_tokens for id_ in fresh)
+        prompt_s = (0.6 + 0.001 * prompts) if fresh else 0.0
+        shape = told, (total // 16).bit_length(), bool(fresh)
+        loading_s = 0.0 if shape in self.shapes else self.rng.choice([0.0, 2.5])
+        self.shapes.add(shape)
+        late = abs(self.rng.gauss(0.0, 0.08))
+        plain_s = 1.0 + self.token_s * 64 + prompt_s
+        self.now += prompt_s + loading_s + late - self.late + 0.05 * (told > 0)
+        self.late = late
+        before = self.emitted
+        super().comes_back(scheduled)
+        self.plain += (self.emitted - before) / 64 * plain_s
+        for id_ in list(scheduled.num_scheduled_tokens):
+            if (request := self.requests.get(id_)) is not None:
+                request.num_output_tokens += 1
+                if request.num_output_tokens > self.ends[id_]:
+                    del self.requests[id_]
+        self.fill()
+
+
+@pytest.mark.parametrize(("acceptance", "least"), [(0.42, 1.06), (0.02, 0.97)])
+@pytest.mark.parametrize("seed", range(3))
+def test_traffic_of_a_gpu(seed: int, acceptance: float, least: float) -> None:
+    """Two tokens in every step: 1.14 with an acceptance of 0.42, 0.82 with 0.02."""
+    engine = Traffic(seed, acceptance)
+    engine.run(400)
+    begin = engine.now, engine.plain
+    engine.run(600)
+    assert (engine.plain - begin[1]) / (engine.now - begin[0]) > least
+
+
 def test_acceptance_is_learnt_of_the_step_that_comes_back() -> None:
     """Half of all tokens are accepted, whatever was chosen since for the steps under way."""
     engine = FakeAsync(0.5, token_s=0.01)
