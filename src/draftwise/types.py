@@ -155,6 +155,7 @@ class Evidence:
     siblings: for each alternative of an accepted or first rejected token of the chain: the token's
         confidence, the alternative's rank from 1 on, and whether the alternative was accepted.
     departed: depth at which the text left the chain of a mixed draft; -1 = nowhere.
+    num_first: of the accepted tokens of a tree, those that were the likeliest of their siblings.
     stops: by other stop rule of the drafter, the length at which it would have stopped; only rules
         that would have stopped within this draft, and only if the feedback compares rules.
     tokens: the emitted tokens; empty where nothing learns from texts.
@@ -174,6 +175,7 @@ class Evidence:
     confidences: Sequence[float] = ()
     siblings: Sequence[tuple[float, int, bool]] = ()
     departed: int = -1
+    num_first: int = 0
     tokens: Sequence[int] = ()
     num_left: int | None = None
 

@@ -98,6 +98,17 @@ def test_every_shape_of_tree(tree: TreeShape, pool: str, num_rows: int) -> None:
     assert_greedy(made, num_rows)
 
 
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("pool", ["good", "suffix", "all", "eagle", "mtp"])
+@pytest.mark.parametrize("trees", [(TREES[2],), (None, *TREES[1:])], ids=["trees", "both"])
+def test_goodput_prices_trees(
+    trees: tuple[TreeShape | None, ...], pool: str, num_rows: int
+) -> None:
+    made = speculator(POOLS[pool], "goodput", lengths=(1, 5), trees=trees)
+    for _ in range(2):
+        assert_greedy(made, num_rows)
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_trees_and_chains_in_one_batch_on_every_kind_of_model(kind: str) -> None:
     made = speculator(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.policies.goodput import MATCH_PRIORS, Goodput, MatchTable
-from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
+from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores, TreeShape
 
 PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "lookup") for k in (1, 2, 4))]
 FLAT = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001})
@@ -108,6 +108,73 @@ def test_retrieval_table_by_hand() -> None:
     expected = [(1 + survival[0]) / 1.001, (1 + survival[:2].sum()) / 1.002]
     expected.append((1 + survival.sum()) / 1.004)
     assert prices(played)[4:].tolist() == pytest.approx(expected)
+
+
+SHAPE = TreeShape(4, 12)
+WITH_TREES = [Plan(NONE, 0), Plan("eagle", 4), Plan("eagle", 4, tree=SHAPE)]
+
+
+def with_trees(wide_s: float, accepted: tuple[int, int] = (0, 0), num: int = 0) -> Goodput:
+    """Forwards of 1 s and wide_s more for each token, draft steps of 0.05 s; a chain's tokens are
+    accepted with 0.5. accepted: tokens of each of ``num`` trees, and how many were the likeliest.
+    """
+    costs = Costs(1.0 + wide_s * np.arange(14), {"eagle": 0.05})
+    made = Goodput(num_plans=3, plans=WITH_TREES)
+    tree = Evidence(
+        WITH_TREES[2], 12, accepted[0], num_first=accepted[1], seconds=1.0, costs=costs,
+    )  # fmt: skip
+    chain = Evidence(
+        WITH_TREES[1], 4, 2, {"eagle": Scores(0, np.full(40, 0.5), np.ones(40))}, costs=costs
+    )
+    return learn(made, *[Feedback(np.zeros(3), np.zeros(3, bool), each) for each in
+                         [chain, *[tree] * num, chain]])  # fmt: skip
+
+
+def test_a_tree_by_hand() -> None:
+    """12 tokens at 4 depths: 2 siblings, 0.28 after a rejection of the likeliest. Of a tree with 2
+    accepted tokens, the first of them the likeliest: firsts 1, 0, 0 and others 1, 0."""
+    made = with_trees(0.01)
+    found, rate = prices(made)[2], float(made._rates.of()[0])
+    level = rate + (1 - rate) * 0.28
+    assert rate == pytest.approx(0.5, abs=0.02)
+    assert found == pytest.approx(sum(level**depth for depth in range(5)) / (1.12 + 0.2))
+    made = with_trees(0.01, (2, 1), 1)
+    found, rate = prices(made)[2], float(made._rates.of()[0])
+    first = (0.995**2 + 3 * rate) / (0.995**2 + 0.995 + 1 + 3)
+    other = (0.995 + 3 * 0.28) / (0.995 + 1 + 3)
+    level = first + (1 - first) * other
+    assert found == pytest.approx(sum(level**depth for depth in range(5)) / (1.12 + 0.2))
+
+
+@pytest.mark.parametrize(
+    ("wide_s", "accepted", "best"),
+    [(0.001, (4, 2), 2), (0.1, (2, 1), 1), (0.02, (1, 1), 1)],
+    ids=["siblings help", "tokens are dear", "siblings do not help"],
+)
+def test_a_tree_is_played_where_its_siblings_pay(
+    wide_s: float, accepted: tuple[int, int], best: int
+) -> None:
+    assert with_trees(wide_s, accepted, 30).choose().plan == best
+
+
+def test_trees_of_retrieval_climb_the_ladder() -> None:
+    plans = [Plan(NONE, 0), Plan("lookup", 4), Plan("lookup", 4, tree=SHAPE)]
+    costs = Costs(1.0 + 0.001 * np.arange(14), {"lookup": 0.0})
+    made = Goodput(num_plans=3, plans=plans)
+    learn(made, Feedback(np.zeros(3), np.zeros(3, bool), Evidence(
+        plans[0], 0, 0, matches={"lookup": 2}, costs=costs)))  # fmt: skip
+    steps = [alpha + (1 - alpha) * 0.28 for alpha in (0.4, 0.6, 0.6, 0.65)]
+    expected = (1 + np.cumprod(steps).sum()) / 1.012
+    # before any tree the likeliest tokens have the acceptance of the ladder
+    assert prices(made)[2] == pytest.approx(expected)
+    assert made.choose().plan == 2
+
+
+def test_trees_are_kept_in_the_state() -> None:
+    made = with_trees(0.01, (3, 2), 5)
+    again = Goodput(num_plans=3, plans=WITH_TREES)
+    again.load_state(json.loads(json.dumps(made.state())))
+    assert again.estimates().tolist() == pytest.approx(made.estimates().tolist())
 
 
 def test_long_matches_stay_in_the_last_bucket() -> None:

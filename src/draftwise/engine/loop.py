@@ -259,6 +259,7 @@ class Loop:
                 confidences=state.draft.confidences[: state.draft.num_chain],
                 siblings=siblings_of(state.draft, state.verdict.path),
                 departed=departure(state.draft, state.verdict.path),
+                num_first=num_first(state.draft, state.verdict.path),
                 tokens=state.context.tokens[start - state.request.num_unseen :],
                 num_left=state.request.answer.num_left,
             )
@@ -383,6 +384,20 @@ def departure(draft: Draft, path: Ints) -> int:
     num = draft.num_chain if draft.confidences else 0
     num_kept = int((path < num).sum())
     return num_kept if num_kept < num else -1
+
+
+def num_first(draft: Draft, path: Ints) -> int:
+    """``Evidence.num_first`` of a draft whose nodes in ``path`` were accepted.
+
+    >>> tree = Draft(np.arange(4), parents=np.array([-1, -1, 1, 1]))
+    >>> [num_first(tree, np.array(path)) for path in ([0], [1], [1, 2])]
+    [1, 0, 1]
+    """
+    if draft.parents is None or draft.num_chain:
+        return 0
+    nodes = path.tolist()
+    pairs = zip((-1, *nodes), nodes, strict=False)
+    return sum(node == draft.children(before)[0] for before, node in pairs)
 
 
 def siblings_of(draft: Draft, path: Ints) -> list[tuple[float, int, bool]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from draftwise.policies.state import Kept, dump
-from draftwise.types import Bools, Floats
+from draftwise.types import Bools, Floats, TreeShape
 
 PRIOR = 0.55
 """Prior acceptance of a drafter."""
@@ -142,6 +142,9 @@ BRANCH_PRIORS = (0.03, 0.06, 0.12, 0.2, 0.3, 0.4)
 the match as in ``MATCH_PRIORS``."""
 ADDED_PRIORS = (0.25, 0.18, 0.12, 0.08, 0.04, 0.02)
 """Prior probability that a drafter's token differs from a retrieved one and is accepted."""
+TREE_PRIORS = (0.18, 0.28, 0.34, 0.39, 0.43, 0.46, 0.49)
+"""Prior probability that one of 1, 2, .. siblings in a tree is accepted after the likeliest was
+rejected."""
 _NEXT = tuple(0.14 + 0.75 * (0.4 + 0.4 * centre) for centre in _CENTRES)
 """Prior acceptance of the token after one of each bin."""
 
@@ -179,8 +182,10 @@ class Ratios:
         self.num[row] = BIN_DISCOUNT * self.num[row] + alpha
         self.den[row] = BIN_DISCOUNT * self.den[row] + 1.0
 
-    def rate(self, row: int) -> float:
-        return (self.num[row] + self.weight * self.priors[row]) / (self.den[row] + self.weight)
+    def rate(self, row: int, prior: float | None = None) -> float:
+        """The mean of a row; prior: replaces its own."""
+        prior = self.priors[row] if prior is None else prior
+        return (self.num[row] + self.weight * prior) / (self.den[row] + self.weight)
 
 
 @dataclass(slots=True)
@@ -190,8 +195,9 @@ class Bins:
     own: of the token itself. after: of the token after it. ranks: of its siblings, by bin and rank.
     branches: of another token that retrieval proposes, by length of its match, given that the
     drafter's was rejected. added: that the drafter's token differs from the one that retrieval
-    proposes and is accepted, by length of the match. wide: mean worth of a token's siblings less
-    their price, in tokens.
+    proposes and is accepted, by length of the match. firsts: of the likeliest token at each depth
+    of a tree. others: of one of its siblings, given that it was rejected, by their number. wide:
+    mean worth of a token's siblings less their price, in tokens.
 
     >>> bins = Bins()
     >>> bins.add([0.97, 0.4], [1.0, 0.0])
@@ -204,6 +210,8 @@ class Bins:
     ranks: Ratios = field(default_factory=lambda: Ratios(_SHARES))
     branches: Ratios = field(default_factory=lambda: Ratios(BRANCH_PRIORS))
     added: Ratios = field(default_factory=lambda: Ratios(ADDED_PRIORS))
+    firsts: Ratios = field(default_factory=lambda: Ratios((0.0,)))
+    others: Ratios = field(default_factory=lambda: Ratios(TREE_PRIORS))
     wide: float = 0.0
 
     def add(self, confidences: Sequence[float], alphas: Sequence[float]) -> None:
@@ -232,6 +240,20 @@ class Bins:
         places = range(index * NUM_SIBLINGS, (index + 1) * NUM_SIBLINGS)
         return [self.ranks.rate(place) for place in places]
 
+    def add_tree(self, shape: TreeShape, length: int, num_accepted: int, num_first: int) -> None:
+        """Add a tree: how many depths were accepted, and by how many of the likeliest tokens."""
+        judged = num_accepted + (num_accepted < depth_of(shape, length))
+        row = num_siblings(shape, length) - 1
+        for number in range(judged):
+            self.firsts.count(0, number < num_first)
+            if number >= num_first and row >= 0:
+                self.others.count(row, number < num_accepted)
+
+    def of_tree(self, shape: TreeShape, length: int, rate: float) -> float:
+        """Acceptance at each depth of a tree, where the likeliest token has the prior ``rate``."""
+        first, num = self.firsts.rate(0, rate), num_siblings(shape, length)
+        return first + (1.0 - first) * self.others.rate(num - 1) if num else first
+
     def add_worth(self, worth: float) -> None:
         """Add the worth of one token's siblings less their price, given that it is reached."""
         self.wide += (1.0 - BIN_DISCOUNT) * (worth - self.wide) * 10.0
@@ -239,7 +261,10 @@ class Bins:
     def state(self) -> dict[str, Any]:
         own, after = self.own, self.after
         sums = own.num, own.den, after.num, after.den
-        more = {"siblings": self.ranks, "branches": self.branches, "added": self.added}
+        more = {
+            "siblings": self.ranks, "branches": self.branches, "added": self.added,
+            "firsts": self.firsts, "others": self.others,
+        }  # fmt: skip
         return {
             "tokens": dict(zip(_OWN, map(list, sums), strict=True)),
             **{name: {"kept": list(r.num), "seen": list(r.den)} for name, r in more.items()},
@@ -256,8 +281,23 @@ class Bins:
         return cls(
             Ratios(_CENTRES, num=num, den=den), Ratios(_NEXT, num=next_num, den=next_den),
             ratios("siblings", _SHARES), ratios("branches", BRANCH_PRIORS),
-            ratios("added", ADDED_PRIORS),
+            ratios("added", ADDED_PRIORS), ratios("firsts", (0.0,)), ratios("others", TREE_PRIORS),
         )  # fmt: skip
+
+
+def depth_of(shape: TreeShape, length: int) -> int:
+    """Most depths of a tree that is grown to ``length`` depths."""
+    return min(length, shape.total_tokens)
+
+
+def num_siblings(shape: TreeShape, length: int) -> int:
+    """Mean number of siblings of a token in a tree, rounded.
+
+    >>> num_siblings(TreeShape(4, 16), 5), num_siblings(TreeShape(1, 4), 4)
+    (2, 0)
+    """
+    width = min(shape.top_k, round(shape.total_tokens / depth_of(shape, length)))
+    return min(width - 1, NUM_SIBLINGS)
 
 
 MATCH_PRIORS = (0.2, 0.4, 0.6, 0.65, 0.8, 0.9)

@@ -23,6 +23,7 @@ from draftwise.policies.goodput.acceptance import (
     MatchTable,
     Rates,
     SeenValues,
+    depth_of,
 )
 from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.mixing import RATE_SHARE, GoodputMixer, Prices
@@ -42,6 +43,7 @@ from draftwise.types import (
 DEFAULT_DRAFT_SHARE = 0.05
 """Prior seconds of a draft step, as a share of a target forward."""
 
+_NO_BINS = Bins()
 _CERTAIN = 1.0 - 1e-9  # the largest acceptance: the sum is then k + 1 to seven digits
 _TINY = 1e-12  # seconds: avoids division by zero where the clock is too coarse
 
@@ -55,8 +57,9 @@ class PlanCosts:
     its tokens as the target's does.
     target_s: by tokens. draft_s, read_s: [D] seconds of a draft step, and of catching up by one
     token. seconds: [K]. batch_s: as in ``Costs``. names: [D]. places: the plans of each drafter.
-    drafters, lengths, sizes: [K] each plan's index in names, its length k, and its verified tokens
-    n.
+    drafters, lengths, sizes, depths: [K] each plan's index in names, its length k, its verified
+    tokens n, and the most tokens of it that may be accepted. trees: index, drafter and shape of the
+    plans of trees.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
@@ -64,6 +67,10 @@ class PlanCosts:
         self.drafters: Ints = np.array([self.names.index(plan.drafter) for plan in plans])
         self.lengths: Ints = np.array([plan.length for plan in plans])
         self.sizes: Ints = np.array([plan.num_tokens for plan in plans])
+        self.trees = [(k, plan.drafter, plan.tree) for k, plan in enumerate(plans) if plan.tree]
+        self.depths: Ints = self.lengths.copy()
+        for k, _, shape in self.trees:
+            self.depths[k] = depth_of(shape, plans[k].length)
         self.longest = max(int(self.lengths.max()), 1)
         self.places = [np.flatnonzero(self.drafters == row) for row in range(len(self.names))]
         self._own_lengths = [self.lengths[own] for own in self.places]
@@ -109,14 +116,28 @@ class PlanCosts:
         batch_s = None if state["batch_s"] is None else np.array(state["batch_s"])
         self.take(Costs(np.array(state["target_s"]), next(steps), batch_s, next(steps)))
 
-    def expected_tokens(self, rates: Floats) -> Floats:
-        """[K] ``expected_tokens`` of each plan, by the acceptance of each drafter [D]."""
-        return expected_tokens(rates.take(self.drafters), self.lengths)
+    def expected_tokens(self, rates: Floats, bins: Mapping[str, Bins]) -> Floats:
+        """[K] ``expected_tokens`` of each plan, by the acceptance of each drafter [D].
 
-    def retrieved(self, tokens: Floats, row: int, ladder: Sequence[float], match: int) -> None:
+        bins: by drafter; they raise the acceptance at each depth of a tree.
+        """
+        own = rates.take(self.drafters)
+        for k, name, shape in self.trees:
+            own[k] = bins.get(name, _NO_BINS).of_tree(shape, int(self.lengths[k]), float(own[k]))
+        return expected_tokens(own, self.depths)
+
+    def retrieved(
+        self, tokens: Floats, row: int, ladder: Sequence[float], match: int,
+        bins: Mapping[str, Bins],
+    ) -> None:  # fmt: skip
         """Write ``retrieved_tokens`` of the plans of one drafter into tokens [K]."""
         found = np.array(retrieved_tokens(ladder, match, self.longest))
         tokens[self.places[row]] = found[self._own_lengths[row]]
+        for k, name, shape in self.trees:
+            if name == self.names[row]:
+                own, length = bins.get(name, _NO_BINS), int(self.lengths[k])
+                rungs = [own.of_tree(shape, length, alpha) for alpha in ladder]
+                tokens[k] = retrieved_tokens(rungs, match, self.longest)[self.depths[k]]
 
 
 def _are_equal(costs: Costs, others: Costs) -> bool:
@@ -309,8 +330,8 @@ class ProbeScheduler(Kept):
     def _ideal_s(self, costs: PlanCosts) -> Floats:
         """[D, A] seconds per token of each drafter's best plan, by acceptance."""
         if self._ideal is None or self._age >= _ROUNDS_A_PRICE:
-            acceptances = np.array(ACCEPTANCES)[:, np.newaxis]
-            tokens = expected_tokens(acceptances, costs.lengths)
+            rates = np.repeat(np.array(ACCEPTANCES)[:, np.newaxis], len(costs.names), axis=1)
+            tokens = np.stack([costs.expected_tokens(row, {}) for row in rates])
             self._ideal = np.full((len(costs.names), len(ACCEPTANCES)), np.inf)
             np.minimum.at(self._ideal, costs.drafters, (costs.seconds / tokens).T)
             self._age = 0
@@ -343,8 +364,9 @@ class Goodput:
         match writes it, and where the draft ends (``mixing``). In a batch each row assumes that all
         rows make the same choice: the price of a token is that of one more token in every row,
         divided by the number of rows.
-    Differs: a plan's stop rule is priced as ``fixed``, and a tree as a chain that costs all of its
-        tokens, so a tree is chosen only where no other plan exists.
+        A tree costs all of its tokens; at each of its depths the likeliest token is accepted, or
+        else one of its siblings with a learnt probability.
+    Differs: a plan's stop rule is priced as ``fixed``.
     Feedback: evidence in text order, which every kind carries, ``free`` at once and always. The
         latest costs and matches are the context. Without plans, or before any evidence, plans are
         ranked by the discounted mean of their seen values with the same prior.
@@ -482,6 +504,10 @@ class Goodput:
         self._looks.reached(evidence.emitted_start + num_emitted, num_new)
         if evidence.confidences and self.mixer is not None:
             self._judge(evidence, self.mixer)
+        plan = evidence.plan
+        if plan.tree is not None and evidence.num_drafted:
+            judged = plan.tree, plan.length, evidence.num_accepted, evidence.num_first
+            self._bins.setdefault(plan.drafter, Bins()).add_tree(*judged)
         self._matches = dict(evidence.matches)
         for name in evidence.matches.keys() - self._tables.keys():
             self._add_table(name)
@@ -582,8 +608,9 @@ class Goodput:
         costs, reach = self._costs, MATCH_CAP + self._costs.longest
         self._believed = self._rates.of()
         self._ladders = {name: table.ladder(reach) for name, table in self._tables.items()}
-        tokens = costs.expected_tokens(self._believed)
+        tokens = costs.expected_tokens(self._believed, self._bins)
         for name, ladder in self._ladders.items():
             if name in self._row:
-                costs.retrieved(tokens, self._row[name], ladder, self._matches.get(name, 0))
+                match = self._matches.get(name, 0)
+                costs.retrieved(tokens, self._row[name], ladder, match, self._bins)
         return tokens
