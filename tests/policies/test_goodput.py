@@ -132,18 +132,20 @@ def with_trees(wide_s: float, accepted: tuple[int, int] = (0, 0), num: int = 0) 
 
 def test_a_tree_by_hand() -> None:
     """12 tokens at 4 depths: 2 siblings, 0.28 after a rejection of the likeliest. Of a tree with 2
-    accepted tokens, the first of them the likeliest: firsts 1, 0, 0 and others 1, 0."""
+    accepted tokens, the first of them the likeliest: firsts 1, 0, 0 and others 1, 0. A step of its
+    draft reads 4 tokens, each further one at 1% of 0.05 s."""
+    seconds = 1.12 + 4 * (0.05 + 3 * 0.0005)
     made = with_trees(0.01)
     found, rate = prices(made)[2], float(made._rates.of()[0])
     level = rate + (1 - rate) * 0.28
     assert rate == pytest.approx(0.5, abs=0.02)
-    assert found == pytest.approx(sum(level**depth for depth in range(5)) / (1.12 + 0.2))
+    assert found == pytest.approx(sum(level**depth for depth in range(5)) / seconds)
     made = with_trees(0.01, (2, 1), 1)
     found, rate = prices(made)[2], float(made._rates.of()[0])
     first = (0.995**2 + 3 * rate) / (0.995**2 + 0.995 + 1 + 3)
     other = (0.995 + 3 * 0.28) / (0.995 + 1 + 3)
     level = first + (1 - first) * other
-    assert found == pytest.approx(sum(level**depth for depth in range(5)) / (1.12 + 0.2))
+    assert found == pytest.approx(sum(level**depth for depth in range(5)) / seconds)
 
 
 @pytest.mark.parametrize(

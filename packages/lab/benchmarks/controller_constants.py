@@ -37,6 +37,7 @@ CONSTANTS = {
     "controller": (
         "RATE_DISCOUNT", "PRICE_DISCOUNT", "FLOOR_SHARE", "FLOOR_CHECK", "IDLE_STEPS", "IDLE_MOST",
         "WORTH_DISCOUNT", "PROBE_EVERY", "PROBE_LONGER", "FIRST_PLAIN",
+        "PLAIN_SHARE", "LEAST_GAIN",
     ),
     "guard": ("CREDIT", "SHARE", "PROBE_SHARE", "MARGIN"),
 }  # fmt: skip

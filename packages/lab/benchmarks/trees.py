@@ -1,5 +1,6 @@
 """Trees and chains of the same drafter and depth on zoo prompts: tokens per round and per second.
 
+``--policy goodput --trees chain,4x16,chain+4x16``: its choice among plain decoding and these plans.
 At a temperature above 0 answers are different samples of one distribution, so tokens are not
 compared; MAT is over all rounds of all answers. Clock: CPU time of the process.
 """
@@ -21,7 +22,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     counts = {name: Counter[str]() for name in ("plain", *args.trees.split(","))}
 
     def speculator(name: str) -> Speculator:
-        tree = {"policy": "fixed:0", "lengths": [args.length], "trees": [name]}
+        tree = {"policy": args.policy, "lengths": [args.length], "trees": name.split("+")}
         return Speculator.from_pretrained(
             "zoo", [] if name == "plain" else [f"zoo:{args.drafter}"],
             **({"preset": "plain"} if name == "plain" else {"preset": "metasd", **tree}),
@@ -46,5 +47,5 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 if __name__ == "__main__":
     run(
         __doc__, compare, drafter="generalist", length=5, trees="chain,2x8,4x8,4x16,8x32",
-        temperature=0.0, domains=3, tokens=120, repeats=2,
+        policy="fixed:0", temperature=0.0, domains=3, tokens=120, repeats=2,
     )  # fmt: skip

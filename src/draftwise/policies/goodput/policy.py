@@ -51,6 +51,8 @@ _TINY = 1e-12  # seconds: avoids division by zero where the clock is too coarse
 class PlanCosts:
     """Seconds of a round of each plan, ``T(n + 1) + k c``, by the latest costs.
 
+    A step of a tree's draft reads as many tokens as the tree is wide.
+
     A forward longer than any measured costs as much as the longest: an overestimate would end
     drafting, and with it all learning. Before any measurement a target forward takes 1 s and a
     draft step 0.05 s. Unless catching up was measured, a drafter's forward is assumed to grow with
@@ -69,8 +71,10 @@ class PlanCosts:
         self.sizes: Ints = np.array([plan.num_tokens for plan in plans])
         self.trees = [(k, plan.drafter, plan.tree) for k, plan in enumerate(plans) if plan.tree]
         self.depths: Ints = self.lengths.copy()
+        self._wider: Ints = np.zeros(len(plans), np.int64)  # further tokens of a draft step
         for k, _, shape in self.trees:
             self.depths[k] = depth_of(shape, plans[k].length)
+            self._wider[k] = shape.top_k - 1
         self.longest = max(int(self.lengths.max()), 1)
         self.places = [np.flatnonzero(self.drafters == row) for row in range(len(self.names))]
         self._own_lengths = [self.lengths[own] for own in self.places]
@@ -99,7 +103,8 @@ class PlanCosts:
         ]
         self.draft_s, self.read_s = np.array(draft_s), np.array(read_s)
         forward_s = np.array(self.target_s)[np.minimum(self.sizes, len(self.target_s) - 1)]
-        self.seconds: Floats = forward_s + self.lengths * self.draft_s[self.drafters]
+        step_s = self.draft_s[self.drafters] + self._wider * self.read_s[self.drafters]
+        self.seconds: Floats = forward_s + self.lengths * step_s
 
     def state(self) -> dict[str, Any]:
         kept = dump(self, ("target_s", "draft_s", "read_s", "batch_s"))
