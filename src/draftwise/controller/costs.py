@@ -240,9 +240,10 @@ class StepCosts:
     """The cost model of one engine: ``observe`` learns from steps, ``seconds`` predicts.
 
     State: mean and covariance of the coefficients (a normal distribution), the plain step behind
-    the prior, the noise, and the largest step that was measured. ``counted_s``: seconds of the
-    latest step; of an interrupted one its predicted seconds if it is excused, otherwise at most
-    PAUSE times those.
+    the prior, the noise, the largest step that was measured, the excuses left, and the shapes whose
+    latest step was interrupted (bits of its tokens, draft length, prefill).
+    ``counted_s``: seconds of the latest step; of an interrupted one its predicted seconds if it is
+    excused, otherwise at most PAUSE times those.
     """
 
     def __init__(self) -> None:
