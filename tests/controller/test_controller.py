@@ -247,7 +247,8 @@ def test_with_a_model_most_steps_rest_where_nothing_is_drafted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     controller = Controller(Limits(model=True))
-    engine, full = Engine(controller, 4, right=0.0, copies=0.0), 0
+    # a verified token costs more than the least acceptance that a table believes in, 0.02
+    engine, full = Engine(controller, 4, right=0.0, copies=0.0, wide_s=5e-5), 0
     survivals = controller._survivals
 
     def counted(*args: Any) -> Any:
@@ -256,13 +257,13 @@ def test_with_a_model_most_steps_rest_where_nothing_is_drafted(
         return survivals(*args)
 
     monkeypatch.setattr(controller, "_survivals", counted)
-    for _ in range(800):
+    for _ in range(600):
         engine.step()
     begun, full = engine.drafted, 0
     for _ in range(400):
         engine.step()
     assert 400 / 8 <= full < 400 / 5  # every eighth, and after each probe
-    assert engine.drafted - begun < 100, "of 1,600"
+    assert engine.drafted - begun < 20
 
 
 def test_drafting_comes_back() -> None:

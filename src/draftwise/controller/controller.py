@@ -293,7 +293,7 @@ class Controller:
         plain_s = seconds.item(0)
         is_plain, self._is_plain = self._is_plain, False
         # the model's tokens are paid for: verify them even if the account is empty
-        if most <= 0 or is_plain or not (width or margin < math.inf):
+        if most <= 0 or not (width or (margin < math.inf and not is_plain)):
             self.promised += num
             self._num_idle += 1
             self._decide_length(num, plain_s, margin)
