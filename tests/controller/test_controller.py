@@ -193,6 +193,26 @@ def test_kernels_that_load_with_the_first_drafts_do_not_end_them(pause_s: float)
     assert engine.speed(100) > 1.12  # always one token: 1.16
 
 
+def test_plain_decoding_is_measured_while_drafts_pay() -> None:
+    """Of 32 requests some always have a draft. Plain steps, slow at first, become much faster;
+    where they are never measured, drafts stay in use for good and take 1.4 times as long."""
+    engine, drafted = Engine(Controller(Limits()), 32, copies=0.1, num_answer=1500), []
+    for number in range(1500):
+        drafted.append(any(engine.chains.values()))
+        engine.step(pause_s=-0.0035 if number > 20 and not drafted[-1] else 0.0)
+    assert sum(drafted[20:100]) > 70
+    assert sum(drafted[-500:]) < 100
+
+
+def test_measuring_plain_decoding_costs_little() -> None:
+    engine = Engine(Controller(Limits()), 32, copies=0.9, num_answer=1500)
+    num_plain = 0
+    for _ in range(1500):
+        num_plain += not any(engine.chains.values())
+        engine.step()
+    assert 4 <= num_plain <= 10
+
+
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("num", [1, 4, 16])
 def test_first_drafts_are_short_and_for_all_requests(num: int, branches: bool) -> None:

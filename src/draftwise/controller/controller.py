@@ -56,8 +56,9 @@ PROBE_EVERY = 64
 PROBE_LONGER = 2
 """Additional tokens of a probe."""
 FIRST_PLAIN = 4
-"""Drafts of the model before the first step without one, which tells its price from that of the
-step. The next follow after 4, 16, .. times as many."""
+"""Steps with drafts before the first one that drafts nothing on purpose, which tells the price of
+drafts from that of the step; without a model drafter, a quarter of their number. The next follow
+after 4, 16, .. times as many."""
 PLAIN_SHARE, LEAST_GAIN = 0.0015, 0.025
 """Share of the time for further such steps, and the least gain that one is assumed to forgo,
 relative to a plain step. They measure what drafting is compared with."""
@@ -119,7 +120,7 @@ class Controller:
         self._tables = new_tables(length)
         self._index = RetrievalIndex(length, history_tokens)
         self._worth = np.zeros(length + 2)
-        self._num_lengths, self._next_plain = 0, FIRST_PLAIN
+        self._num_drafts, self._next_plain = 0, FIRST_PLAIN * (1 if limits.model else 4)
         self._plain_s, self._is_plain = 0.0, False
         self._worth_s = self._spent_s = 0.0, 0.0
         self._price = 0.0
@@ -323,6 +324,8 @@ class Controller:
         self._decide_length(num, plain_s, margin)
         if not drafted:
             return [[] for _ in names]
+        if not self.limits.model:
+            self._is_plain = self._is_plain_due(plain_s)
         if self.limits.branches:
             self.branches = self._read(1, num)
         chains = self._read(0, num)
@@ -469,18 +472,19 @@ class Controller:
             self._probe()
             return
         self._is_probe = False
-        self._num_lengths += 1
-        if self._is_plain_due(plain_s):
-            length, self._is_plain = 0, True
-        elif self._num_lengths % PROBE_EVERY == 0:  # a longer draft, to price and score it
+        self._is_plain = self._is_plain_due(plain_s)
+        if self._is_plain:
+            length = 0
+        elif self._num_drafts % PROBE_EVERY == 0:  # a longer draft, to price and score it
             length = min(length + PROBE_LONGER, longest)
         self.num_to_draft = length
 
     def _is_plain_due(self, plain_s: float) -> bool:
         """Whether a step without drafts is due: it costs what drafting gains."""
         gain = self._worth_s[1] / self._spent_s[1] - 1.0 if self._spent_s[1] else 0.0
+        self._num_drafts += 1
         self._plain_s += PLAIN_SHARE * self._last_s
-        if self._num_lengths == self._next_plain:
+        if self._num_drafts == self._next_plain:
             self._next_plain *= 4
         elif self._plain_s < max(gain, LEAST_GAIN) * plain_s:
             return False
