@@ -18,8 +18,9 @@ NULL_PROPOSER = "draftwise.integrations.vllm.nothing.NullProposer"
 
 
 def is_null(speculative: Any) -> bool:
-    """Whether the server has no drafter of its own."""
-    return bool(speculative.method == "custom_class" and speculative.model == NULL_PROPOSER)
+    """Whether a server speculates and has no drafter of its own."""
+    null = ("custom_class", NULL_PROPOSER)
+    return speculative is not None and (speculative.method, speculative.model) == null
 
 
 def limits_of(config: Any, options: PluginOptions, *, asynchronous: bool = False) -> Limits:
