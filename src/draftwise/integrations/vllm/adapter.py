@@ -16,16 +16,7 @@ from draftwise.controller.controller import Controller
 from draftwise.controller.costs import Step
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.vllm.metrics import Counts
-from draftwise.integrations.vllm.options import (
-    MODEL,
-    RETRIEVAL,
-    Kind,
-    Tenants,
-    Wishes,
-    kind_of,
-    room_of,
-    wishes_of,
-)  # fmt: skip
+from draftwise.integrations.vllm.options import MODEL, RETRIEVAL, Tenants, Wishes, wishes_of
 
 logger = logging.getLogger("vllm.draftwise")
 T = TypeVar("T")
@@ -239,7 +230,7 @@ class Adapter:
                 row = self._begin(request)
             names.append(id_)
             rows.append(row)
-            rooms.append(room_of(request, row.max_draft, self._max_model_len))
+            rooms.append(self._room(request, row))
             offers.append(whole(offered.draft_token_ids[place]) if has_model else ())
             places.append(place)
         chains = self.controller.choose(names, rooms, offers if has_model else None)
@@ -262,11 +253,10 @@ class Adapter:
             if request.is_prefill_chunk:
                 continue
             row = self._rows.get(id_) or self._begin(request)
-            room = room_of(request, row.max_draft, self._max_model_len)
             left = request.max_tokens - request.num_output_tokens
             left -= getattr(request, "num_output_placeholders", 0)
             names.append(id_)
-            rooms.append(max(0, min(room, left)))
+            rooms.append(max(0, min(self._room(request, row), left)))
         chains = self.controller.choose(names, rooms, [[0] * self._told] * len(names))
         for id_, chain in zip(names, chains, strict=True):
             request = self._requests[id_]
@@ -290,22 +280,22 @@ class Adapter:
         self, ended: _Ended, names: Sequence[str], emitted: Sequence[Sequence[int]],
         verified: Sequence[int],
     ) -> None:  # fmt: skip
-        scheduled, total = ended.scheduled, ended.scheduled.total_num_scheduled_tokens
-        num, num_verified = len(names), sum(verified)
+        scheduled, num = ended.scheduled, len(names)
+        total = scheduled.total_num_scheduled_tokens
         if not total:
             return
         has_model, guard = self.controller.limits.model, self.controller.guard
         step = Step(
             num, total, ended.seconds,
             num_drafted=scheduled.num_spec_tokens_to_schedule if has_model else 0,
-            num_prefill=total - num - num_verified, own_seconds=ended.own_s,
+            num_prefill=total - num - sum(verified), own_seconds=ended.own_s,
         )  # fmt: skip
         before = guard.plain_s, guard.spent_s
         self.controller.observe(step, names, emitted, verified)
         worth_s, spent_s = guard.plain_s - before[0], guard.spent_s - before[1]
         counts, num_emitted = self.counts, sum(map(len, emitted))
         plain_s = worth_s * num / max(num_emitted, 1)
-        of_model = by_model = drafted = accepted = 0
+        by_model = kept_of_model = drafted = accepted = 0
         for id_, tokens, num_drafted in zip(names, emitted, verified, strict=True):
             row, length = self._rows[id_], len(tokens)
             row.length += length
@@ -314,10 +304,13 @@ class Adapter:
                 drafted += num_drafted
                 accepted += kept
                 by_model += min(row.num_model, num_drafted)
-                of_model += min(row.num_model, kept)
+                kept_of_model += min(row.num_model, kept)
             if row.label:
                 counts.add_label(row.label, length, spent_s, plain_s)
-        counts.add_drafts(by_model, of_model, drafted, accepted)
+        counts.drafted[MODEL] += by_model
+        counts.accepted[MODEL] += kept_of_model
+        counts.drafted[RETRIEVAL] += drafted - by_model
+        counts.accepted[RETRIEVAL] += accepted - kept_of_model
         if names:
             counts.steps += 1
             counts.rounds += num
@@ -338,25 +331,30 @@ class Adapter:
         request = self._requests.get(id_)
         return request is not None and not request.is_finished()
 
+    def _room(self, request: Any, row: _Row) -> int:
+        """Most tokens of the request's draft; its last token is never drafted."""
+        left = request.max_tokens - request.num_output_tokens - 1
+        room = min(row.max_draft, left, self._max_model_len - request.num_tokens - 1)
+        return int(max(0, room))
+
     def _begin(self, request: Any) -> _Row:
         """Add a request after its prefill, or again if its text has changed."""
         params = request.sampling_params
-        has_text = request.prompt_token_ids is not None
-        kind = kind_of(params, is_guided=request.use_structured_output, has_text=has_text)
         wishes = self._wishes(params)
+        can_draft = request.prompt_token_ids is not None and verifies(params)
         limit = min(wishes.max_draft, self.controller.limits.max_draft)
-        if kind is Kind.PLAIN or not wishes.speculation:
+        if not (can_draft and wishes.speculation):
             limit = 0
         num, left = request.num_tokens, int(request.max_tokens - request.num_output_tokens)
-        has_limit = num + left < self._max_model_len
+        is_private = wishes.private or request.use_structured_output
         self.controller.begin(
             request.request_id,
             range(num) if self._overlapping else list(request.all_token_ids),
             tenant=self._tenants.number(request),
-            shares=kind is Kind.SHARED and not wishes.private,
+            shares=can_draft and not is_private and not distorts(params),
             model=limit > 0 and MODEL in wishes.drafters,
             retrieval=limit > 0 and RETRIEVAL in wishes.drafters,
-            num_left=left if has_limit else None,
+            num_left=left if num + left < self._max_model_len else None,
         )
         row = self._rows[request.request_id] = _Row(num, limit, wishes.label)
         return row
@@ -367,6 +365,21 @@ class Adapter:
         except DraftwiseError as error:  # the API server refuses them, other front ends may not
             logger.warning("a request's extra_args are not used: %s", error)
             return Wishes()
+
+
+def verifies(params: Any) -> bool:
+    """Whether vLLM can verify drafts under ``SamplingParams``; None: the request does not generate.
+
+    It applies min_p and logit_bias to sampled tokens, but not to verified ones.
+    """
+    return params is not None and not (params.min_p or params.logit_bias)
+
+
+def distorts(params: Any) -> bool:
+    """Whether parameters that vLLM applies to drafts as well make a text that is no example."""
+    penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+    limits = params.bad_words, params.allowed_token_ids, params.min_tokens
+    return penalties != (0.0, 0.0, 1.0) or any(limits)
 
 
 def whole(offer: Sequence[int]) -> list[int]:

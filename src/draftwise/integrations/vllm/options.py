@@ -9,7 +9,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -134,38 +133,6 @@ def whole_number(name: str, given: Any, least: int, most: int) -> int:
     return int(given)
 
 
-class Kind(Enum):
-    SHARED = "its answer enters the history of its tenant"
-    PRIVATE = "drafted for, but its text follows rules of its own: it enters no history"
-    PLAIN = "vLLM cannot verify drafts under its parameters"
-
-
-def kind_of(params: Any, *, is_guided: bool = False, has_text: bool = True) -> Kind:
-    """The kind of a request with these ``SamplingParams`` (None = it does not generate).
-
-    vLLM applies min_p and logit_bias to sampled tokens, but not to verified ones. Penalties, bad
-    words, allowed tokens and grammars apply to both, but distort the text.
-
-    >>> from types import SimpleNamespace
-    >>> kind_of(SimpleNamespace(min_p=0.1)).name, kind_of(SimpleNamespace(bad_words=["no"])).name
-    ('PLAIN', 'PRIVATE')
-    """
-    if params is None or not has_text:
-        return Kind.PLAIN
-    if getattr(params, "min_p", 0.0) or getattr(params, "logit_bias", None):
-        return Kind.PLAIN
-    bends = (
-        getattr(params, "presence_penalty", 0.0) != 0.0,
-        getattr(params, "frequency_penalty", 0.0) != 0.0,
-        getattr(params, "repetition_penalty", 1.0) != 1.0,
-        bool(getattr(params, "bad_words", None)),
-        bool(getattr(params, "allowed_token_ids", None)),
-        bool(getattr(params, "min_tokens", 0)),
-        is_guided,
-    )
-    return Kind.PRIVATE if any(bends) else Kind.SHARED
-
-
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """The options of one request, in ``extra_args`` (over HTTP: ``vllm_xargs``).
@@ -213,12 +180,6 @@ def _flag(name: str, given: Any) -> bool:
     if not isinstance(given, str) or given.lower() not in words:
         raise DraftwiseError(f"{name} is {shown(given)}: it must be true or false (or 1 or 0)")
     return words[given.lower()]
-
-
-def room_of(request: Any, longest: int, max_model_len: int) -> int:
-    """Most tokens of a draft for vLLM's ``Request``; its last token is never drafted."""
-    left = request.max_tokens - request.num_output_tokens - 1
-    return int(max(0, min(longest, left, max_model_len - request.num_tokens - 1)))
 
 
 class Tenants:
