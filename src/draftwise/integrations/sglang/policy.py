@@ -110,7 +110,6 @@ class _Flight:
     steps: int
     names: Sequence[Any]
     slots: Ints
-    batch_size: int
     num_context: int
     begun_s: float
     is_clean: bool
@@ -156,7 +155,8 @@ class StepsPolicy:
         self._ended_s = self._marked_s = self._last_s = 0.0
         self._left = self._size = self._steps = self._since_clean = 0
         self._reported_s = clock()
-        self._load()
+        if state is not None and state.restore(self.load_state):
+            logger.info("began with what %d steps had taught", self.costs.num_steps)
 
     # what SGLang's controller calls
 
@@ -195,7 +195,7 @@ class StepsPolicy:
         if names is None or len(names) != batch_size:
             names = range(batch_size)
         slots, context = self._seat(names), self._num_context
-        flight = _Flight(0, names, slots, batch_size, context, now_s, self._is_clean)
+        flight = _Flight(0, names, slots, context, now_s, self._is_clean)
         self._names, self._is_clean, self._marked_s = None, True, now_s
         return flight
 
@@ -206,7 +206,7 @@ class StepsPolicy:
         """Learn from the oldest step in flight. Returns None: steps change only before a draft."""
         now_s = self._clock()
         flights = self._flights
-        while flights and flights[0].batch_size != batch_size:
+        while flights and len(flights[0].slots) != batch_size:
             flights.popleft()  # a step that SGLang dropped
         if not flights or len(num_correct_drafts_per_req) != batch_size or not batch_size:
             return None
@@ -257,16 +257,15 @@ class StepsPolicy:
         return self._rows
 
     def _learn(self, flight: _Flight, accepted: Ints, seconds: float) -> None:
-        steps = flight.steps
-        slots, kept = flight.slots, accepted
+        steps, slots, kept = flight.steps, flight.slots, accepted
         if flight.names != self._seated:  # what follows the end of an answer says nothing
             here = [name in self._slots for name in flight.names]
             slots, kept = slots[here], kept[here]
         learn_lengths(slots, kept, steps, self._table, self._known)
         self.counts[steps] += 1
-        self.drafted += steps * flight.batch_size
+        self.drafted += steps * len(accepted)
         self.accepted += int(accepted.sum())
-        size = self._padded(flight.batch_size)
+        size = self._padded(len(accepted))
         doubling, context = size.bit_length(), flight.num_context
         self._longest[doubling] = max(self._longest.get(doubling, -1), steps)
         self._since_clean = 0 if flight.is_clean else self._since_clean + 1
@@ -322,20 +321,14 @@ class StepsPolicy:
             "longest": sorted(self._longest.items()),
         }
 
-    def _load(self) -> None:
-        if self._file is None or not (found := self._file.load()):
-            return
-        try:
-            model = like(self._table, found["model"])
-            if not (model[..., 1] > 0).all():
-                raise ValueError("the acceptance has no observations")
-            longest = {int(doubling): int(steps) for doubling, steps in found["longest"]}
-            self.costs.load_state(found["costs"])
-            self._longest, self._table = longest, model
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            self._file.reject(error)
-        else:
-            logger.info("began with what %d steps had taught", self.costs.num_steps)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of ``state``; an error changes nothing."""
+        model = like(self._table, state["model"])
+        if not (model[..., 1] > 0).all():
+            raise ValueError("the acceptance has no observations")
+        longest = {int(doubling): int(steps) for doubling, steps in state["longest"]}
+        self.costs.load_state(state["costs"])
+        self._longest, self._table = longest, model
 
     def _report(self, now_s: float) -> None:
         if self._file is not None and self._writer is not None and self._timer.is_due(now_s):

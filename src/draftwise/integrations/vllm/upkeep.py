@@ -45,19 +45,12 @@ class Upkeep:
 
     def load(self) -> None:
         """Load an earlier server's state, and log it."""
+        controller = self._adapter.controller
         if self._file is None:
             logger.info("draftwise: nothing is kept across restarts (state is null)")
-            return
-        learnt = self._file.load()
-        if not learnt:
-            return
-        try:
-            self._adapter.controller.load_state(learnt)
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            self._file.reject(error)
-            return
-        num = self._adapter.controller.costs.num_steps
-        logger.info("draftwise: prices of %d steps and acceptance from %s", num, self._file.path)
+        elif self._file.restore(controller.load_state):
+            num, path = controller.costs.num_steps, self._file.path
+            logger.info("draftwise: prices of %d steps and acceptance from %s", num, path)
 
     @fused
     def tick(self) -> None:
