@@ -110,8 +110,7 @@ class Adapter:
         self._tenants = Tenants()
         self._rows: dict[str, _Row] = {}
         self._ended_steps: list[_Ended] = []
-        self._told = 0
-        self._under_way = 0
+        self._told = self._under_way = 0
         self._mark = self._ended = clock()
         self._own_s = self._seconds = self._own_before_s = 0.0
         self._is_busy = False
@@ -168,7 +167,6 @@ class Adapter:
         )
 
     def _learn_ended(self) -> None:
-        """Learn from all steps that have ended."""
         steps, self._ended_steps = self._ended_steps, []
         for step in steps:
             self._learn(step)
@@ -178,7 +176,7 @@ class Adapter:
         sampled, index = output.sampled_token_ids, output.req_id_to_index
         spec = scheduled.scheduled_spec_decode_tokens
         names, fresh, verified = list[str](), list[str](), list[int]()
-        emitted: list[Sequence[int]] = []
+        emitted = list[Sequence[int]]()
         for id_, num in scheduled.num_scheduled_tokens.items():
             place = index.get(id_)
             tokens = sampled[place] if sampled and place is not None else ()
@@ -188,11 +186,14 @@ class Adapter:
             if id_ not in rows or num != num_verified + 1:
                 fresh.append(id_)
                 continue
+            if self._overlapping:  # 0 for each accepted token, 1 for the bonus token
+                rows[id_].num_model = num_verified
+                tokens = [0] * min(self._lengths[id_] - 1, num_verified) + [1]
             names.append(id_)
             emitted.append(tokens)
             verified.append(num_verified)
         if self._overlapping:
-            emitted = self._judged(names, verified)
+            self.controller.plays(names, verified)
         self._observe(step, names, emitted, verified)
         for id_ in rows.keys() - self._requests.keys():
             del rows[id_]
@@ -205,19 +206,14 @@ class Adapter:
     @timed
     def draft(self, offered: Any) -> None:
         """Replace the drafts of the server's own drafter by the controller's."""
-        if self._rests():
+        may_draft = self.controller.limits.model or any(r.max_draft for r in self._rows.values())
+        if may_draft and not self.controller.rests(len(self._rows)):
+            self._learn_ended()
+            self._draft(offered)
+        else:  # whatever the texts are
             offered.draft_token_ids = [[] for _ in offered.req_ids]
             if len(self._ended_steps) >= LATE_STEPS:
                 self._learn_ended()
-        else:
-            self._learn_ended()
-            self._draft(offered)
-
-    def _rests(self) -> bool:
-        """Whether the coming step drafts nothing, whatever the texts are."""
-        if not self.controller.limits.model and not any(r.max_draft for r in self._rows.values()):
-            return True
-        return self.controller.rests(len(self._rows))
 
     def _draft(self, offered: Any) -> None:
         has_model = self.controller.limits.model
@@ -317,15 +313,6 @@ class Adapter:
             counts.emitted += num_emitted
             counts.step_s += ended.seconds + ended.own_s
             counts.own_s += ended.own_s
-
-    def _judged(self, names: Sequence[str], verified: Sequence[int]) -> list[Sequence[int]]:
-        """Overlapping steps: 0 for each accepted token, 1 for the bonus token."""
-        self.controller.plays(names, verified)
-        emitted: list[Sequence[int]] = []
-        for id_, num in zip(names, verified, strict=True):
-            self._rows[id_].num_model = num
-            emitted.append([0] * min(self._lengths[id_] - 1, num) + [1])
-        return emitted
 
     def _runs(self, id_: str) -> bool:
         request = self._requests.get(id_)
