@@ -218,6 +218,7 @@ class Adapter:
     def _draft(self, offered: Any) -> None:
         has_model = self.controller.limits.model
         names, rows, rooms, offers, places = [], [], [], [], []
+        drafts: list[list[int]] = [[] for _ in offered.req_ids]
         for place, id_ in enumerate(offered.req_ids):
             row, request = self._rows.get(id_), self._requests.get(id_)
             if row is None or request is None or request.is_prefill_chunk or request.is_finished():
@@ -227,13 +228,17 @@ class Adapter:
             names.append(id_)
             rows.append(row)
             rooms.append(self._room(request, row))
-            offers.append(whole(offered.draft_token_ids[place]) if has_model else ())
+            offer = list(offered.draft_token_ids[place]) if has_model else []
+            if -1 in offer:  # vLLM's placeholder
+                del offer[offer.index(-1) :]
+            offers.append(offer)
             places.append(place)
         chains = self.controller.choose(names, rooms, offers if has_model else None)
-        drafts: list[list[int]] = [[] for _ in offered.req_ids]
         for row, place, offer, chain in zip(rows, places, offers, chains, strict=True):
             drafts[place] = chain
-            row.num_model = of_model(chain, offer) if offer else 0
+            num = min(len(chain), len(offer))
+            # a chain begins with all of the model drafter's tokens that it has, or has none
+            row.num_model = num if num and chain[:num] == offer[:num] else 0
         offered.draft_token_ids = drafts
 
     @fused
@@ -367,23 +372,3 @@ def distorts(params: Any) -> bool:
     penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
     limits = params.bad_words, params.allowed_token_ids, params.min_tokens
     return penalties != (0.0, 0.0, 1.0) or any(limits)
-
-
-def whole(offer: Sequence[int]) -> list[int]:
-    """A draft up to vLLM's first placeholder (-1).
-
-    >>> whole([5, 6, -1])
-    [5, 6]
-    """
-    tokens = list(offer)
-    return tokens[: tokens.index(-1)] if -1 in tokens else tokens
-
-
-def of_model(chain: Sequence[int], offer: Sequence[int]) -> int:
-    """The number of tokens in a chain from the model drafter, whose tokens come first.
-
-    >>> of_model([5, 6, 9], [5, 6]), of_model([5], [5, 6]), of_model([7, 8], [5, 6])
-    (2, 1, 0)
-    """
-    num = min(len(chain), len(offer))
-    return num if list(chain[:num]) == list(offer[:num]) else 0

@@ -19,17 +19,11 @@ import torch
 from torch import Tensor
 
 from draftwise.errors import DraftwiseError
+from draftwise.integrations.vllm import refusals
 from draftwise.integrations.vllm.capabilities import check_capabilities
 from draftwise.integrations.vllm.metrics import open_folder
 from draftwise.integrations.vllm.options import parse_options, wishes_of
-from draftwise.integrations.vllm.refusals import (
-    MODEL_METHODS,
-    NULL_PROPOSER,
-    advice,
-    check_arguments,
-    check_server,
-    is_null,
-)
+from draftwise.integrations.vllm.refusals import NULL_PROPOSER, is_null
 from draftwise.integrations.vllm.state import check_path
 
 logger = logging.getLogger("vllm.draftwise")
@@ -101,9 +95,9 @@ def with_drafts(create: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     check_capabilities(Path(vllm.__file__).parent, asynchronous=is_async)
     prepare(self, name)
     config = create(self, *args, **kwargs)
-    check_server(config, asynchronous=is_async)
+    refusals.check_server(config, asynchronous=is_async)
     setattr(config.speculative_config, MARK, True)  # pickled with it, to every process
-    for line in advice(config, asynchronous=is_async):
+    for line in refusals.advice(config, asynchronous=is_async):
         logger.warning("draftwise: %s", line)
     is_cpu = config.device_config.device_type == "cpu"
     if is_cpu and "libiomp5" not in os.environ.get("LD_PRELOAD", ""):
@@ -124,7 +118,7 @@ def prepare(args: Any, name: str) -> None:
     options = parse_options((args.additional_config or {}).get("draftwise"))
     check_path(options.state)
     args.speculative_config = given_config(args)
-    check_arguments(args, options, asynchronous=name == ASYNC_SCHEDULER)
+    refusals.check_arguments(args, options, asynchronous=name == ASYNC_SCHEDULER)
     if args.speculative_config is None:
         null = {"method": "custom_class", "model": NULL_PROPOSER}
         args.speculative_config = null | {"num_speculative_tokens": options.max_draft}
@@ -178,7 +172,9 @@ def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[
     [[1, 1, 0], [2, 2, 1], [3, 8, 2]]
     """
     method = given.get("method") or "draft_model"
-    is_model = method in MODEL_METHODS or method.endswith("_mtp")  # vLLM renames these to mtp
+    is_model = method in refusals.MODEL_METHODS or method.endswith(
+        "_mtp"
+    )  # vLLM renames these to mtp
     if given.get(LENGTHS) or not is_model:
         return given
     longest = given.get("num_speculative_tokens")
