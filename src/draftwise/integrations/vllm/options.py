@@ -110,11 +110,7 @@ def read_costs(given: Any) -> tuple[dict[int, float], tuple[float, float] | None
 
 
 def drafters_of(given: Any) -> tuple[str, ...]:
-    """Names of drafters, as a list or separated by commas; DraftwiseError for unknown ones.
-
-    >>> drafters_of("model")
-    ('model',)
-    """
+    """Names of drafters, as a list or separated by commas; DraftwiseError for unknown ones."""
     names = given.replace(" ", "").split(",") if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not names or any(n not in DRAFTERS for n in names):
         raise DraftwiseError(
@@ -158,10 +154,9 @@ def wishes_of(extra_args: Mapping[str, Any] | None) -> Wishes:
     4
     """
     given = extra_args or {}
-    values: dict[str, Any] = {}
-    for name in ("speculation", "private"):
-        if name in given:
-            values[name] = _flag(name, given[name])
+    values: dict[str, Any] = {
+        name: _flag(name, given[name]) for name in ("speculation", "private") if name in given
+    }
     if "drafters" in given:
         values["drafters"] = drafters_of(given["drafters"])
     if "max_draft" in given:
@@ -191,7 +186,7 @@ class Tenants:
     """
 
     def __init__(self) -> None:
-        self._numbers: OrderedDict[tuple[Any, ...], int] = OrderedDict()
+        self._numbers = OrderedDict[tuple[Any, ...], int]()
         self._next = 0
 
     def number(self, request: Any) -> int:
