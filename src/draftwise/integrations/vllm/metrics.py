@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,12 +130,9 @@ class Exporter:
         for name, is_counter, own, value in figures:
             all_labels = {**labels, **own}
             if name not in self._families:
-                given = f"draftwise:{name}", HELP[name], list(all_labels)
-                self._families[name] = (
-                    self._prometheus.Counter(*given)
-                    if is_counter
-                    else self._prometheus.Gauge(*given, multiprocess_mode="livemostrecent")
-                )
+                gauge = partial(self._prometheus.Gauge, multiprocess_mode="livemostrecent")
+                kind = self._prometheus.Counter if is_counter else gauge
+                self._families[name] = kind(f"draftwise:{name}", HELP[name], list(all_labels))
             values = tuple(all_labels.values())
             sample = self._families[name].labels(*values)
             if is_counter:
