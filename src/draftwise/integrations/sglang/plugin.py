@@ -31,11 +31,8 @@ def plug_in() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     register_resolution_hook("handle_speculative_decoding")(with_checks)
-    HookRegistry.register(
-        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
-        with_policy,
-        HookType.AFTER,
-    )
+    create_worker = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
+    HookRegistry.register(create_worker, with_policy, HookType.AFTER)
 
 
 def with_checks(server_args: Any, resolve: Callable[[Any], None]) -> None:
@@ -69,9 +66,10 @@ def with_policy(worker: Any, _algorithm: Any, server_args: Any) -> Any:
     from sglang.srt.arg_groups.overrides import resolving_view
 
     given = resolving_view(server_args)
-    settings = read_settings(given.speculative_adaptive_config)
-    if settings is None or not given.speculative_adaptive:
+    found = read_settings(given.speculative_adaptive_config)
+    if found is None or not given.speculative_adaptive:
         return None
+    settings = found
 
     class DraftwiseWorker(worker):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -83,12 +81,11 @@ def with_policy(worker: Any, _algorithm: Any, server_args: Any) -> Any:
                 )
             agree, is_first = agreement()
             file = state_file(settings, given) if is_first else None
-            warm_up(logger)
             mine = settings if is_first else replace(settings, report_s=math.inf)
+            warm_up(logger)
             self.adaptive_controller.params = StepsPolicy(mine, agree=agree, state=file)
-            logger.info(
-                "draftwise chooses among %s steps", self.adaptive_controller.candidate_steps
-            )
+            steps = self.adaptive_controller.candidate_steps
+            logger.info("draftwise chooses among %s steps", steps)
 
         def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
             policy = self.adaptive_controller.params

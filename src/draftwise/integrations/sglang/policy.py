@@ -85,9 +85,8 @@ def _read_tiers(found: Mapping[str, Any], where: str) -> dict[int, list[int]]:
     """The tiers of SGLang's own format, whose keys are digits."""
     form = '{{"{}": {{"candidate_steps": [0, 1, 3]}}}}'
     tiers: dict[int, list[int]] = {}
-    for low, tier in found.items():
-        if not low.isdecimal():
-            continue
+    for low in filter(str.isdecimal, found):
+        tier = found[low]
         steps = tier.get("candidate_steps") if isinstance(tier, dict) else None
         is_list = isinstance(steps, list) and all(type(k) is int and 0 <= k < 256 for k in steps)
         if not steps or not is_list:
@@ -145,10 +144,9 @@ class StepsPolicy:
         self._rows: Ints = np.zeros(0, np.int64)
         self._flights = deque[_Flight]()
         self._names: Sequence[Any] | None = None
-        self._num_context = 0
         self._is_clean = False
         self._ended_s = self._marked_s = self._last_s = 0.0
-        self._left = self._size = self._steps = self._since_clean = 0
+        self._left = self._size = self._steps = self._since_clean = self._num_context = 0
         self._reported_s = clock()
         if state is not None and state.restore(self.load_state):
             logger.info("began with what %d steps had taught", self.costs.num_steps)
@@ -306,11 +304,8 @@ class StepsPolicy:
 
     def state(self) -> Mapping[str, Any]:
         """The state for the next server with the same settings, as plain JSON."""
-        return {
-            "costs": self.costs.state(),
-            "model": self._table.tolist(),
-            "longest": sorted(self._longest.items()),
-        }
+        longest = sorted(self._longest.items())
+        return {"costs": self.costs.state(), "model": self._table.tolist(), "longest": longest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of ``state``; an error changes nothing."""
