@@ -198,9 +198,8 @@ class Adapter:
         for id_ in rows.keys() - self._requests.keys():
             del rows[id_]
             self.controller.end(id_)
-        for id_ in fresh:
-            if self._runs(id_) and not self._overlapping:
-                self._begin(self._requests[id_])
+        if not self._overlapping:
+            self._begin_running(fresh)
 
     @fused
     @timed
@@ -272,9 +271,7 @@ class Adapter:
         """Drop all texts, because the weights may have changed."""
         self._learn_ended()
         self._tenants.forget()
-        for id_ in list(self._rows):
-            if self._runs(id_):
-                self._begin(self._requests[id_])
+        self._begin_running(list(self._rows))
         logger.info("draftwise: the history of answers is cleared")
 
     def _observe(
@@ -319,9 +316,11 @@ class Adapter:
             counts.step_s += ended.seconds + ended.own_s
             counts.own_s += ended.own_s
 
-    def _runs(self, id_: str) -> bool:
-        request = self._requests.get(id_)
-        return request is not None and not request.is_finished()
+    def _begin_running(self, names: Sequence[str]) -> None:
+        for id_ in names:
+            request = self._requests.get(id_)
+            if request is not None and not request.is_finished():
+                self._begin(request)
 
     def _room(self, request: Any, row: _Row) -> int:
         """Most tokens of the request's draft; its last token is never drafted."""

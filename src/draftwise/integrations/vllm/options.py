@@ -31,10 +31,10 @@ class PluginOptions:
     """Options of one vLLM server.
 
     drafters: enabled drafters; ``model`` needs a speculative config. max_draft: most tokens of a
-        draft, 1 to 128; a speculative config's ``num_speculative_tokens`` is a further limit.
-        history_tokens: recent tokens of finished answers that retrieval searches; 0: only a
-        request's own text. state: state file; ``auto`` = in vLLM's cache folder, by device, model
-        and settings; None = no file. costs: file of seconds to start from where there is no state.
+    draft, 1 to 128; a speculative config's ``num_speculative_tokens`` is a further limit.
+    history_tokens: recent tokens of finished answers that retrieval searches; 0: only a request's
+    own text. state: state file; ``auto`` = in vLLM's cache folder, by device, model and settings;
+    None = no file. costs: file of seconds to start from where there is no state.
     """
 
     drafters: tuple[str, ...] = DRAFTERS
@@ -110,7 +110,7 @@ def read_costs(given: Any) -> tuple[dict[int, float], tuple[float, float] | None
 
 
 def drafters_of(given: Any) -> tuple[str, ...]:
-    """Names of drafters, as a list or separated by commas; DraftwiseError for unknown ones."""
+    """Names of drafters, as a list or separated by commas."""
     names = given.replace(" ", "").split(",") if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not names or any(n not in DRAFTERS for n in names):
         raise DraftwiseError(
@@ -120,7 +120,6 @@ def drafters_of(given: Any) -> tuple[str, ...]:
 
 
 def whole_number(name: str, given: Any, least: int, most: int) -> int:
-    """An integer within its bounds; DraftwiseError otherwise."""
     is_whole = isinstance(given, int | float) and not isinstance(given, bool)
     if not is_whole or given != given // 1 or not least <= given <= most:
         raise DraftwiseError(

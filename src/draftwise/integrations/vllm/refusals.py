@@ -70,11 +70,7 @@ def _met(*refusals: tuple[Any, str]) -> list[str]:
 
 
 def check_server(config: Any, *, asynchronous: bool = False) -> None:
-    """Raise DraftwiseError with the reason if the steps of this server cannot have drafts.
-
-    config: a finished ``VllmConfig``. asynchronous: for ``AsyncScheduler``, which only sets
-    lengths.
-    """
+    """Raise DraftwiseError with the reasons for which a finished ``VllmConfig`` cannot draft."""
     speculative = config.speculative_config
     if speculative is None:
         raise DraftwiseError(
