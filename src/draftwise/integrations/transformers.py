@@ -83,8 +83,8 @@ class CustomGenerate:
                 f"a streamer follows one answer, and here are {len(input_ids)}: leave out streamer="
             )
         prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
-        paddings = [input_ids.shape[1] - len(prompt) for prompt in prompts]
-        rows = [input_ids[i, :num].tolist() for i, num in enumerate(paddings)]
+        pairs = zip(input_ids.tolist(), prompts, strict=True)
+        paddings = [ids[: len(ids) - len(prompt)] for ids, prompt in pairs]
         speculator = self._speculators.get(model)
         if speculator is None:  # it holds a proxy, or no model would ever be given back
             speculator = Speculator.from_pretrained(proxy(model), self._drafters, **self._options)
@@ -93,7 +93,7 @@ class CustomGenerate:
         criteria = [c for c in stopping_criteria if not isinstance(c, native)]
 
         def stop_when(index: int, answer: Sequence[int]) -> bool:
-            ids = input_ids.new_tensor([[*rows[index], *prompts[index], *answer]])
+            ids = input_ids.new_tensor([[*paddings[index], *prompts[index], *answer]])
             return any(bool(torch.as_tensor(c(ids, None)).all()) for c in criteria)
 
         eos = () if config.eos_token_id is None else torch.as_tensor(config.eos_token_id).flatten()
@@ -101,8 +101,8 @@ class CustomGenerate:
             prompts,
             max_new_tokens=config.max_length - input_ids.shape[1],
             sampling=[
-                _sampling(config, _of_row(logits_processor, i, len(rows)), row)
-                for i, row in enumerate(rows)
+                _sampling(config, _of_row(logits_processor, i, len(paddings)), padding)
+                for i, padding in enumerate(paddings)
             ],
             stop_when=stop_when if criteria else None,
             eos_token_ids=[int(token) for token in eos if token >= 0],  # some write -1 for none
@@ -147,8 +147,7 @@ def _refuse(config: Any, model_kwargs: dict[str, Any], processors: Any) -> None:
         **{name: model_kwargs.get(name) not in (None, False) for name in _OTHER_MODELS},
         **{type(p).__name__: True for p in processors if isinstance(p, _REFUSED)},
     }
-    found = [name for name, is_met in refusals.items() if is_met]
-    if found:
+    if found := [name for name, is_met in refusals.items() if is_met]:
         raise DraftwiseError(
             f"draftwise cannot honour {', '.join(found)}: leave it out, or call generate without "
             "custom_generate"
@@ -167,7 +166,6 @@ def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
 
 
 def _of_row(processors: Any, row: int, num_rows: int) -> list[Any]:
-    """Processors that are right for one row alone."""
     found = []
     for processor in processors:
         if num_rows > 1 and isinstance(processor, processing.PrefixConstrainedLogitsProcessor):
@@ -183,22 +181,6 @@ def _of_row(processors: Any, row: int, num_rows: int) -> list[Any]:
     return found
 
 
-def _sampling(config: Any, processors: Sequence[Any], padding: Sequence[int]) -> SamplingParams:
-    """One row's sampling: in the engine's own terms where it has them, else by the processors."""
-    temperature = 1.0 if config.do_sample else 0.0
-    if (native := _native(processors, temperature, len(padding))) is not None:
-        return native
-
-    def process(prefix: Sequence[int], logits: Tensor) -> Tensor:
-        ids = torch.tensor([[*padding, *prefix]], device=logits.device)
-        scores = logits[None]
-        for processor in processors:
-            scores = processor(ids, scores)
-        return scores[0]
-
-    return SamplingParams(temperature, process=process)
-
-
 _NATIVE = {
     processing.RepetitionPenaltyLogitsProcessor: ("penalty", "repetition_penalty"),
     processing.TemperatureLogitsWarper: ("temperature", "temperature"),
@@ -208,23 +190,26 @@ _NATIVE = {
 """Processors that the engine applies itself, in its order; their attribute and its name for it."""
 
 
-def _native(
-    processors: Sequence[Any], temperature: float, num_padding: int
-) -> SamplingParams | None:
-    """The engine's own terms for these processors; None if it has none for all, in this order.
+def _sampling(config: Any, processors: Sequence[Any], padding: Sequence[int]) -> SamplingParams:
+    """One row's sampling: in the engine's own terms where it has them, else by the processors."""
+    params: dict[str, Any] = {"temperature": 1.0 if config.do_sample else 0.0}
+    kinds, num = [type(processor) for processor in processors], len(padding)
+    # the engine's repetition penalty looks at all of the text, and never at padding
+    ignored = (getattr(processor, "prompt_ignore_length", num) or 0 for processor in processors)
+    if kinds == [kind for kind in _NATIVE if kind in kinds] and all(n == num for n in ignored):
+        for kind, processor in zip(kinds, processors, strict=True):
+            theirs, ours = _NATIVE[kind]
+            params[ours] = getattr(processor, theirs)
+        return SamplingParams(**params)
 
-    The engine's repetition penalty looks at all of the text, and never at padding.
-    """
-    kinds = [type(processor) for processor in processors]
-    if kinds != [kind for kind in _NATIVE if kind in kinds]:
-        return None
-    found: dict[str, Any] = {"temperature": temperature}
-    for kind, processor in zip(kinds, processors, strict=True):
-        if (getattr(processor, "prompt_ignore_length", num_padding) or 0) != num_padding:
-            return None
-        theirs, ours = _NATIVE[kind]
-        found[ours] = getattr(processor, theirs)
-    return SamplingParams(**found)
+    def process(prefix: Sequence[int], logits: Tensor) -> Tensor:
+        ids = torch.tensor([[*padding, *prefix]], device=logits.device)
+        scores = logits[None]
+        for processor in processors:
+            scores = processor(ids, scores)
+        return scores[0]
+
+    return SamplingParams(**params, process=process)
 
 
 def _output(config: Any, input_ids: Tensor, answers: Sequence[Sequence[int]]) -> Any:

@@ -27,8 +27,8 @@ from draftwise.integrations.vllm.options import (
     read_costs,
     wishes_of,
 )
+from draftwise.integrations.vllm.plugin import expand_batch_to_tokens, is_right, repaired
 from draftwise.integrations.vllm.refusals import NULL_PROPOSER, advice, check_server, limits_of
-from draftwise.integrations.vllm.repair import checked, expand_batch_to_tokens, is_right
 from draftwise.integrations.vllm.state import StateFile, about_of, state_path
 from draftwise.integrations.vllm.upkeep import Upkeep
 from integrations.vllm.fakes import FakeEngine, FakeRequest
@@ -401,13 +401,9 @@ def test_what_others_wrapped_is_wrapped_once() -> None:
         calls.append("others")
         return original(value)
 
-    def ours(function: Any) -> Any:
-        @functools.wraps(function)
-        def wrapper(value: int) -> int:
-            calls.append("ours")
-            return int(function(value))
-
-        return wrapper
+    def ours(function: Any, value: int) -> int:
+        calls.append("ours")
+        return int(function(value))
 
     owner = SimpleNamespace(method=others)
     for _ in range(2):
@@ -425,8 +421,11 @@ NULL = SimpleNamespace(method="custom_class", model=NULL_PROPOSER, **{plugin.MAR
 
 
 def test_bad_wishes_are_refused_where_draftwise_drafts_and_nowhere_else() -> None:
-    validate = plugin.with_all_parameters(lambda self, speculative_config: None)
     asked = SimpleNamespace(extra_args={"max_draft": -1})
+
+    def validate(self: Any, speculative_config: Any) -> None:
+        plugin.with_all_parameters(lambda *given: None, self, speculative_config)
+
     for config in (NULL, MTP):
         with pytest.raises(ValueError, match="max_draft is -1"):
             validate(asked, config)
@@ -460,8 +459,8 @@ def test_steps_without_drafts_are_sampled_as_without_speculation(
     monkeypatch: pytest.MonkeyPatch, config: Any, num_draft_tokens: list[int], is_plain: bool
 ) -> None:
     """In draftwise's servers only."""
-    init = plugin.with_plain_steps(FakeRejectionSampler.__init__)
-    monkeypatch.setattr(FakeRejectionSampler, "__init__", init)
+    monkeypatch.setattr(FakeRejectionSampler, "__init__", FakeRejectionSampler.__init__)
+    plugin.wrap(FakeRejectionSampler, "__init__", plugin.with_plain_steps)
     sampler = FakeRejectionSampler(lambda **given: given, config, "cpu")
     assert sampler.device == "cpu"
     drafts = SimpleNamespace(num_draft_tokens=num_draft_tokens)
@@ -487,7 +486,7 @@ def test_the_self_test_finds_memory_that_was_never_written() -> None:
     assert not is_right(broken)
     assert not is_right(truncating)
     values, ends = torch.tensor([0.35, 0.9]), torch.tensor([2, 3])
-    assert torch.equal(checked(broken)(values, ends, 3), torch.tensor([0.35, 0.35, 0.9]))
+    assert torch.equal(repaired(broken, values, ends, 3), torch.tensor([0.35, 0.35, 0.9]))
 
 
 VERSIONS = {"vllm": "1", "draftwise": "2"}

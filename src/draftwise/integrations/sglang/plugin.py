@@ -31,11 +31,8 @@ def plug_in() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     register_resolution_hook("handle_speculative_decoding")(with_checks)
-    HookRegistry.register(
-        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker",
-        with_policy,
-        HookType.AFTER,
-    )
+    create_worker = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_worker"
+    HookRegistry.register(create_worker, with_policy, HookType.AFTER)
 
 
 def with_checks(server_args: Any, resolve: Callable[[Any], None]) -> None:
@@ -62,35 +59,33 @@ def with_checks(server_args: Any, resolve: Callable[[Any], None]) -> None:
 
 
 def with_policy(worker: Any, _algorithm: Any, server_args: Any) -> Any:
-    """The worker class, with draftwise's policy if the config enables it."""
+    """A subclass of SGLang's ``EAGLEWorkerV2`` whose adaptive controller has draftwise's policy.
+
+    None, for the class itself, if the config does not enable it.
+    """
     from sglang.srt.arg_groups.overrides import resolving_view
 
     given = resolving_view(server_args)
-    settings = read_settings(given.speculative_adaptive_config)
-    if settings is None or not given.speculative_adaptive:
+    found = read_settings(given.speculative_adaptive_config)
+    if found is None or not given.speculative_adaptive:
         return None
-    return worker_class(worker, settings, given)
+    settings = found
 
-
-def worker_class(base: Any, settings: SglangSettings, given: Any) -> Any:
-    """A subclass of SGLang's ``EAGLEWorkerV2`` whose adaptive controller has draftwise's policy."""
-
-    class DraftwiseWorker(base):  # type: ignore[misc]
+    class DraftwiseWorker(worker):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if getattr(self, "adaptive_controller", None) is None:
                 raise DraftwiseError(
-                    f"{base.__name__} has no adaptive controller: draftwise works with SGLang "
+                    f"{worker.__name__} has no adaptive controller: draftwise works with SGLang "
                     "0.5.23, --speculative-algorithm EAGLE or EAGLE3, and without --pp-size"
                 )
             agree, is_first = agreement()
             file = state_file(settings, given) if is_first else None
-            warm_up(logger)
             mine = settings if is_first else replace(settings, report_s=math.inf)
+            warm_up(logger)
             self.adaptive_controller.params = StepsPolicy(mine, agree=agree, state=file)
-            logger.info(
-                "draftwise chooses among %s steps", self.adaptive_controller.candidate_steps
-            )
+            steps = self.adaptive_controller.candidate_steps
+            logger.info("draftwise chooses among %s steps", steps)
 
         def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
             policy = self.adaptive_controller.params
@@ -102,7 +97,7 @@ def worker_class(base: Any, settings: SglangSettings, given: Any) -> Any:
                 policy.expect([req.rid for req in reqs], context)
             return super().forward_batch_generation(batch, *args, **kwargs)
 
-    DraftwiseWorker.__name__ = f"Draftwise{base.__name__}"
+    DraftwiseWorker.__name__ = f"Draftwise{worker.__name__}"
     return DraftwiseWorker
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftwise.controller.acceptance import learn_lengths, length_survival, new_slots, new_tables
 from draftwise.controller.costs import Step, StepCosts, like
@@ -26,6 +25,7 @@ from draftwise.errors import DraftwiseError
 from draftwise.files import STATE_BYTES, read_text, strict_json
 from draftwise.integrations.vllm.adapter import fused
 from draftwise.integrations.vllm.state import SaveTimer, StateFile, Writer
+from draftwise.types import Ints
 
 logger = logging.getLogger("sglang.draftwise")
 
@@ -40,8 +40,6 @@ CREDIT, SHARE = 8.0, 0.003
 follows an answer in which drafts fail for dozens of steps late."""
 CLEAN_EVERY = 16
 """Steps after a prefill are not priced, unless this many in a row were such steps."""
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def read_settings(path: str | None) -> SglangSettings | None:
     if not isinstance(own.get("state", "auto"), str | None):
         raise DraftwiseError(f'{where}: "state" is "auto", a path, or null')
     report_s = own.get("report_s", 60)
-    if isinstance(report_s, bool) or not isinstance(report_s, int | float) or report_s <= 0:
+    if type(report_s) not in (int, float) or report_s <= 0:
         raise DraftwiseError(f'{where}: "report_s" is a number of seconds above 0')
     return SglangSettings(_read_tiers(found, where), own.get("state", "auto"), float(report_s))
 
@@ -87,20 +85,16 @@ def _read_tiers(found: Mapping[str, Any], where: str) -> dict[int, list[int]]:
     """The tiers of SGLang's own format, whose keys are digits."""
     form = '{{"{}": {{"candidate_steps": [0, 1, 3]}}}}'
     tiers: dict[int, list[int]] = {}
-    for low, tier in found.items():
-        if not low.isdecimal():
-            continue
+    for low in filter(str.isdecimal, found):
+        tier = found[low]
         steps = tier.get("candidate_steps") if isinstance(tier, dict) else None
-        if not isinstance(steps, list) or not steps or not all(map(_is_count, steps)):
+        is_list = isinstance(steps, list) and all(type(k) is int and 0 <= k < 256 for k in steps)
+        if not steps or not is_list:
             raise DraftwiseError(f"{where}: name candidates as {form.format(low)}")
         tiers[int(low)] = steps
     if not tiers:
         raise DraftwiseError(f"{where}: name candidates by batch size, as {form.format(1)}")
     return tiers
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 256
 
 
 @dataclass(slots=True)
@@ -110,7 +104,6 @@ class _Flight:
     steps: int
     names: Sequence[Any]
     slots: Ints
-    batch_size: int
     num_context: int
     begun_s: float
     is_clean: bool
@@ -138,7 +131,7 @@ class StepsPolicy:
         self._table = new_tables(max(1, *settings.candidates)).model[0, 0]
         self._known = new_slots(16, 1)
         self.has_failed = False
-        self.counts: Counter[int] = Counter()
+        self.counts = Counter[int]()
         self.drafted = self.accepted = 0
         self._clock, self._agree, self._file = clock, agree, state
         self._writer = None if state is None else Writer()
@@ -149,14 +142,14 @@ class StepsPolicy:
         self._free = list(range(16))
         self._seated: Sequence[Any] = ()
         self._rows: Ints = np.zeros(0, np.int64)
-        self._flights: deque[_Flight] = deque()
+        self._flights = deque[_Flight]()
         self._names: Sequence[Any] | None = None
-        self._num_context = 0
         self._is_clean = False
         self._ended_s = self._marked_s = self._last_s = 0.0
-        self._left = self._size = self._steps = self._since_clean = 0
+        self._left = self._size = self._steps = self._since_clean = self._num_context = 0
         self._reported_s = clock()
-        self._load()
+        if state is not None and state.restore(self.load_state):
+            logger.info("began with what %d steps had taught", self.costs.num_steps)
 
     # what SGLang's controller calls
 
@@ -195,7 +188,7 @@ class StepsPolicy:
         if names is None or len(names) != batch_size:
             names = range(batch_size)
         slots, context = self._seat(names), self._num_context
-        flight = _Flight(0, names, slots, batch_size, context, now_s, self._is_clean)
+        flight = _Flight(0, names, slots, context, now_s, self._is_clean)
         self._names, self._is_clean, self._marked_s = None, True, now_s
         return flight
 
@@ -204,9 +197,8 @@ class StepsPolicy:
         self, num_correct_drafts_per_req: list[int], batch_size: int
     ) -> int | None:
         """Learn from the oldest step in flight. Returns None: steps change only before a draft."""
-        now_s = self._clock()
-        flights = self._flights
-        while flights and flights[0].batch_size != batch_size:
+        now_s, flights = self._clock(), self._flights
+        while flights and len(flights[0].slots) != batch_size:
             flights.popleft()  # a step that SGLang dropped
         if not flights or len(num_correct_drafts_per_req) != batch_size or not batch_size:
             return None
@@ -218,8 +210,7 @@ class StepsPolicy:
         elif flight.begun_s - begun_s > max(self._last_s, 1e-3):
             begun_s = flight.begun_s  # nothing ran before it
         self._ended_s = now_s
-        accepted = np.array(num_correct_drafts_per_req, np.int64)
-        self._learn(flight, accepted, now_s - begun_s)
+        self._learn(flight, np.array(num_correct_drafts_per_req, np.int64), now_s - begun_s)
         self._report(now_s)
         return None
 
@@ -257,16 +248,15 @@ class StepsPolicy:
         return self._rows
 
     def _learn(self, flight: _Flight, accepted: Ints, seconds: float) -> None:
-        steps = flight.steps
-        slots, kept = flight.slots, accepted
+        steps, slots, kept = flight.steps, flight.slots, accepted
         if flight.names != self._seated:  # what follows the end of an answer says nothing
             here = [name in self._slots for name in flight.names]
             slots, kept = slots[here], kept[here]
         learn_lengths(slots, kept, steps, self._table, self._known)
         self.counts[steps] += 1
-        self.drafted += steps * flight.batch_size
+        self.drafted += steps * len(accepted)
         self.accepted += int(accepted.sum())
-        size = self._padded(flight.batch_size)
+        size = self._padded(len(accepted))
         doubling, context = size.bit_length(), flight.num_context
         self._longest[doubling] = max(self._longest.get(doubling, -1), steps)
         self._since_clean = 0 if flight.is_clean else self._since_clean + 1
@@ -281,7 +271,6 @@ class StepsPolicy:
     @fused
     def _choose(self, flight: _Flight, size: int) -> tuple[int, int]:
         """The candidate with the most tokens per second, and the number of steps to keep it."""
-        slots = flight.slots
         tier = self.settings.for_batch(size)
         is_new = not self.guard.spent_s  # what was learnt earlier counts from the first step
         if not self.costs.is_known or not (is_new or self.guard.allows_drafts):
@@ -290,10 +279,9 @@ class StepsPolicy:
         # since nothing that was measured for one request tells what plain decoding of 64 takes
         measured = self._longest.get(size.bit_length(), -1)
         tier = tier[: bisect_right(tier, measured) + 1]
-        longest = len(self._table)
-        survival = np.empty((len(slots), longest))
-        length_survival(slots, self._table, self._known, survival)
-        tokens = np.ones((len(slots), longest + 1))
+        survival = np.empty((len(flight.slots), len(self._table)))
+        length_survival(flight.slots, self._table, self._known, survival)
+        tokens = np.ones((len(survival), len(self._table) + 1))
         tokens[:, 1:] += survival.cumsum(axis=1)
         # a token counts in its request's own pace: a slow request holds its place for longer
         tokens = (tokens / tokens[:, [self._steps]]).mean(axis=0)
@@ -316,26 +304,17 @@ class StepsPolicy:
 
     def state(self) -> Mapping[str, Any]:
         """The state for the next server with the same settings, as plain JSON."""
-        return {
-            "costs": self.costs.state(),
-            "model": self._table.tolist(),
-            "longest": sorted(self._longest.items()),
-        }
+        longest = sorted(self._longest.items())
+        return {"costs": self.costs.state(), "model": self._table.tolist(), "longest": longest}
 
-    def _load(self) -> None:
-        if self._file is None or not (found := self._file.load()):
-            return
-        try:
-            model = like(self._table, found["model"])
-            if not (model[..., 1] > 0).all():
-                raise ValueError("the acceptance has no observations")
-            longest = {int(doubling): int(steps) for doubling, steps in found["longest"]}
-            self.costs.load_state(found["costs"])
-            self._longest, self._table = longest, model
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            self._file.reject(error)
-        else:
-            logger.info("began with what %d steps had taught", self.costs.num_steps)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of ``state``; an error changes nothing."""
+        model = like(self._table, state["model"])
+        if not (model[..., 1] > 0).all():
+            raise ValueError("the acceptance has no observations")
+        longest = {int(doubling): int(steps) for doubling, steps in state["longest"]}
+        self.costs.load_state(state["costs"])
+        self._longest, self._table = longest, model
 
     def _report(self, now_s: float) -> None:
         if self._file is not None and self._writer is not None and self._timer.is_due(now_s):

@@ -16,16 +16,7 @@ from draftwise.controller.controller import Controller
 from draftwise.controller.costs import Step
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.vllm.metrics import Counts
-from draftwise.integrations.vllm.options import (
-    MODEL,
-    RETRIEVAL,
-    Kind,
-    Tenants,
-    Wishes,
-    kind_of,
-    room_of,
-    wishes_of,
-)  # fmt: skip
+from draftwise.integrations.vllm.options import MODEL, RETRIEVAL, Tenants, Wishes, wishes_of
 
 logger = logging.getLogger("vllm.draftwise")
 T = TypeVar("T")
@@ -119,8 +110,7 @@ class Adapter:
         self._tenants = Tenants()
         self._rows: dict[str, _Row] = {}
         self._ended_steps: list[_Ended] = []
-        self._told = 0
-        self._under_way = 0
+        self._told = self._under_way = 0
         self._mark = self._ended = clock()
         self._own_s = self._seconds = self._own_before_s = 0.0
         self._is_busy = False
@@ -177,7 +167,6 @@ class Adapter:
         )
 
     def _learn_ended(self) -> None:
-        """Learn from all steps that have ended."""
         steps, self._ended_steps = self._ended_steps, []
         for step in steps:
             self._learn(step)
@@ -187,7 +176,7 @@ class Adapter:
         sampled, index = output.sampled_token_ids, output.req_id_to_index
         spec = scheduled.scheduled_spec_decode_tokens
         names, fresh, verified = list[str](), list[str](), list[int]()
-        emitted: list[Sequence[int]] = []
+        emitted = list[Sequence[int]]()
         for id_, num in scheduled.num_scheduled_tokens.items():
             place = index.get(id_)
             tokens = sampled[place] if sampled and place is not None else ()
@@ -197,40 +186,38 @@ class Adapter:
             if id_ not in rows or num != num_verified + 1:
                 fresh.append(id_)
                 continue
+            if self._overlapping:  # 0 for each accepted token, 1 for the bonus token
+                rows[id_].num_model = num_verified
+                tokens = [0] * min(self._lengths[id_] - 1, num_verified) + [1]
             names.append(id_)
             emitted.append(tokens)
             verified.append(num_verified)
         if self._overlapping:
-            emitted = self._judged(names, verified)
+            self.controller.plays(names, verified)
         self._observe(step, names, emitted, verified)
         for id_ in rows.keys() - self._requests.keys():
             del rows[id_]
             self.controller.end(id_)
-        for id_ in fresh:
-            if self._runs(id_) and not self._overlapping:
-                self._begin(self._requests[id_])
+        if not self._overlapping:
+            self._begin_running(fresh)
 
     @fused
     @timed
     def draft(self, offered: Any) -> None:
         """Replace the drafts of the server's own drafter by the controller's."""
-        if self._rests():
+        may_draft = self.controller.limits.model or any(r.max_draft for r in self._rows.values())
+        if may_draft and not self.controller.rests(len(self._rows)):
+            self._learn_ended()
+            self._draft(offered)
+        else:  # whatever the texts are
             offered.draft_token_ids = [[] for _ in offered.req_ids]
             if len(self._ended_steps) >= LATE_STEPS:
                 self._learn_ended()
-        else:
-            self._learn_ended()
-            self._draft(offered)
-
-    def _rests(self) -> bool:
-        """Whether the coming step drafts nothing, whatever the texts are."""
-        if not self.controller.limits.model and not any(r.max_draft for r in self._rows.values()):
-            return True
-        return self.controller.rests(len(self._rows))
 
     def _draft(self, offered: Any) -> None:
         has_model = self.controller.limits.model
         names, rows, rooms, offers, places = [], [], [], [], []
+        drafts: list[list[int]] = [[] for _ in offered.req_ids]
         for place, id_ in enumerate(offered.req_ids):
             row, request = self._rows.get(id_), self._requests.get(id_)
             if row is None or request is None or request.is_prefill_chunk or request.is_finished():
@@ -239,14 +226,18 @@ class Adapter:
                 row = self._begin(request)
             names.append(id_)
             rows.append(row)
-            rooms.append(room_of(request, row.max_draft, self._max_model_len))
-            offers.append(whole(offered.draft_token_ids[place]) if has_model else ())
+            rooms.append(self._room(request, row))
+            offer = list(offered.draft_token_ids[place]) if has_model else []
+            if -1 in offer:  # vLLM's placeholder
+                del offer[offer.index(-1) :]
+            offers.append(offer)
             places.append(place)
         chains = self.controller.choose(names, rooms, offers if has_model else None)
-        drafts: list[list[int]] = [[] for _ in offered.req_ids]
         for row, place, offer, chain in zip(rows, places, offers, chains, strict=True):
             drafts[place] = chain
-            row.num_model = of_model(chain, offer) if offer else 0
+            num = min(len(chain), len(offer))
+            # a chain begins with all of the model drafter's tokens that it has, or has none
+            row.num_model = num if num and chain[:num] == offer[:num] else 0
         offered.draft_token_ids = drafts
 
     @fused
@@ -262,11 +253,10 @@ class Adapter:
             if request.is_prefill_chunk:
                 continue
             row = self._rows.get(id_) or self._begin(request)
-            room = room_of(request, row.max_draft, self._max_model_len)
             left = request.max_tokens - request.num_output_tokens
             left -= getattr(request, "num_output_placeholders", 0)
             names.append(id_)
-            rooms.append(max(0, min(room, left)))
+            rooms.append(max(0, min(self._room(request, row), left)))
         chains = self.controller.choose(names, rooms, [[0] * self._told] * len(names))
         for id_, chain in zip(names, chains, strict=True):
             request = self._requests[id_]
@@ -281,31 +271,29 @@ class Adapter:
         """Drop all texts, because the weights may have changed."""
         self._learn_ended()
         self._tenants.forget()
-        for id_ in list(self._rows):
-            if self._runs(id_):
-                self._begin(self._requests[id_])
+        self._begin_running(list(self._rows))
         logger.info("draftwise: the history of answers is cleared")
 
     def _observe(
         self, ended: _Ended, names: Sequence[str], emitted: Sequence[Sequence[int]],
         verified: Sequence[int],
     ) -> None:  # fmt: skip
-        scheduled, total = ended.scheduled, ended.scheduled.total_num_scheduled_tokens
-        num, num_verified = len(names), sum(verified)
+        scheduled, num = ended.scheduled, len(names)
+        total = scheduled.total_num_scheduled_tokens
         if not total:
             return
         has_model, guard = self.controller.limits.model, self.controller.guard
         step = Step(
             num, total, ended.seconds,
             num_drafted=scheduled.num_spec_tokens_to_schedule if has_model else 0,
-            num_prefill=total - num - num_verified, own_seconds=ended.own_s,
+            num_prefill=total - num - sum(verified), own_seconds=ended.own_s,
         )  # fmt: skip
         before = guard.plain_s, guard.spent_s
         self.controller.observe(step, names, emitted, verified)
         worth_s, spent_s = guard.plain_s - before[0], guard.spent_s - before[1]
         counts, num_emitted = self.counts, sum(map(len, emitted))
         plain_s = worth_s * num / max(num_emitted, 1)
-        of_model = by_model = drafted = accepted = 0
+        by_model = kept_of_model = drafted = accepted = 0
         for id_, tokens, num_drafted in zip(names, emitted, verified, strict=True):
             row, length = self._rows[id_], len(tokens)
             row.length += length
@@ -314,10 +302,13 @@ class Adapter:
                 drafted += num_drafted
                 accepted += kept
                 by_model += min(row.num_model, num_drafted)
-                of_model += min(row.num_model, kept)
+                kept_of_model += min(row.num_model, kept)
             if row.label:
                 counts.add_label(row.label, length, spent_s, plain_s)
-        counts.add_drafts(by_model, of_model, drafted, accepted)
+        counts.drafted[MODEL] += by_model
+        counts.accepted[MODEL] += kept_of_model
+        counts.drafted[RETRIEVAL] += drafted - by_model
+        counts.accepted[RETRIEVAL] += accepted - kept_of_model
         if names:
             counts.steps += 1
             counts.rounds += num
@@ -325,38 +316,36 @@ class Adapter:
             counts.step_s += ended.seconds + ended.own_s
             counts.own_s += ended.own_s
 
-    def _judged(self, names: Sequence[str], verified: Sequence[int]) -> list[Sequence[int]]:
-        """Overlapping steps: 0 for each accepted token, 1 for the bonus token."""
-        self.controller.plays(names, verified)
-        emitted: list[Sequence[int]] = []
-        for id_, num in zip(names, verified, strict=True):
-            self._rows[id_].num_model = num
-            emitted.append([0] * min(self._lengths[id_] - 1, num) + [1])
-        return emitted
+    def _begin_running(self, names: Sequence[str]) -> None:
+        for id_ in names:
+            request = self._requests.get(id_)
+            if request is not None and not request.is_finished():
+                self._begin(request)
 
-    def _runs(self, id_: str) -> bool:
-        request = self._requests.get(id_)
-        return request is not None and not request.is_finished()
+    def _room(self, request: Any, row: _Row) -> int:
+        """Most tokens of the request's draft; its last token is never drafted."""
+        left = request.max_tokens - request.num_output_tokens - 1
+        room = min(row.max_draft, left, self._max_model_len - request.num_tokens - 1)
+        return int(max(0, room))
 
     def _begin(self, request: Any) -> _Row:
         """Add a request after its prefill, or again if its text has changed."""
         params = request.sampling_params
-        has_text = request.prompt_token_ids is not None
-        kind = kind_of(params, is_guided=request.use_structured_output, has_text=has_text)
         wishes = self._wishes(params)
+        can_draft = request.prompt_token_ids is not None and verifies(params)
         limit = min(wishes.max_draft, self.controller.limits.max_draft)
-        if kind is Kind.PLAIN or not wishes.speculation:
+        if not (can_draft and wishes.speculation):
             limit = 0
         num, left = request.num_tokens, int(request.max_tokens - request.num_output_tokens)
-        has_limit = num + left < self._max_model_len
+        is_private = wishes.private or request.use_structured_output
         self.controller.begin(
             request.request_id,
             range(num) if self._overlapping else list(request.all_token_ids),
             tenant=self._tenants.number(request),
-            shares=kind is Kind.SHARED and not wishes.private,
+            shares=can_draft and not is_private and not distorts(params),
             model=limit > 0 and MODEL in wishes.drafters,
             retrieval=limit > 0 and RETRIEVAL in wishes.drafters,
-            num_left=left if has_limit else None,
+            num_left=left if num + left < self._max_model_len else None,
         )
         row = self._rows[request.request_id] = _Row(num, limit, wishes.label)
         return row
@@ -369,21 +358,16 @@ class Adapter:
             return Wishes()
 
 
-def whole(offer: Sequence[int]) -> list[int]:
-    """A draft up to vLLM's first placeholder (-1).
+def verifies(params: Any) -> bool:
+    """Whether vLLM can verify drafts under ``SamplingParams``; None: the request does not generate.
 
-    >>> whole([5, 6, -1])
-    [5, 6]
+    It applies min_p and logit_bias to sampled tokens, but not to verified ones.
     """
-    tokens = list(offer)
-    return tokens[: tokens.index(-1)] if -1 in tokens else tokens
+    return params is not None and not (params.min_p or params.logit_bias)
 
 
-def of_model(chain: Sequence[int], offer: Sequence[int]) -> int:
-    """The number of tokens in a chain from the model drafter, whose tokens come first.
-
-    >>> of_model([5, 6, 9], [5, 6]), of_model([5], [5, 6]), of_model([7, 8], [5, 6])
-    (2, 1, 0)
-    """
-    num = min(len(chain), len(offer))
-    return num if list(chain[:num]) == list(offer[:num]) else 0
+def distorts(params: Any) -> bool:
+    """Whether parameters that vLLM applies to drafts as well make a text that is no example."""
+    penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+    limits = params.bad_words, params.allowed_token_ids, params.min_tokens
+    return penalties != (0.0, 0.0, 1.0) or any(limits)

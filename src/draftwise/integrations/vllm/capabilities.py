@@ -1,122 +1,79 @@
 """The parts of vLLM that draftwise uses, looked up by name in vLLM's source files.
 
 vLLM releases every two weeks and guarantees nothing about its scheduler, so its version proves
-nothing: ``NEEDS`` lists every class, method, parameter and attribute that is used.
+nothing: the tables list every class, method, parameter and attribute that is used.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from draftwise.errors import DraftwiseError
 
-
-class Need(NamedTuple):
-    """A class or function of one file, and names in it.
-
-    names: parameters, fields, methods, or attributes that it reads or sets.
-    """
-
-    file: str
-    owner: str
-    names: tuple[str, ...] = ()
-
-
-_SCHEDULER = "v1/core/sched/scheduler.py"
-NEEDS = (
-    Need(_SCHEDULER, "Scheduler", ("requests", "log_stats", "max_model_len", "shutdown")),
-    Need(_SCHEDULER, "Scheduler.schedule", ("dynamic_sd_lookup", "num_spec_tokens_to_schedule")),
-    Need(
-        _SCHEDULER,
-        "Scheduler.update_from_output",
-        ("scheduler_output", "model_runner_output", "sampled_token_ids", "req_id_to_index"),
-    ),
-    Need(_SCHEDULER, "Scheduler.reset_prefix_cache"),
-    Need(_SCHEDULER, "Scheduler.get_grammar_bitmask"),
-    Need("v1/core/sched/output.py", "SchedulerOutput", (
-        "num_scheduled_tokens", "scheduled_spec_decode_tokens", "total_num_scheduled_tokens",
-        "num_spec_tokens_to_schedule",
-    )),
-    Need("v1/outputs.py", "ModelRunnerOutput", ("sampled_token_ids", "req_id_to_index")),
-    Need("v1/request.py", "Request", (
-        "all_token_ids", "num_tokens", "num_output_tokens", "is_finished", "use_structured_output",
-        "is_prefill_chunk", "spec_token_ids", "sampling_params", "prompt_token_ids", "max_tokens",
-        "cache_salt", "lora_request", "request_id",
-    )),
-    Need("lora/request.py", "LoRARequest", ("lora_name", "lora_int_id")),
-    Need("sampling_params.py", "SamplingParams", (
-        "min_p", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty",
-        "bad_words", "allowed_token_ids", "min_tokens", "extra_args",
-    )),
-    Need("engine/arg_utils.py", "EngineArgs", (
-        "scheduler_cls", "speculative_config", "additional_config", "async_scheduling",
-        "max_num_seqs", "logits_processors", "compilation_config", "create_engine_config",
-    )),
-    Need("config/speculative.py", "SpeculativeConfig", (
-        "method", "model", "num_speculative_tokens", "draft_sample_method",
-        "rejection_sample_method", "num_speculative_tokens_per_batch_size",
-    )),
-    Need("v1/sample/rejection_sampler.py", "RejectionSampler.__init__", (
-        "sampler", "spec_config",
-    )),
-    Need("v1/sample/rejection_sampler.py", "RejectionSampler.forward", (
-        "metadata", "draft_probs", "logits", "sampling_metadata", "predict_bonus_token",
-    )),
-    Need("v1/spec_decode/metadata.py", "SpecDecodeMetadata", ("num_draft_tokens",)),
-    Need("config/vllm.py", "VllmConfig", (
-        "speculative_config", "additional_config", "use_v2_model_runner", "parallel_config",
-        "model_config", "scheduler_config", "compilation_config", "cache_config", "device_config",
-    )),
-    Need("config/parallel.py", "ParallelConfig", (
-        "pipeline_parallel_size", "data_parallel_size", "tensor_parallel_size",
-        "data_parallel_rank",
-    )),
-    Need("config/scheduler.py", "SchedulerConfig", (
-        "async_scheduling", "max_num_seqs", "max_num_batched_tokens",
-    )),
-    Need("config/model.py", "ModelConfig", (
-        "is_diffusion", "logits_processors", "model", "dtype", "max_model_len", "enforce_eager",
-        "served_model_name",
-    )),
-    Need("config/compilation.py", "CompilationConfig", (
-        "cudagraph_mode", "max_cudagraph_capture_size",
-    )),
-    Need("config/cache.py", "CacheConfig", ("cache_dtype",)),
-    Need("config/device.py", "DeviceConfig", ("device_type",)),
-)  # fmt: skip
-"""Of both schedulers."""
-SYNCHRONOUS = (
-    Need(_SCHEDULER, "Scheduler.update_draft_token_ids", ("draft_token_ids", "req_ids")),
-    Need("v1/outputs.py", "DraftTokenIds", ("req_ids", "draft_token_ids")),
-    Need("v1/engine/core.py", "EngineCore.step", ("get_grammar_bitmask", "update_from_output")),
-    Need("v1/engine/core.py", "EngineCore.post_step", ("take_draft_token_ids",)),
-    Need("v1/spec_decode/custom_class_proposer.py", "create_custom_proposer"),
-    Need("sampling_params.py", "SamplingParams._validate_spec_decode", ("speculative_config",)),
-    Need("v1/sample/logits_processor/__init__.py", "build_logitsprocs", (
-        "vllm_config", "device", "is_pin_memory", "BUILTIN_LOGITS_PROCESSORS",
-    )),
-)  # fmt: skip
+NEEDS = """\
+v1/core/sched/scheduler.py Scheduler requests log_stats max_model_len shutdown
+v1/core/sched/scheduler.py Scheduler.schedule dynamic_sd_lookup num_spec_tokens_to_schedule
+v1/core/sched/scheduler.py Scheduler.update_from_output scheduler_output model_runner_output
+v1/core/sched/scheduler.py Scheduler.update_from_output sampled_token_ids req_id_to_index
+v1/core/sched/scheduler.py Scheduler.reset_prefix_cache
+v1/core/sched/scheduler.py Scheduler.get_grammar_bitmask
+v1/core/sched/output.py SchedulerOutput num_scheduled_tokens scheduled_spec_decode_tokens
+v1/core/sched/output.py SchedulerOutput total_num_scheduled_tokens num_spec_tokens_to_schedule
+v1/outputs.py ModelRunnerOutput sampled_token_ids req_id_to_index
+v1/request.py Request all_token_ids num_tokens num_output_tokens is_finished use_structured_output
+v1/request.py Request is_prefill_chunk spec_token_ids sampling_params prompt_token_ids max_tokens
+v1/request.py Request cache_salt lora_request request_id
+lora/request.py LoRARequest lora_name lora_int_id
+sampling_params.py SamplingParams min_p logit_bias presence_penalty frequency_penalty
+sampling_params.py SamplingParams repetition_penalty bad_words allowed_token_ids min_tokens
+sampling_params.py SamplingParams extra_args
+engine/arg_utils.py EngineArgs scheduler_cls speculative_config additional_config async_scheduling
+engine/arg_utils.py EngineArgs max_num_seqs logits_processors compilation_config
+engine/arg_utils.py EngineArgs create_engine_config
+config/speculative.py SpeculativeConfig method model num_speculative_tokens draft_sample_method
+config/speculative.py SpeculativeConfig rejection_sample_method
+config/speculative.py SpeculativeConfig num_speculative_tokens_per_batch_size
+v1/sample/rejection_sampler.py RejectionSampler.__init__ sampler spec_config
+v1/sample/rejection_sampler.py RejectionSampler.forward metadata draft_probs logits
+v1/sample/rejection_sampler.py RejectionSampler.forward sampling_metadata predict_bonus_token
+v1/spec_decode/metadata.py SpecDecodeMetadata num_draft_tokens
+config/vllm.py VllmConfig speculative_config additional_config use_v2_model_runner parallel_config
+config/vllm.py VllmConfig model_config scheduler_config compilation_config cache_config
+config/vllm.py VllmConfig device_config
+config/parallel.py ParallelConfig pipeline_parallel_size data_parallel_size tensor_parallel_size
+config/parallel.py ParallelConfig data_parallel_rank
+config/scheduler.py SchedulerConfig async_scheduling max_num_seqs max_num_batched_tokens
+config/model.py ModelConfig is_diffusion logits_processors model dtype max_model_len enforce_eager
+config/model.py ModelConfig served_model_name
+config/compilation.py CompilationConfig cudagraph_mode max_cudagraph_capture_size
+config/cache.py CacheConfig cache_dtype
+config/device.py DeviceConfig device_type
+"""
+"""Of both schedulers. A line: a file, a class or function in it, and what that has or uses:
+parameters, fields, methods, attributes."""
+SYNCHRONOUS = """\
+v1/core/sched/scheduler.py Scheduler.update_draft_token_ids draft_token_ids req_ids
+v1/outputs.py DraftTokenIds req_ids draft_token_ids
+v1/engine/core.py EngineCore.step get_grammar_bitmask update_from_output
+v1/engine/core.py EngineCore.post_step take_draft_token_ids
+v1/spec_decode/custom_class_proposer.py create_custom_proposer
+sampling_params.py SamplingParams._validate_spec_decode speculative_config
+v1/sample/logits_processor/__init__.py build_logitsprocs vllm_config device is_pin_memory
+v1/sample/logits_processor/__init__.py build_logitsprocs BUILTIN_LOGITS_PROCESSORS
+"""
 """Of ``Scheduler`` alone."""
-OVERLAPPING = (
-    Need("v1/core/sched/async_scheduler.py", "AsyncScheduler._update_after_schedule", (
-        "scheduler_output", "spec_token_ids", "num_output_placeholders",
-    )),
-    Need("v1/engine/core.py", "EngineCore.step_with_batch_queue", (
-        "get_grammar_bitmask", "update_from_output",
-    )),
-    Need("config/speculative.py", "SpeculativeConfig", (
-        "use_multi_module_mtp", "enable_adaptive_verification",
-    )),
-    # before 0.32 runner V2 drafts the same length in every step, whatever it is told
-    Need("v1/worker/gpu/model_runner.py", "GPUModelRunner.sample_tokens", (
-        "num_spec_tokens_to_schedule", "num_speculative_tokens",
-    )),
-)  # fmt: skip
-"""Of ``AsyncScheduler`` alone."""
+OVERLAPPING = """\
+v1/core/sched/async_scheduler.py AsyncScheduler._update_after_schedule scheduler_output
+v1/core/sched/async_scheduler.py AsyncScheduler._update_after_schedule spec_token_ids
+v1/core/sched/async_scheduler.py AsyncScheduler._update_after_schedule num_output_placeholders
+v1/engine/core.py EngineCore.step_with_batch_queue get_grammar_bitmask update_from_output
+config/speculative.py SpeculativeConfig use_multi_module_mtp enable_adaptive_verification
+v1/worker/gpu/model_runner.py GPUModelRunner.sample_tokens num_spec_tokens_to_schedule
+v1/worker/gpu/model_runner.py GPUModelRunner.sample_tokens num_speculative_tokens
+"""
+"""Of ``AsyncScheduler`` alone. Before 0.32 runner V2 drafts the same length in every step."""
 
 
 def missing(root: Path, *, asynchronous: bool) -> list[str]:
@@ -124,8 +81,14 @@ def missing(root: Path, *, asynchronous: bool) -> list[str]:
 
     root: the folder of the package ``vllm``.
     """
-    needs = NEEDS + (OVERLAPPING if asynchronous else SYNCHRONOUS)
-    return [one for need in needs for one in _missing(root, need)]
+    found = []
+    for line in (NEEDS + (OVERLAPPING if asynchronous else SYNCHRONOUS)).splitlines():
+        file, owner, *needed = line.split()
+        if names := _names_in(root / file, owner):
+            found += [f"{file}: {owner}({name})" for name in needed if name not in names]
+        else:
+            found.append(f"{file}: {owner}")
+    return list(dict.fromkeys(found))
 
 
 def check_capabilities(root: Path, *, asynchronous: bool) -> None:
@@ -139,16 +102,14 @@ def check_capabilities(root: Path, *, asynchronous: bool) -> None:
         )
 
 
-def _missing(root: Path, need: Need) -> Iterator[str]:
-    owner = _find(root / need.file, need.owner)
-    if owner is None:
-        yield f"{need.file}: {need.owner}"
-        return
-    nodes, kinds = list(ast.walk(owner)), ("name", "attr", "id", "arg")
-    names = {getattr(node, kind, None) for node in nodes for kind in kinds}
-    for name in need.names:
-        if name not in names:
-            yield f"{need.file}: {need.owner}({name})"
+def _names_in(file: Path, path: str) -> set[str]:
+    """All names in a class, function or method, its own included; empty if it does not exist."""
+    owner: ast.AST | None = _tree(file)
+    for part in path.split("."):
+        body = getattr(owner, "body", ())
+        owner = next((node for node in body if getattr(node, "name", None) == part), None)
+    nodes = list(ast.walk(owner)) if owner else []
+    return {getattr(node, kind, "") for node in nodes for kind in ("name", "attr", "id", "arg")}
 
 
 @cache
@@ -157,12 +118,3 @@ def _tree(file: Path) -> ast.Module | None:
         return ast.parse(file.read_text("utf-8"))
     except (OSError, SyntaxError):
         return None
-
-
-def _find(file: Path, path: str) -> ast.AST | None:
-    """A class, function or method by its dotted name."""
-    found: ast.AST | None = _tree(file)
-    for part in path.split("."):
-        body = getattr(found, "body", ())
-        found = next((node for node in body if getattr(node, "name", None) == part), None)
-    return found

@@ -14,11 +14,12 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftwise.controller.guard import Guard
-from draftwise.integrations.vllm.options import DRAFTERS, MODEL, RETRIEVAL
+from draftwise.integrations.vllm.options import DRAFTERS
 
 FOLDER = "DRAFTWISE_METRICS_DIR"
 """Environment variable: the files' folder, set for engines by the process that starts them."""
@@ -73,13 +74,6 @@ class Counts:
     drafted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
     accepted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
     labels: dict[str, LabelCounts] = field(default_factory=dict)
-
-    def add_drafts(self, by_model: int, of_model: int, drafted: int, accepted: int) -> None:
-        """Add the verified and accepted tokens of a step, of the model drafter and of all."""
-        self.drafted[MODEL] += by_model
-        self.accepted[MODEL] += of_model
-        self.drafted[RETRIEVAL] += drafted - by_model
-        self.accepted[RETRIEVAL] += accepted - of_model
 
     def add_label(self, label: str, num_emitted: int, seconds: float, plain_s: float) -> None:
         """Add one round of a request with a label, in a step that took ``seconds``.
@@ -136,12 +130,9 @@ class Exporter:
         for name, is_counter, own, value in figures:
             all_labels = {**labels, **own}
             if name not in self._families:
-                given = f"draftwise:{name}", HELP[name], list(all_labels)
-                self._families[name] = (
-                    self._prometheus.Counter(*given)
-                    if is_counter
-                    else self._prometheus.Gauge(*given, multiprocess_mode="livemostrecent")
-                )
+                gauge = partial(self._prometheus.Gauge, multiprocess_mode="livemostrecent")
+                kind = self._prometheus.Counter if is_counter else gauge
+                self._families[name] = kind(f"draftwise:{name}", HELP[name], list(all_labels))
             values = tuple(all_labels.values())
             sample = self._families[name].labels(*values)
             if is_counter:

@@ -9,7 +9,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,10 @@ class PluginOptions:
     """Options of one vLLM server.
 
     drafters: enabled drafters; ``model`` needs a speculative config. max_draft: most tokens of a
-        draft, 1 to 128; a speculative config's ``num_speculative_tokens`` is a further limit.
-        history_tokens: recent tokens of finished answers that retrieval searches; 0: only a
-        request's own text. state: state file; ``auto`` = in vLLM's cache folder, by device, model
-        and settings; None = no file. costs: file of seconds to start from where there is no state.
+    draft, 1 to 128; a speculative config's ``num_speculative_tokens`` is a further limit.
+    history_tokens: recent tokens of finished answers that retrieval searches; 0: only a request's
+    own text. state: state file; ``auto`` = in vLLM's cache folder, by device, model and settings;
+    None = no file. costs: file of seconds to start from where there is no state.
     """
 
     drafters: tuple[str, ...] = DRAFTERS
@@ -111,11 +110,7 @@ def read_costs(given: Any) -> tuple[dict[int, float], tuple[float, float] | None
 
 
 def drafters_of(given: Any) -> tuple[str, ...]:
-    """Names of drafters, as a list or separated by commas; DraftwiseError for unknown ones.
-
-    >>> drafters_of("model")
-    ('model',)
-    """
+    """Names of drafters, as a list or separated by commas."""
     names = given.replace(" ", "").split(",") if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not names or any(n not in DRAFTERS for n in names):
         raise DraftwiseError(
@@ -125,45 +120,12 @@ def drafters_of(given: Any) -> tuple[str, ...]:
 
 
 def whole_number(name: str, given: Any, least: int, most: int) -> int:
-    """An integer within its bounds; DraftwiseError otherwise."""
     is_whole = isinstance(given, int | float) and not isinstance(given, bool)
     if not is_whole or given != given // 1 or not least <= given <= most:
         raise DraftwiseError(
             f"{name} is {shown(given)}: it must be a whole number, {least} to {most}"
         )
     return int(given)
-
-
-class Kind(Enum):
-    SHARED = "its answer enters the history of its tenant"
-    PRIVATE = "drafted for, but its text follows rules of its own: it enters no history"
-    PLAIN = "vLLM cannot verify drafts under its parameters"
-
-
-def kind_of(params: Any, *, is_guided: bool = False, has_text: bool = True) -> Kind:
-    """The kind of a request with these ``SamplingParams`` (None = it does not generate).
-
-    vLLM applies min_p and logit_bias to sampled tokens, but not to verified ones. Penalties, bad
-    words, allowed tokens and grammars apply to both, but distort the text.
-
-    >>> from types import SimpleNamespace
-    >>> kind_of(SimpleNamespace(min_p=0.1)).name, kind_of(SimpleNamespace(bad_words=["no"])).name
-    ('PLAIN', 'PRIVATE')
-    """
-    if params is None or not has_text:
-        return Kind.PLAIN
-    if getattr(params, "min_p", 0.0) or getattr(params, "logit_bias", None):
-        return Kind.PLAIN
-    bends = (
-        getattr(params, "presence_penalty", 0.0) != 0.0,
-        getattr(params, "frequency_penalty", 0.0) != 0.0,
-        getattr(params, "repetition_penalty", 1.0) != 1.0,
-        bool(getattr(params, "bad_words", None)),
-        bool(getattr(params, "allowed_token_ids", None)),
-        bool(getattr(params, "min_tokens", 0)),
-        is_guided,
-    )
-    return Kind.PRIVATE if any(bends) else Kind.SHARED
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +153,9 @@ def wishes_of(extra_args: Mapping[str, Any] | None) -> Wishes:
     4
     """
     given = extra_args or {}
-    values: dict[str, Any] = {}
-    for name in ("speculation", "private"):
-        if name in given:
-            values[name] = _flag(name, given[name])
+    values: dict[str, Any] = {
+        name: _flag(name, given[name]) for name in ("speculation", "private") if name in given
+    }
     if "drafters" in given:
         values["drafters"] = drafters_of(given["drafters"])
     if "max_draft" in given:
@@ -215,12 +176,6 @@ def _flag(name: str, given: Any) -> bool:
     return words[given.lower()]
 
 
-def room_of(request: Any, longest: int, max_model_len: int) -> int:
-    """Most tokens of a draft for vLLM's ``Request``; its last token is never drafted."""
-    left = request.max_tokens - request.num_output_tokens - 1
-    return int(max(0, min(longest, left, max_model_len - request.num_tokens - 1)))
-
-
 class Tenants:
     """A number for each ``cache_salt`` and LoRA adapter; retrieval searches by that number.
 
@@ -230,7 +185,7 @@ class Tenants:
     """
 
     def __init__(self) -> None:
-        self._numbers: OrderedDict[tuple[Any, ...], int] = OrderedDict()
+        self._numbers = OrderedDict[tuple[Any, ...], int]()
         self._next = 0
 
     def number(self, request: Any) -> int:

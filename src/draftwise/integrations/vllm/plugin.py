@@ -15,19 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from draftwise.errors import DraftwiseError
+from draftwise.integrations.vllm import refusals
 from draftwise.integrations.vllm.capabilities import check_capabilities
 from draftwise.integrations.vllm.metrics import open_folder
 from draftwise.integrations.vllm.options import parse_options, wishes_of
-from draftwise.integrations.vllm.refusals import (
-    MODEL_METHODS,
-    NULL_PROPOSER,
-    advice,
-    check_arguments,
-    check_server,
-    is_null,
-)
-from draftwise.integrations.vllm.repair import checked
+from draftwise.integrations.vllm.refusals import NULL_PROPOSER, is_null
 from draftwise.integrations.vllm.state import check_path
 
 logger = logging.getLogger("vllm.draftwise")
@@ -37,6 +33,42 @@ SCHEDULER, ASYNC_SCHEDULER = f"{HOME}.Scheduler", f"{HOME}.AsyncScheduler"
 MARK = "__draftwise__"
 """Attribute of what this plug-in has wrapped, and of the speculative configs of its servers."""
 LENGTHS = "num_speculative_tokens_per_batch_size"
+Function = Callable[..., Any]
+_wrapped: list[str] = []
+
+
+def plug_in() -> None:
+    """The entry point; vLLM may call it several times in a process."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.sample import logits_processor, rejection_sampler
+
+    if current_platform.is_cpu():
+        wrap(rejection_sampler, "expand_batch_to_tokens", repaired)
+    wrap(rejection_sampler.RejectionSampler, "__init__", with_plain_steps)
+    wrap(EngineArgs, "create_engine_config", with_drafts)
+    wrap(logits_processor, "build_logitsprocs", with_processors)
+    wrap(SamplingParams, "_validate_spec_decode", with_all_parameters)
+
+
+def wrap(owner: Any, name: str, wrapper: Function) -> None:
+    """Replace a function once per process by ``wrapper``, whose first argument is the original.
+
+    A function that is already wrapped by someone else is wrapped again. If vLLM has no such
+    function, nothing happens: ``check_capabilities`` refuses servers that need it.
+    """
+    found = getattr(owner, name, None)
+    if found is None or hasattr(found, MARK):
+        return
+
+    @functools.wraps(found)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(found, *args, **kwargs)
+
+    setattr(wrapped, MARK, True)
+    setattr(owner, name, wrapped)
+    _wrapped.append(f"{getattr(owner, '__name__', owner)}.{name}")
 
 
 def name_of(scheduler_cls: Any) -> str | None:
@@ -50,52 +82,32 @@ def name_of(scheduler_cls: Any) -> str | None:
     return None
 
 
-def plug_in() -> None:
-    """The entry point; vLLM may call it several times in a process."""
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.platforms import current_platform
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.sample import logits_processor, rejection_sampler
+def with_drafts(create: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """``EngineArgs.create_engine_config`` of servers with a draftwise scheduler."""
+    name = name_of(self.scheduler_cls)
+    if name is None:
+        return create(self, *args, **kwargs)
+    import prometheus_client
+    import vllm
 
-    if current_platform.is_cpu():
-        wrap(rejection_sampler, "expand_batch_to_tokens", checked)
-    wrap(rejection_sampler.RejectionSampler, "__init__", with_plain_steps)
-    wrap(EngineArgs, "create_engine_config", with_drafts)
-    wrap(logits_processor, "build_logitsprocs", with_processors)
-    wrap(SamplingParams, "_validate_spec_decode", with_all_parameters)
-
-
-def with_drafts(create: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``EngineArgs.create_engine_config`` for servers with a draftwise scheduler."""
-
-    @functools.wraps(create)
-    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        name = name_of(self.scheduler_cls)
-        if name is None:
-            return create(self, *args, **kwargs)
-        import prometheus_client
-        import vllm
-
-        is_async = name == ASYNC_SCHEDULER
-        logger.info("draftwise wraps of vLLM: %s", ", ".join(_wrapped))
-        check_capabilities(Path(vllm.__file__).parent, asynchronous=is_async)
-        prepare(self, name)
-        config = create(self, *args, **kwargs)
-        check_server(config, asynchronous=is_async)
-        setattr(config.speculative_config, MARK, True)  # pickled with it, to every process
-        for line in advice(config, asynchronous=is_async):
-            logger.warning("draftwise: %s", line)
-        is_cpu = config.device_config.device_type == "cpu"
-        if is_cpu and "libiomp5" not in os.environ.get("LD_PRELOAD", ""):
-            logger.warning(
-                "speculation on the CPU is many times slower without Intel's OpenMP: start vLLM "
-                "with LD_PRELOAD naming libiomp5.so (pip install intel-openmp) and libtcmalloc"
-            )
-        if not getattr(self, "disable_log_stats", False):
-            open_folder(os.environ, prometheus_client.REGISTRY)
-        return config
-
-    return create_engine_config
+    is_async = name == ASYNC_SCHEDULER
+    logger.info("draftwise wraps of vLLM: %s", ", ".join(_wrapped))
+    check_capabilities(Path(vllm.__file__).parent, asynchronous=is_async)
+    prepare(self, name)
+    config = create(self, *args, **kwargs)
+    refusals.check_server(config, asynchronous=is_async)
+    setattr(config.speculative_config, MARK, True)  # pickled with it, to every process
+    for line in refusals.advice(config, asynchronous=is_async):
+        logger.warning("draftwise: %s", line)
+    is_cpu = config.device_config.device_type == "cpu"
+    if is_cpu and "libiomp5" not in os.environ.get("LD_PRELOAD", ""):
+        logger.warning(
+            "speculation on the CPU is many times slower without Intel's OpenMP: start vLLM "
+            "with LD_PRELOAD naming libiomp5.so (pip install intel-openmp) and libtcmalloc"
+        )
+    if not getattr(self, "disable_log_stats", False):
+        open_folder(os.environ, prometheus_client.REGISTRY)
+    return config
 
 
 def prepare(args: Any, name: str) -> None:
@@ -106,7 +118,7 @@ def prepare(args: Any, name: str) -> None:
     options = parse_options((args.additional_config or {}).get("draftwise"))
     check_path(options.state)
     args.speculative_config = given_config(args)
-    check_arguments(args, options, asynchronous=name == ASYNC_SCHEDULER)
+    refusals.check_arguments(args, options, asynchronous=name == ASYNC_SCHEDULER)
     if args.speculative_config is None:
         null = {"method": "custom_class", "model": NULL_PROPOSER}
         args.speculative_config = null | {"num_speculative_tokens": options.max_draft}
@@ -120,18 +132,15 @@ def prepare(args: Any, name: str) -> None:
 
 def given_config(args: Any) -> dict[str, Any] | None:
     """The speculative config, including ``--spec-method``, ``--spec-model``, ``--spec-tokens``."""
-    flags = {
-        "--spec-method": ("method", "spec_method"),
-        "--spec-model": ("model", "spec_model"),
-        "--spec-tokens": ("num_speculative_tokens", "spec_tokens"),
-    }
     found = {key.replace("-", "_"): v for key, v in (args.speculative_config or {}).items()}
-    for flag, (key, attribute) in flags.items():
-        if (value := getattr(args, attribute, None)) is not None:
+    keys = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+    for name, key in keys.items():
+        if (value := getattr(args, name, None)) is not None:
             if key in found:
+                flag = f"--{name.replace('_', '-')}"
                 raise DraftwiseError(f"{flag} and {key!r} of --speculative-config clash: give one")
             found[key] = value
-            setattr(args, attribute, None)
+            setattr(args, name, None)
     return found or None
 
 
@@ -163,7 +172,9 @@ def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[
     [[1, 1, 0], [2, 2, 1], [3, 8, 2]]
     """
     method = given.get("method") or "draft_model"
-    is_model = method in MODEL_METHODS or method.endswith("_mtp")  # vLLM renames these to mtp
+    is_model = method in refusals.MODEL_METHODS or method.endswith(
+        "_mtp"
+    )  # vLLM renames these to mtp
     if given.get(LENGTHS) or not is_model:
         return given
     longest = given.get("num_speculative_tokens")
@@ -178,32 +189,25 @@ def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[
     return given | {LENGTHS: [*each, [num + 1, last, longest]]}
 
 
-def with_plain_steps(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap ``RejectionSampler.__init__``: steps without drafts are sampled as without speculation.
+def with_plain_steps(
+    init: Function, self: Any, sampler: Any, spec_config: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    """``RejectionSampler.__init__``: steps without drafts are sampled as without speculation.
 
     vLLM's rejection sampler copies the logits of all requests and verifies empty drafts. In a step
     without drafts its output is the bonus tokens, which the sampler draws from the same logits.
     """
+    init(self, sampler, spec_config, *args, **kwargs)
+    if not is_of_draftwise(spec_config):
+        return
+    verify = self.forward
 
-    @functools.wraps(init)
-    def initialise(
-        self: Any, sampler: Any, spec_config: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        init(self, sampler, spec_config, *args, **kwargs)
-        if not is_of_draftwise(spec_config):
-            return
-        verify = self.forward
+    def forward(metadata: Any, draft_probs: Any, logits: Any, sampling_metadata: Any) -> Any:
+        if any(metadata.num_draft_tokens):
+            return verify(metadata, draft_probs, logits, sampling_metadata)
+        return sampler(logits=logits, sampling_metadata=sampling_metadata, predict_bonus_token=True)
 
-        def forward(metadata: Any, draft_probs: Any, logits: Any, sampling_metadata: Any) -> Any:
-            if any(metadata.num_draft_tokens):
-                return verify(metadata, draft_probs, logits, sampling_metadata)
-            return sampler(
-                logits=logits, sampling_metadata=sampling_metadata, predict_bonus_token=True
-            )
-
-        self.forward = forward
-
-    return initialise
+    self.forward = forward
 
 
 def is_of_draftwise(speculative: Any) -> bool:
@@ -211,47 +215,34 @@ def is_of_draftwise(speculative: Any) -> bool:
     return hasattr(speculative, MARK)
 
 
-def with_processors(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``build_logitsprocs`` to keep min_p and logit_bias under a draftwise scheduler.
+def with_processors(
+    build: Function, vllm_config: Any, device: Any, is_pin_memory: bool, *args: Any, **kwargs: Any
+) -> Any:
+    """``build_logitsprocs``, which keeps min_p and logit_bias under a draftwise scheduler.
 
     vLLM builds neither for a server that speculates. Requests that use them get no drafts, and
     sampling without a draft applies all processors.
     """
+    built = build(vllm_config, device, is_pin_memory, *args, **kwargs)
+    if not is_null(vllm_config.speculative_config):
+        return built
+    from vllm.v1.sample.logits_processor import BUILTIN_LOGITS_PROCESSORS as kinds
 
-    @functools.wraps(build)
-    def build_logitsprocs(
-        vllm_config: Any, device: Any, is_pin_memory: bool, *args: Any, **kwargs: Any
-    ) -> Any:
-        built = build(vllm_config, device, is_pin_memory, *args, **kwargs)
-        speculative = vllm_config.speculative_config
-        if speculative is None or not is_null(speculative):
-            return built
-        from vllm.v1.sample import logits_processor
-
-        kinds = logits_processor.BUILTIN_LOGITS_PROCESSORS
-        return type(built)(kind(vllm_config, device, is_pin_memory) for kind in kinds)
-
-    return build_logitsprocs
+    return type(built)(kind(vllm_config, device, is_pin_memory) for kind in kinds)
 
 
-def with_all_parameters(validate: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``SamplingParams._validate_spec_decode``, which refuses min_p and logit_bias.
+def with_all_parameters(validate: Function, self: Any, speculative_config: Any) -> Any:
+    """``SamplingParams._validate_spec_decode``, which refuses min_p and logit_bias.
 
     With retrieval alone they are served; with vLLM's own drafter vLLM still refuses them. A bad
     value in a request's ``extra_args`` is refused here as well.
     """
-
-    @functools.wraps(validate)
-    def validate_spec_decode(self: Any, speculative_config: Any) -> Any:
-        has_null = speculative_config is not None and is_null(speculative_config)
-        if is_of_draftwise(speculative_config):
-            try:
-                wishes_of(self.extra_args)
-            except DraftwiseError as error:
-                raise _refusal(str(error)) from error
-        return None if has_null else validate(self, speculative_config)
-
-    return validate_spec_decode
+    if is_of_draftwise(speculative_config):
+        try:
+            wishes_of(self.extra_args)
+        except DraftwiseError as error:
+            raise _refusal(str(error)) from error
+    return None if is_null(speculative_config) else validate(self, speculative_config)
 
 
 def _refusal(message: str) -> Exception:
@@ -264,19 +255,48 @@ def _refusal(message: str) -> Exception:
     return found
 
 
-_wrapped: list[str] = []
+def repaired(expand: Function, *args: Any, **kwargs: Any) -> Any:
+    """``expand_batch_to_tokens``, which returns uninitialised memory on vLLM's CPU backend.
 
-
-def wrap(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-    """Wrap a function once per process, with a log line in servers.
-
-    A function that is already wrapped by someone else is wrapped again. If vLLM has no such
-    function, nothing happens: ``check_capabilities`` refuses servers that need it.
+    It repeats each request's temperature, top-k and top-p for its drafted tokens, but passes a copy
+    of its output to the C++ kernel, so the returned tensor is never written (seen in 0.32.0).
+    Greedy requests are not affected; all others sample from a wrong distribution.
     """
-    found = getattr(owner, name, None)
-    if found is None or hasattr(found, MARK):
-        return
-    wrapped = wrapper(found)
-    setattr(wrapped, MARK, True)
-    setattr(owner, name, wrapped)
-    _wrapped.append(f"{getattr(owner, '__name__', owner)}.{name}")
+    return self_tested(expand)(*args, **kwargs)
+
+
+@functools.cache
+def self_tested(expand: Function) -> Function:
+    """vLLM's own function if it passes the self-test, otherwise the repair.
+
+    The test runs at the first call, because vLLM installs the CPU kernels after loading plug-ins.
+    """
+    if is_right(expand):
+        return expand
+    logger.info("expand_batch_to_tokens of vLLM's CPU backend failed: replaced")
+    return expand_batch_to_tokens
+
+
+def is_right(expand: Function) -> bool:
+    """Whether a function matches ``expand_batch_to_tokens`` on the CPU, for floats and integers."""
+    for values in (torch.tensor([0.35, 0.7, 0.0]), torch.tensor([3, 5, 0])):
+        asked = (values, torch.tensor([2, 3, 6], dtype=torch.int32), 6, 0, 1)
+        for _ in range(4):  # memory that was never written may hold the right numbers once
+            torch.full((6,), -7, dtype=values.dtype)
+            if not torch.equal(expand(*asked), expand_batch_to_tokens(*asked)):
+                return False
+    return True
+
+
+def expand_batch_to_tokens(
+    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> Tensor:
+    """[batch] values to [num_tokens]: each repeated for every drafted token of its request.
+
+    >>> expand_batch_to_tokens(torch.tensor([0.0, 0.5]), torch.tensor([1, 3]), 3, 0, 1).tolist()
+    [1.0, 0.5, 0.5]
+    """
+    if replace_from != replace_to:
+        x = x.masked_fill(x == replace_from, replace_to)
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    return x.repeat_interleave(counts.to(torch.int64), output_size=num_tokens)

@@ -18,8 +18,9 @@ NULL_PROPOSER = "draftwise.integrations.vllm.nothing.NullProposer"
 
 
 def is_null(speculative: Any) -> bool:
-    """Whether the server has no drafter of its own."""
-    return bool(speculative.method == "custom_class" and speculative.model == NULL_PROPOSER)
+    """Whether a server speculates and has no drafter of its own."""
+    null = ("custom_class", NULL_PROPOSER)
+    return speculative is not None and (speculative.method, speculative.model) == null
 
 
 def limits_of(config: Any, options: PluginOptions, *, asynchronous: bool = False) -> Limits:
@@ -69,11 +70,7 @@ def _met(*refusals: tuple[Any, str]) -> list[str]:
 
 
 def check_server(config: Any, *, asynchronous: bool = False) -> None:
-    """Raise DraftwiseError with the reason if the steps of this server cannot have drafts.
-
-    config: a finished ``VllmConfig``. asynchronous: for ``AsyncScheduler``, which only sets
-    lengths.
-    """
+    """Raise DraftwiseError with the reasons for which a finished ``VllmConfig`` cannot draft."""
     speculative = config.speculative_config
     if speculative is None:
         raise DraftwiseError(

@@ -29,41 +29,35 @@ from draftwise.integrations.vllm.upkeep import Upkeep
 logger = logging.getLogger("vllm.draftwise")
 
 
-class _Steps:
-    """Methods of vLLM's schedulers that both subclasses extend; it must precede vLLM's class.
-
-    All of draftwise runs in this process, so ranks cannot disagree.
-    Errors: DraftwiseError with the reason for a server that cannot use it.
+class _Steps(VllmScheduler):  # type: ignore[misc]
+    """Methods that both schedulers extend. All of draftwise runs in this process, so ranks cannot
+    disagree. Errors: DraftwiseError with the reason for a server that cannot use it.
     """
 
     _overlapping = False
-    draftwise: Adapter
-    dynamic_sd_lookup: Adapter
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         check_capabilities(Path(vllm.__file__).parent, asynchronous=self._overlapping)
         check_server(vllm_config, asynchronous=self._overlapping)
-        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(vllm_config, *args, **kwargs)
         self.draftwise, self._upkeep = _open(self, vllm_config, overlapping=self._overlapping)
         self.dynamic_sd_lookup = self.draftwise  # how much vLLM's own drafter writes
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """As in vLLM; starts the step's clock."""
         self.draftwise.starts()
-        return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        return super().schedule(*args, **kwargs)
 
     def get_grammar_bitmask(self, *args: Any, **kwargs: Any) -> Any:
         """As in vLLM; runs deferred work while the model computes."""
-        mask = super().get_grammar_bitmask(*args, **kwargs)  # type: ignore[misc]
+        mask = super().get_grammar_bitmask(*args, **kwargs)
         self.draftwise.work()
         return mask
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """As in vLLM; the controller learns from the step."""
         self.draftwise.came_back(scheduler_output, model_runner_output)
-        outputs = super().update_from_output(  # type: ignore[misc]
-            scheduler_output, model_runner_output
-        )
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         self.draftwise.learn(scheduler_output, model_runner_output)
         self._upkeep.tick()
         return outputs
@@ -71,10 +65,10 @@ class _Steps:
     def shutdown(self) -> None:
         """As in vLLM; writes the state."""
         self._upkeep.close()
-        super().shutdown()  # type: ignore[misc]
+        super().shutdown()
 
 
-class Scheduler(_Steps, VllmScheduler):  # type: ignore[misc]
+class Scheduler(_Steps):
     """vLLM's scheduler; each request drafts with the drafter and length that pay."""
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -108,11 +102,11 @@ def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, U
     """The controller of one engine with its state; logs what is active."""
     options = parse_options(config.additional_config.get("draftwise"))
     limits = limits_of(config, options, asynchronous=overlapping)
-    clock = time.perf_counter
     warm_up(logger)
     controller = Controller(limits, history_tokens=options.history_tokens)
     if options.costs is not None:  # an earlier run's state replaces them
         controller.costs.load_table(*read_costs(options.costs))
+    clock = time.perf_counter
     adapter = Adapter(
         controller, scheduler.requests, scheduler.max_model_len, clock, overlapping=overlapping
     )
@@ -124,9 +118,8 @@ def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, U
         about = about_of(config, limits.max_draft, _device_name(), versions)
         file = StateFile(state_path(options.state, about, envs.VLLM_CACHE_ROOT, rank), about)
     exporter, figures = _sinks(rank) if scheduler.log_stats else (None, None)
-    served = config.model_config.served_model_name
-    name = str(served[0] if isinstance(served, list) else served)
-    labels = {"model_name": name, "engine": str(rank)}
+    name = config.model_config.served_model_name
+    labels = {"model_name": str(name[0] if isinstance(name, list) else name), "engine": str(rank)}
     upkeep = Upkeep(adapter, clock, file, exporter, figures, labels)
     drafters = ["retrieval"] if limits.retrieval else []
     if limits.model:

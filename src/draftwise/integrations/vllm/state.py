@@ -8,7 +8,7 @@ import logging
 import queue
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ QUIET_S = 1.0
 
 
 def state_path(given: str | None, about: Mapping[str, Any], cache_root: str, rank: int = 0) -> Path:
-    """The path of the state file: as given, or for ``auto`` in vLLM's cache folder, by ``about``.
+    """The path of the state file: as given, or for ``auto`` in the cache folder, by ``about``.
 
     rank: of a data-parallel engine; each rank has a file of its own.
 
@@ -86,10 +86,9 @@ def check_path(given: str | None) -> None:
 
 
 class StateFile:
-    """Loads a state once and writes it as a whole; a file that cannot be used is renamed.
+    """A state for one setting (``about``); a file that cannot be used is renamed.
 
-    about: the setting, to which a state must belong. Disk errors are logged and never
-    stop the server.
+    Disk errors are logged and never stop the server.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
@@ -108,11 +107,22 @@ class StateFile:
         except OSError as error:
             logger.warning("cannot read %s (%s): learning starts from nothing", self.path, error)
         except (ValueError, KeyError, TypeError) as error:
-            self.reject(error)
+            self._reject(error)
         return {}
 
-    def reject(self, error: Exception) -> None:
-        """Set the file aside, with a message."""
+    def restore(self, load_state: Callable[[Mapping[str, Any]], None]) -> bool:
+        """Load the state into an object, which may refuse it; returns whether it was taken up."""
+        learnt = self.load()
+        if not learnt:
+            return False
+        try:
+            load_state(learnt)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            self._reject(error)
+            return False
+        return True
+
+    def _reject(self, error: Exception) -> None:
         try:
             done = f": kept as {set_aside(self.path)}, learning starts from nothing"
         except OSError as failed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 
 from draftwise.integrations.vllm.adapter import Adapter, fused
@@ -41,23 +42,16 @@ class Upkeep:
         self._timer = SaveTimer(self._logged_s)
         self._saved_steps = 0
         self.has_failed = False
-        self._logged = self._sums()
+        self._logged = deepcopy(adapter.counts)
 
     def load(self) -> None:
         """Load an earlier server's state, and log it."""
+        controller = self._adapter.controller
         if self._file is None:
             logger.info("draftwise: nothing is kept across restarts (state is null)")
-            return
-        learnt = self._file.load()
-        if not learnt:
-            return
-        try:
-            self._adapter.controller.load_state(learnt)
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            self._file.reject(error)
-            return
-        num = self._adapter.controller.costs.num_steps
-        logger.info("draftwise: prices of %d steps and acceptance from %s", num, self._file.path)
+        elif self._file.restore(controller.load_state):
+            num, path = controller.costs.num_steps, self._file.path
+            logger.info("draftwise: prices of %d steps and acceptance from %s", num, path)
 
     @fused
     def tick(self) -> None:
@@ -86,30 +80,27 @@ class Upkeep:
 
     def log(self, now: float) -> None:
         """Log speed, tokens per second, and drafted and accepted tokens since the last line."""
-        sums, controller = self._sums(), self._adapter.controller
-        guard = controller.guard
-        since = {name: value - self._logged.get(name, 0) for name, value in sums.items()}
-        seconds = now - self._logged_s
-        self._logged_s, self._logged = now, sums
-        steps, rounds = max(since["steps",], 1), max(since["rounds",], 1)
+        counts, before, controller = self._adapter.counts, self._logged, self._adapter.controller
+        guard, seconds = controller.guard, now - self._logged_s
+        self._logged_s, self._logged = now, deepcopy(counts)
+        emitted, rounds = counts.emitted - before.emitted, counts.rounds - before.rounds
+        own_ms = 1e3 * (counts.own_s - before.own_s) / max(counts.steps - before.steps, 1)
         drafts = [
-            f"{name}: {since['accepted_tokens', name]:.0f} of {num:.0f} tokens kept"
+            f"{name}: {counts.accepted[name] - before.accepted[name]} of {num} tokens kept"
             for name in DRAFTERS
-            if (num := since["drafted_tokens", name])
+            if (num := counts.drafted[name] - before.drafted[name])
         ]
-        emitted = since["emitted_tokens",]
         parts = [
             f"{guard.recent_speed:.2f} times plain decoding ({guard.speed:.2f} since the start)",
-            f"{emitted / seconds:.0f} tokens/s, {emitted / rounds:.2f} a round",
+            f"{emitted / seconds:.0f} tokens/s, {emitted / max(rounds, 1):.2f} a round",
             ", ".join(drafts) or "nothing was drafted",
-            f"own time {1e3 * since['own_seconds',] / steps:.2f} ms a step",
+            f"own time {own_ms:.2f} ms a step",
         ]
         if not controller.allows_drafts:
             parts.append("drafting rests: it has cost more than it brought")
-        labels = self._adapter.counts.labels.items()
-        for label, counts in sorted(labels, key=lambda of: -of[1].rounds)[:LOGGED_LABELS]:
-            of = counts.account
-            parts.append(f"{label}: {of.recent_speed:.2f} ({of.speed:.2f})")
+        labels = sorted(counts.labels.items(), key=lambda of: -of[1].rounds)[:LOGGED_LABELS]
+        for label, of in labels:
+            parts.append(f"{label}: {of.account.recent_speed:.2f} ({of.account.speed:.2f})")
         logger.info("draftwise: %s", "; ".join(parts))
 
     def close(self) -> None:
@@ -121,7 +112,3 @@ class Upkeep:
     def _samples(self) -> Iterator[Figure]:
         controller = self._adapter.controller
         return self._adapter.counts.figures(controller.guard, controller.allows_drafts)
-
-    def _sums(self) -> dict[tuple[str, ...], float]:
-        """The counters, by name and values of labels."""
-        return {(f.name, *f.labels.values()): f.value for f in self._samples() if f.is_counter}
