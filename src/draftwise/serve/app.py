@@ -74,10 +74,7 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     _add_api(app, service)
     _add_views(app, service)
     _describe_bodies(app)
-    inner = Middleware(
-        app, settings.keys, settings.max_body, service.metrics.saw_response, settings.hosts,
-        service.heavy,
-    )  # fmt: skip
+    inner = Middleware(app, service, settings)
     if not settings.origins:
         return inner
     # outermost: the page's first request has no key, and the page shows errors
@@ -179,8 +176,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/stats")
     async def stats(since: int = 0) -> dict[str, Any]:
         """For the live page."""
-        speeds = service.metrics.speeds()
-        return {**service.about, **service.history.as_json(since), **speeds}
+        return service.about | service.history.as_json(since) | service.metrics.speeds()
 
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -189,7 +185,6 @@ def _add_views(app: FastAPI, service: Service) -> None:
 
 
 def _takes(body: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a route's body, which ``_read`` reads."""
     schema = {"$ref": f"#/components/schemas/{body.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -205,10 +200,8 @@ def _describe_bodies(app: FastAPI) -> None:
 async def _read(
     service: Service, request: Request, kind: type[_Body], make: Callable[[_Body], _Made]
 ) -> tuple[_Body, _Made]:
-    """The request's body, and what ``make`` returns for it in a thread. Raises Refused.
-
-    Large bodies, long prompts and grammars do not hold up other requests. What ``make`` refuses is
-    the client's error.
+    """The request's body, and what ``make`` returns for it, in a thread so that no other request
+    waits. Raises Refused, also for what ``make`` refuses.
     """
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not re.fullmatch(r"application/(json|.*\+json)", given):
@@ -290,12 +283,8 @@ def _model(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-_MOST_DRAFTERS = 24
-"""The page has this many colours."""
-
-
 class Page(NamedTuple):
-    """text: the whole file. policy: a Content-Security-Policy that lets it run and nothing else."""
+    """policy: a Content-Security-Policy that lets the page run and nothing else."""
 
     text: str
     policy: str
@@ -303,7 +292,7 @@ class Page(NamedTuple):
 
 def _load() -> Page:
     text = resources.files(__package__).joinpath("page.html").read_text("utf-8")
-    text = text.replace('"{{palette}}"', json.dumps([nth_colour(n) for n in range(_MOST_DRAFTERS)]))
+    text = text.replace('"{{palette}}"', json.dumps([nth_colour(n) for n in range(24)]))
     rules = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'"
     rules += "; frame-ancestors 'none'"
     for tag in ("script", "style"):

@@ -56,9 +56,8 @@ class Grammars:
         from llguidance.hf import from_tokenizer
 
         if self._tokenizer is None or not self._eos:
-            raise DraftwiseError(
-                "answers of a given form need a tokenizer and an end-of-text token"
-            )
+            why = "answers of a given form need a tokenizer and an end-of-text token"
+            raise DraftwiseError(why)
         return from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos)
 
 
@@ -150,9 +149,8 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
 
     text = json.dumps(schema)
     if len(text) > MAX_GRAMMAR_CHARS:
-        raise DraftwiseError(
-            f"the schema has {len(text)} characters, and at most {MAX_GRAMMAR_CHARS} are read"
-        )
+        why = f"the schema has {len(text)} characters, and at most {MAX_GRAMMAR_CHARS} are read"
+        raise DraftwiseError(why)
     try:
         return LLMatcher.grammar_from_json_schema(text, overrides=_COMPACT)
     except ValueError as error:

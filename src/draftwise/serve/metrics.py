@@ -10,7 +10,7 @@ import time
 from collections import Counter as Counts
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -69,11 +69,11 @@ class Metrics(Observer):
         words = "Seconds of a target forward by tokens per row, and of a drafter's step."
         self._prices = gauge("draftwise:price_seconds", words, "model", "tokens")
         # same names and descriptions as in the vLLM plug-in (integrations.vllm.metrics)
-        words = "Rounds by label of the request."
-        self._label_rounds = counter("draftwise:label_rounds", words, "label")
-        words = "Tokens by label of the request."
+        by_label = "by label of the request"
+        self._label_rounds = counter("draftwise:label_rounds", f"Rounds {by_label}.", "label")
+        words = f"Tokens {by_label}."
         self._label_tokens = counter("draftwise:label_emitted_tokens", words, "label")
-        words = _SPEED + ", by label of the request"
+        words = f"{_SPEED}, {by_label}"
         self._label_speed = gauge("draftwise:label_speed", words, "label", "window")
         self._accounts: dict[str, Account] = {}
         self._phases = counter("draftwise:phase_seconds", "Engine seconds.", "phase")
@@ -82,7 +82,7 @@ class Metrics(Observer):
         )
 
     def watch(self, worker: Worker) -> None:
-        """Add gauges that read the engine when they are scraped."""
+        """Add gauges that are read when they are scraped."""
         engine, gauge = worker.engine, partial(self._metric, Gauge)
         self._guard = engine.guard
         for name, words, read in (
@@ -132,9 +132,8 @@ class Metrics(Observer):
     def saw_response(self, path: str, status: int) -> None:
         self._http.labels(path, str(status)).inc()
 
-    def text(self) -> bytes:
-        text: bytes = generate_latest(self._registry)
-        return text
+    def text(self) -> Any:
+        return generate_latest(self._registry)
 
     def _price(self, round_: Round, engine: Engine) -> None:
         self._priced_s = time.monotonic()
@@ -181,7 +180,7 @@ class Metrics(Observer):
         return partial(made.labels, self._model) if labels else made.labels(self._model)
 
 
-@dataclass(slots=True)
+@dataclass
 class Second:
     """The engine's activity in one second; expected: estimates of each drafter's best plan."""
 
@@ -197,8 +196,7 @@ class Second:
     expected: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        copied = {"tokens": dict(self.tokens), "pulls": dict(self.pulls)}
-        found = {one.name: getattr(self, one.name) for one in fields(self)} | copied
+        found = vars(self) | {"tokens": dict(self.tokens), "pulls": dict(self.pulls)}
         return {name: round(v, 6) if isinstance(v, float) else v for name, v in found.items()}
 
 

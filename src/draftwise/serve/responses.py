@@ -28,12 +28,10 @@ from draftwise.serve.worker import GenerationRequest, Worker
 if TYPE_CHECKING:
     from draftwise.serve.app import Service
 
-_LEAST = -9999.0
-"""Stands for minus infinity, which JSON lacks (as in OpenAI's API and vLLM)."""
-
 
 def _finite(logprob: float) -> float:
-    return max(float(logprob), _LEAST)
+    """JSON has no infinity: -9999 stands for it, as in OpenAI's API and vLLM."""
+    return max(float(logprob), -9999.0)
 
 
 def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int) -> dict[str, Any]:
@@ -56,8 +54,9 @@ def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int
     }
 
 
-REASONS: Mapping[str, str] = {"eos": "stop", "stop": "stop", "length": "length"}
+REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 """OpenAI's finish reasons by the engine's."""
+_STATUS = {"refused": 400, "late": 408, "cancelled": 503}
 
 
 class Reply:
@@ -191,10 +190,9 @@ class CompletionReply(Reply):
     def _logprobs(
         self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], offset: int
     ) -> dict[str, Any]:
-        """Log-probabilities; the first token of an echoed prompt has none.
+        """The first token of an echoed prompt has no log-probability.
 
-        offset: characters of the text before these tokens; negative if the first ones are not in
-        it.
+        offset: characters of the text before these tokens; negative if these begin before it.
         """
         pairs = list(zip(tokens, found, strict=False))
         texts = [self._codec.text_of(token) for token, _ in pairs]
@@ -211,7 +209,7 @@ class CompletionReply(Reply):
         found: dict[str, float] = {}
         for token, logprob in [*one.top, (one.token, one.logprob)]:
             text = self._codec.text_of(token)
-            found[text] = max(_finite(logprob), found.get(text, _LEAST))
+            found[text] = _finite(max(logprob, found.get(text, logprob)))
         return found
 
 
@@ -261,10 +259,8 @@ class ChatReply(Reply):
 
     def _logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
         content = [
-            {
-                **self._entry(one.token, one.logprob),
-                "top_logprobs": [self._entry(token, logprob) for token, logprob in one.top],
-            }
+            self._entry(one.token, one.logprob)
+            | {"top_logprobs": [self._entry(token, logprob) for token, logprob in one.top]}
             for one in found
         ]
         return {"content": content, "refusal": None}
@@ -272,9 +268,6 @@ class ChatReply(Reply):
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         raw = list(self._codec.bytes_of(token))
         return {"token": self._codec.text_of(token), "logprob": _finite(logprob), "bytes": raw}
-
-
-_STATUS = {"refused": 400, "late": 408, "cancelled": 503}
 
 
 class AnswerStreams:
@@ -298,13 +291,10 @@ class AnswerStreams:
                 if delta.finish_reason is not None:
                     self._open.pop(index, None)
                     if (reason := delta.finish_reason) not in REASONS:
-                        raise Refused(
-                            _STATUS.get(reason, 500),
-                            delta.error or f"the answer ended with: {reason}",
-                            code=reason.replace(" ", "_"),
-                            # the server is going down
-                            retry_after_s=5 if reason == "cancelled" else None,
-                        )
+                        message = delta.error or f"the answer ended with: {reason}"
+                        wait_s = 5 if reason == "cancelled" else None  # the server is going down
+                        status, code = _STATUS.get(reason, 500), reason.replace(" ", "_")
+                        raise Refused(status, message, code=code, retry_after_s=wait_s)
                 yield index, delta
 
     def close(self) -> None:

@@ -397,11 +397,8 @@ class Refused(Exception):
 
 
 def no_object() -> Refused:
-    return Refused(
-        400,
-        "the request has no JSON object as its body: send one, "
-        "with the header Content-Type: application/json",
-    )
+    message = "the request has no JSON object as its body: send one, "
+    return Refused(400, message + "with the header Content-Type: application/json")
 
 
 def first_wrong(errors: Sequence[Mapping[str, Any]]) -> Refused:
