@@ -143,8 +143,8 @@ def _peer(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Peer:
     try:
         return Peer(spec, drafter, length, threshold=probability("", float(value or CONFIDENCE)))
     except ValueError as error:
-        must = "a confidence is a number from 0 to 1"
-        raise DraftwiseError(f"method {spec!r}: {must}") from error
+        why = "a confidence is a number from 0 to 1"
+        raise DraftwiseError(f"method {spec!r}: {why}") from error
 
 
 def _drafter_and_length(

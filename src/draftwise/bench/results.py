@@ -9,7 +9,7 @@ over prompts. Methods take turns in random order, so that none is always the one
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,14 +33,12 @@ class Ratio:
     high: float
     num_prompts: int
 
-    @property
-    def ci95(self) -> tuple[float, float] | None:
-        """The interval; None with a single prompt, where nothing can be drawn."""
-        return (self.low, self.high) if self.num_prompts > 1 else None
-
     def as_json(self) -> dict[str, Any]:
-        """``{"median", "ci95"}``: the ratio of medians, and its interval or None."""
-        return {"median": self.value, "ci95": None if self.ci95 is None else list(self.ci95)}
+        """``{"median", "ci95"}``: the ratio, and its interval (None with a single prompt)."""
+        return {
+            "median": self.value,
+            "ci95": [self.low, self.high] if self.num_prompts > 1 else None,
+        }
 
 
 def ratio(
@@ -48,8 +46,7 @@ def ratio(
 ) -> Ratio:
     """The ratio of tokens a second, all prompts together; all arguments [P], paired by prompt.
 
-    Prompts are drawn with replacement, the same for both methods; with one prompt there is
-    nothing to draw, and no interval.
+    Prompts are drawn with replacement, the same for both methods.
 
     >>> one = np.ones(4)
     >>> ratio(one, one, one, 2 * one)
@@ -126,23 +123,13 @@ def make_sheet(
     """Arrays of whole turns. can_compare: whether answers must be the same, token for token."""
     by_method = {name: [run for run in runs if run.method == name] for name in methods}
     domains = {run.item: run.domain for run in sorted(runs, key=lambda run: run.item)}
-    facts: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    facts: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for run in runs:
-        found = facts.setdefault((run.method, run.item), [])
-        found.append((run.by_clock(clock), run.num_tokens))
+        facts[run.method, run.item].append((run.by_clock(clock), run.num_tokens))
     medians = [[np.median(facts[name, item], axis=0) for item in domains] for name in methods]
     seconds, tokens = np.moveaxis(np.array(medians), -1, 0)
     timing = Timing(list(methods), seconds, tokens)
     return Sheet(timing, list(domains.values()), by_method, can_compare, clock)
-
-
-def same_tokens(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
-    """By method, the share of answers that are plain decoding's of the same turn."""
-    plain = {(run.repeat, run.item): run.tokens for run in runs[PLAIN]}
-    return {
-        name: sum(run.tokens == plain[run.repeat, run.item] for run in found) / max(1, len(found))
-        for name, found in runs.items()
-    }
 
 
 def results(sheet: Sheet) -> dict[str, Any]:
@@ -164,12 +151,13 @@ def results(sheet: Sheet) -> dict[str, Any]:
 
 
 def rows(sheet: Sheet) -> dict[str, Row]:
-    same = same_tokens(sheet.runs)
-    return {name: _row(sheet, name, same[name]) for name in sheet.timing.names}
+    plain = {(run.repeat, run.item): run.tokens for run in sheet.runs[PLAIN]}
+    return {name: _row(sheet, name, plain) for name in sheet.timing.names}
 
 
-def _row(sheet: Sheet, name: str, same: float) -> Row:
+def _row(sheet: Sheet, name: str, plain: Mapping[tuple[int, int], list[list[int]]]) -> Row:
     runs = sheet.runs[name]
+    same = sum(run.tokens == plain[run.repeat, run.item] for run in runs) / max(1, len(runs))
     tokens = sum(run.num_tokens for run in runs)
     num_rounds = sum(sum(run.num_rounds) for run in runs)
     row: Row = {
@@ -260,10 +248,8 @@ def cautions(found: Mapping[str, Any]) -> list[str]:
     if num == 1:
         said.append("With 1 prompt there is no interval: another prompt may say otherwise.")
     elif num < FEW_PROMPTS:
-        said.append(
-            f"With {num} prompts the intervals are rough: a bootstrap cannot see prompts that "
-            "were not asked."
-        )
+        why = "a bootstrap cannot see prompts that were not asked."
+        said.append(f"With {num} prompts the intervals are rough: {why}")
     return said
 
 

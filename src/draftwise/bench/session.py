@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ from draftwise.types import NONE, DraftwiseError, Plan
 
 EXPLORED = {"fixed", "peers"}
 """Groups whose members an exploration run finds."""
-RESULTS, TRACE = "results.json", "trace.jsonl"
-"""In the bench's folder: what it found, and the trace of the first look."""
+TRACE = "trace.jsonl"
+"""In the bench's folder: the trace of the first look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,7 @@ class Asked:
 
 @dataclass(slots=True)
 class TimedReply:
-    """One turn's answer. seconds: wall time; cpu_s: CPU time of this process.
-
-    emitted: number of tokens of every round; rounds: draftwise's records.
-    """
+    """One turn's answer. seconds: wall time; cpu_s: CPU time of this process. emitted: by round."""
 
     tokens: list[int]
     seconds: float
@@ -79,12 +76,7 @@ class OurContestant:
     def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
         start, cpu = time.perf_counter(), time.process_time()
         wall_before, cpu_before = self._speculator.compiling()
-        generation = self._speculator.start(
-            [list(prompt)],
-            max_new_tokens=self._asked.max_new_tokens,
-            temperature=self._asked.temperature,
-            seed=seed,
-        )
+        generation = self._speculator.start([list(prompt)], seed=seed, **asdict(self._asked))
         rounds = list(generation)
         tokens = generation.results()[0].tokens
         seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
@@ -131,16 +123,13 @@ def course(rounds: Sequence[Round], plans: Sequence[Plan]) -> dict[str, Any]:
     return {
         "arms": names,
         "played": [names.index(arms[round_.plan_index]) for round_ in rounds],
-        "values": [
-            [float(round_.estimates[plans_of].max()) for plans_of in members] for round_ in rounds
-        ],
+        "values": [[float(one.estimates[own].max()) for own in members] for one in rounds],
         "plans": [str(round_.plan) for round_ in rounds],
         "sources": [source for round_ in rounds for source in round_.sources],
     }
 
 
 def _arms(plans: Sequence[Plan]) -> list[str]:
-    """The arm of each plan."""
     real = [plan for plan in plans if plan.drafter != NONE]
     if len({plan.rule for plan in real}) > 1:
         return [NONE if plan.drafter == NONE else plan.rule for plan in plans]
@@ -157,8 +146,7 @@ class PeerContestant:
     """
 
     def __init__(self, spec: Peer, base: Speculator, asked: Asked) -> None:
-        self.name, self._asked = spec.name, asked
-        self._model = base.target.module
+        self.name, self._model = spec.name, base.target.module
         self._options: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "do_sample": False}
         if heat := asked.temperature:
             self._options |= {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": 1.0}
@@ -168,8 +156,7 @@ class PeerContestant:
             self._options["prompt_lookup_num_tokens"] = spec.length
         elif spec.drafter is not None:
             models = {d.name: d.model for d in base.drafters if isinstance(d, LMDrafter)}
-            self._assistant = models[spec.drafter].module
-            self._options["assistant_model"] = self._assistant
+            self._options["assistant_model"] = self._assistant = models[spec.drafter].module
             self._config = copy.deepcopy(self._assistant.generation_config)
             self._config.num_assistant_tokens = spec.length
             self._config.num_assistant_tokens_schedule = spec.schedule
@@ -223,6 +210,8 @@ class Question:
 
 GoesOn = Callable[[], bool]
 """Asked between answers: False ends the bench."""
+Report = Callable[[str, int, int], None]
+"""Called with what is being done, and how much of how much is done."""
 Contestant = OurContestant | PeerContestant
 
 
@@ -236,10 +225,8 @@ class Encoder:
         if self._tokenizer is None:
             raise DraftwiseError("the target has no tokenizer: a bench needs one for its prompts")
         if self._room < 1:
-            raise DraftwiseError(
-                f"--tokens {asked.max_new_tokens}: the target has {base.target.max_positions} "
-                "positions, and a prompt needs some of them"
-            )
+            why = f"the target has {base.target.max_positions} positions, and a prompt needs some"
+            raise DraftwiseError(f"--tokens {asked.max_new_tokens}: {why} of them")
 
     @property
     def num_cut(self) -> int:
@@ -292,8 +279,8 @@ class Contest:
     ) -> None:  # fmt: skip
         self._contestants = {c.name: c for c in contestants}
         self._items, self._encoder, self._store, self._seed = items, encoder, store, seed
-        firsts = {item.domain: index for index, item in reversed(list(enumerate(items)))}
-        self._with_course = set(firsts.values())
+        domains = [item.domain for item in items]
+        self._with_course = {domains.index(domain) for domain in domains}  # the first of each
 
     def run(
         self, repeats: int, done: Sequence[Run], goes_on: GoesOn, progress: Callable[[], None]
@@ -350,10 +337,6 @@ class Contest:
         )
 
 
-Report = Callable[[str, int, int], None]
-"""Called with what is being done, and how much of how much is done."""
-
-
 @dataclass(frozen=True, slots=True)
 class ContestResult:
     """results: as in ``results.json``; runs and suite for the report."""
@@ -402,7 +385,7 @@ def measure(
     finally:
         if runs := store.load(len(methods)):
             summary = _sum_up(wanted, suite, runs, base, settings, now, encoder.num_cut)
-            path = store.folder / RESULTS
+            path = store.folder / "results.json"
             write_text(path, json.dumps(summary, indent=1) + "\n")
             paths = [path, *store.folder.glob(TRACE)]
             if suite.is_spec_bench and studio is not None:
@@ -413,7 +396,6 @@ def measure(
 
 
 def _counter(report: Report, what: str, total: int, num_done: int = 0) -> Callable[[], None]:
-    """A function that reports one more as done each time it is called."""
     numbers = itertools.count(min(num_done, total) + 1)
     return lambda: report(what, next(numbers), total)
 

@@ -17,7 +17,6 @@ _MT_BENCH = {
     "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
 }  # fmt: skip
 """Categories that Spec-Bench counts as one, ``mt_bench``."""
-_COPY_SHIFT = 5
 _T = TypeVar("_T")
 
 
@@ -56,25 +55,21 @@ def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] 
 
     A jsonl file whose lines have ``turns`` and ``category`` is Spec-Bench's, wherever it lies; in
     others ``prompt`` (or ``turns``) is asked, ``domain`` and ``id`` are optional. per_domain: most
-    items of each domain; None = all. domains: only these; empty = all. Raises
-    DraftwiseError.
+    items of each domain. domains: only these; empty = all. Raises DraftwiseError.
     """
     kind, _, rest = name.partition(":")
     if name == ZOO:
         items = zoo_items()
     elif kind == SPEC_BENCH:
         if not rest:
-            raise DraftwiseError(
-                "spec-bench is read from its question.jsonl: write --suite spec-bench:FILE"
-            )
+            why = "spec-bench is read from its question.jsonl: write --suite spec-bench:FILE"
+            raise DraftwiseError(why)
         items = read_items(Path(rest))
     elif Path(name).is_file():
         items = read_items(Path(name))
     else:
-        raise DraftwiseError(
-            f"there is no file {name}; write zoo, spec-bench:FILE, or a file of prompts (.jsonl, "
-            ".txt)"
-        )
+        what = "zoo, spec-bench:FILE, or a file of prompts (.jsonl, .txt)"
+        raise DraftwiseError(f"there is no file {name}; write {what}")
     known = list(dict.fromkeys(item.domain for item in items))
     for domain in domains:
         if domain not in known:
@@ -97,24 +92,20 @@ def in_turn(groups: Iterable[Sequence[_T]]) -> list[_T]:
 
 
 def zoo_items() -> list[Item]:
-    """Held-out prompts of every domain, ``mixed`` included, and ``copy``."""
+    """Held-out prompts of every domain, ``mixed`` included, and ``copy``: the code of two edits, and
+    an instruction that changes one line."""
     from draftwise import zoo
 
     prompts = zoo.prompts()
-    prompts["copy"] = copy_prompts(prompts["edit"])
+    codes = [edit.split("\n", 2)[2].rpartition("### answer")[0] for edit in prompts["edit"]]
+    prompts["copy"] = [
+        f"### edit\nDelete line 2.\n{code}{codes[(i + 5) % len(codes)]}### answer\n"
+        for i, code in enumerate(codes)
+    ]
     return [
         Item(f"{domain}-{number}", domain, (prompt,))
         for domain, found in prompts.items()
         for number, prompt in enumerate(found)
-    ]
-
-
-def copy_prompts(edits: Sequence[str]) -> list[str]:
-    """Copy-heavy prompts: the code of two edits, and an instruction that changes one line."""
-    codes = [prompt.split("\n", 2)[2].rpartition("### answer")[0] for prompt in edits]
-    return [
-        f"### edit\nDelete line 2.\n{code}{codes[(i + _COPY_SHIFT) % len(codes)]}### answer\n"
-        for i, code in enumerate(codes)
     ]
 
 

@@ -23,8 +23,6 @@ MAX_KEYS = 64
 MAX_TOKEN_IDS, MAX_PROMPTS = 2**20, 1024
 MAX_BIASES = 1024
 MAX_PLANS = 128
-MAX_STOPS, MAX_STOP_CHARS = 16, 256
-MAX_SAMPLES = 64
 MAX_GRAMMAR_CHARS = 100_000
 MAX_TOP_LOGPROBS = 20
 
@@ -55,7 +53,7 @@ IGNORED = frozenset(
 
 Text = Annotated[str, Field(max_length=10_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
 Length = Annotated[int, Field(ge=1, le=128)]
@@ -165,9 +163,9 @@ class BaseRequest(ModelRequest):
     """Fields that both endpoints accept."""
 
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    n: Annotated[int, Field(ge=1, le=64)] = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=64, fail_fast=True)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
