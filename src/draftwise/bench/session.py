@@ -183,20 +183,17 @@ class PeerContestant:
         finally:
             if usual is not None:
                 self._assistant.generation_config = usual
-        return TimedReply(tokens, seconds, cpu_s, counter.emitted)
+        return TimedReply(tokens, seconds, cpu_s, counter.counts[1:])
 
 
 class _RoundCounter:
-    """A streamer that counts each round's tokens; the first call is the prompt."""
+    """A streamer that counts the tokens of the prompt, then those of each round."""
 
     def __init__(self) -> None:
-        self.emitted: list[int] = []
-        self._has_prompt = False
+        self.counts: list[int] = []
 
     def put(self, value: torch.Tensor) -> None:
-        if self._has_prompt:
-            self.emitted.append(value.numel())
-        self._has_prompt = True
+        self.counts.append(value.numel())
 
     def end(self) -> None:
         """The answer is complete."""

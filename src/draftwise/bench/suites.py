@@ -92,11 +92,11 @@ def in_turn(groups: Iterable[Sequence[_T]]) -> list[_T]:
 
 
 def zoo_items() -> list[Item]:
-    """Held-out prompts of every domain, ``mixed`` included, and ``copy``: the code of two edits, and
-    an instruction that changes one line."""
+    """Held-out prompts of every domain, ``mixed`` included, and ``copy``."""
     from draftwise import zoo
 
     prompts = zoo.prompts()
+    # copy-heavy: the code of two edits, and an instruction that changes one line
     codes = [edit.split("\n", 2)[2].rpartition("### answer")[0] for edit in prompts["edit"]]
     prompts["copy"] = [
         f"### edit\nDelete line 2.\n{code}{codes[(i + 5) % len(codes)]}### answer\n"

@@ -42,7 +42,7 @@ class Metrics(Observer):
         self._guard = Guard()
         self._registry, self._model = CollectorRegistry(), model
         counter, gauge = partial(self._metric, Counter), partial(self._metric, Gauge)
-        histogram = partial(self._metric, Histogram)
+        histogram = partial(self._metric, Histogram, buckets=_SECONDS)
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of ended requests.")
         self._generated = counter("vllm:generation_tokens", "Tokens generated.")
         self._ended = counter(
@@ -57,11 +57,11 @@ class Metrics(Observer):
         gauge("draftwise:max_rows", "Rows that may run together.").set(max_rows)
         gauge("draftwise:max_open", "Answers on their way at most.").set(max_open)
         words = "From submission to the first token."
-        self._first = histogram("vllm:time_to_first_token_seconds", words, buckets=_SECONDS)
+        self._first = histogram("vllm:time_to_first_token_seconds", words)
         words = "Between tokens; those of one round share its time."
         self._between = histogram("vllm:inter_token_latency_seconds", words, buckets=_FEW_SECONDS)
         words = "From submission to the last token."
-        self._whole = histogram("vllm:e2e_request_latency_seconds", words, buckets=_SECONDS)
+        self._whole = histogram("vllm:e2e_request_latency_seconds", words)
         self._pulls = counter("draftwise:pulls", "Rounds by plan.", "drafter", "length")
         self._written = counter("draftwise:tokens", "Tokens by drafter.", "source")
         words = "What the policy expects of a plan."
