@@ -20,10 +20,6 @@ PLAIN, DEFAULT, TRANSFORMERS = "plain", "draftwise", "transformers"
 GROUPS = ("presets", "fixed", "peers")
 DEFAULT_METHODS = (PLAIN, *GROUPS)
 LOOKUP = "lookup"
-LOOKUP_LENGTH = 10
-"""Tokens that transformers' prompt lookup proposes by default, as in its docs."""
-CONFIDENCE = 0.4
-"""transformers' own default of ``assistant_confidence_threshold``."""
 _GRAMMAR = (
     "write plain, a preset (metasd, metasd@4), fixed:DRAFTERxLENGTH, transformers, "
     "transformers:lookup, transformers:DRAFTERxLENGTH[/heuristic|/confidence], "
@@ -124,7 +120,7 @@ def _peer(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Peer:
         return Peer(spec)
     plan, _, way = rest.partition("/")
     if plan == LOOKUP:
-        plan = f"{LOOKUP}x{LOOKUP_LENGTH}"
+        plan = f"{LOOKUP}x10"  # as in the docs of transformers
     is_lookup = plan.startswith(f"{LOOKUP}x")
     drafter, length = _drafter_and_length(spec, plan, None if is_lookup else drafters)
     if length < 1:
@@ -140,8 +136,8 @@ def _peer(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Peer:
         return Peer(spec, drafter, length, name or "constant")
     if name != "confidence":
         raise DraftwiseError(f"method {spec!r}: write /heuristic, /confidence or /confidence=0.4")
-    try:
-        return Peer(spec, drafter, length, threshold=probability("", float(value or CONFIDENCE)))
+    try:  # 0.4 is the default of transformers
+        return Peer(spec, drafter, length, threshold=probability("", float(value or 0.4)))
     except ValueError as error:
         why = "a confidence is a number from 0 to 1"
         raise DraftwiseError(f"method {spec!r}: {why}") from error

@@ -18,8 +18,6 @@ from draftwise.files import write_text
 from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
-CLOCKS = ("wall", "cpu")
-
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
@@ -62,7 +60,7 @@ def prepare(wanted: BenchSettings) -> tuple[Suite, RunStore]:
         value = getattr(wanted, name)
         if value is not None and value < 1:
             raise DraftwiseError(f"--{name} {value}: it must be 1 or more")
-    known("clock", wanted.clock, CLOCKS)
+    known("clock", wanted.clock, ("wall", "cpu"))
     check_methods(wanted.methods)
     suite = load_suite(wanted.suite, wanted.prompts, wanted.domains)
     store = RunStore(wanted.out)

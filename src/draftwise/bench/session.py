@@ -31,8 +31,6 @@ from draftwise.files import write_text
 from draftwise.speculator import Speculator
 from draftwise.types import NONE, DraftwiseError, Plan
 
-EXPLORED = {"fixed", "peers"}
-"""Groups whose members an exploration run finds."""
 TRACE = "trace.jsonl"
 """In the bench's folder: the trace of the first look."""
 
@@ -61,7 +59,6 @@ class OurContestant:
 
     def __init__(self, spec: Ours, base: Speculator, asked: Asked) -> None:
         self.name, self._spec, self._base, self._asked = spec.name, spec, base, asked
-        self._has_memory = any(isinstance(d, SuffixDrafter) for d in base.drafters)
         self._speculator = self._make()
 
     @property
@@ -70,7 +67,7 @@ class OurContestant:
 
     def begin(self) -> None:
         """Begin a repeat: no drafter may copy from answers of the last one."""
-        if self._has_memory:
+        if any(isinstance(drafter, SuffixDrafter) for drafter in self._base.drafters):
             self._speculator = self._make()
 
     def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
@@ -361,17 +358,17 @@ def measure(
     now = {"environment": made_on, "command": command()}
     if settings is None:
         questions = [Question(item.domain, encoder.prompt(item, [])) for item in items]
-        explores = explores or not EXPLORED.isdisjoint(wanted.methods or DEFAULT_METHODS)
-        looking = studio if explores else None
+        methods = list(wanted.methods or DEFAULT_METHODS)
+        looking = studio if explores or {"fixed", "peers"}.intersection(methods) else None
         known = _first_look(wanted, asked, questions, base, goes_on, report, looking)
         if known is None:
             return None
-        names = expand(wanted.methods or DEFAULT_METHODS, known)
+        names = expand(methods, known)
         found, left_out = make_contestants(names, base, asked, wanted.methods)
         taking_part = {"methods": [each.name for each in found], "skipped": left_out}
         settings = wanted.settings(suite) | taking_part | now
         store.begin(settings)
-    methods: list[str] = settings["methods"]
+    methods = settings["methods"]
     contestants, _ = make_contestants(methods, base, asked, methods)
     done, total = store.load(len(methods)), wanted.repeats * len(items) * len(methods)
     contest = Contest(contestants, items, encoder, store, wanted.seed)

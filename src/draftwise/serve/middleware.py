@@ -142,7 +142,6 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 _Made = TypeVar("_Made")
 LARGE_BODY = 16 * 1024
 """Bytes; a smaller body is parsed in the event loop, faster than a thread starts."""
-_NUM_THREADS = 2
 _QUIET_S = 1.0
 """Seconds from the end of a heavy request to the return of its memory: the engine drops its row
 after the answer, and a crowd of heavy requests is tidied up after once a second."""
@@ -157,7 +156,7 @@ class Heavy:
     """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="heavy")
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="heavy")
         self._is_due = False
 
     async def run(self, make: Callable[..., _Made], *given: Any) -> _Made:

@@ -29,8 +29,6 @@ from draftwise.types import DraftwiseError, SamplingParams
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """For base models: the concatenated messages are the text to continue."""
-_DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default for completions; a chat may fill the context."""
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 """Bytes by the characters that stand for them in byte-level vocabularies (GPT-2's table)."""
@@ -258,7 +256,7 @@ class RequestParser:
         self._check_num(body.n * len(body.prompts))
         prompts = self.codec.prompts(body.prompts)
         grammar = grammar_of(body.response_format, body.structured_outputs)
-        budget = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+        budget = 16 if body.max_tokens is None else max(1, body.max_tokens)  # as in OpenAI's API
         return self._requests(
             body, prompts, grammar, budget, logprobs=body.logprobs,
             prompt_logprobs=body.echo and body.logprobs is not None,
@@ -285,23 +283,21 @@ class RequestParser:
         given = {name: value for name, value in options.items() if value is not None}
         deadlines = (own.deadline_s, self.limits.deadline_s)
         deadline_s = min((s for s in deadlines if s is not None), default=None)
+        prompts = [prompt for prompt in prompts for _ in range(body.n)]
         held: Iterator[Any] = itertools.repeat(None)
         if grammar is not None:
-            nums = [len(prompt.tokens) for prompt in prompts for _ in range(body.n)]
-            held = self.grammars.constraints(grammar, nums)
+            held = self.grammars.constraints(grammar, [len(prompt.tokens) for prompt in prompts])
         for index, prompt in enumerate(prompts):
-            room = self._room(prompt, budget)
             ends = {*(body.stop_token_ids or ())}
             if not body.ignore_eos:
                 ends |= self.eos | prompt.turn_ends
-            for sample in range(body.n):
-                each = {
-                    "max_new_tokens": room,
-                    "sampling": self._sampling(body, next(held)),
-                    "eos_token_ids": sorted(ends),
-                    "seed": seed_of(body.seed, index * body.n + sample),
-                }
-                requests.append(GenerationRequest(prompt.tokens, given | each, deadline_s))
+            each = {
+                "max_new_tokens": self._room(prompt, budget),
+                "sampling": self._sampling(body, next(held)),
+                "eos_token_ids": sorted(ends),
+                "seed": seed_of(body.seed, index),
+            }
+            requests.append(GenerationRequest(prompt.tokens, given | each, deadline_s))
         return requests
 
     def _room(self, prompt: Prompt, budget: int | None) -> int:

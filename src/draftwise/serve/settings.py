@@ -139,8 +139,7 @@ def _refusal(error: OSError, host: str, port: int) -> DraftwiseError:
 
 
 def hosts_of(host: str, allowed: list[str]) -> list[str]:
-    """Accepted host names: at a loopback address its own names, elsewhere any unless some are
-    given."""
+    """Accepted host names: those of a loopback address; elsewhere any, unless some are given."""
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
