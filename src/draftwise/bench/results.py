@@ -35,10 +35,8 @@ class Ratio:
 
     def as_json(self) -> dict[str, Any]:
         """``{"median", "ci95"}``: the ratio, and its interval (None with a single prompt)."""
-        return {
-            "median": self.value,
-            "ci95": [self.low, self.high] if self.num_prompts > 1 else None,
-        }
+        ci95 = [self.low, self.high] if self.num_prompts > 1 else None
+        return {"median": self.value, "ci95": ci95}
 
 
 def ratio(

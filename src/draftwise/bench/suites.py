@@ -73,11 +73,8 @@ def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] 
     for domain in domains:
         if domain not in known:
             raise DraftwiseError(f"{name} has no domain {domain!r}; it has: {', '.join(known)}")
-    chosen = [
-        [item for item in items if item.domain == domain][:per_domain]
-        for domain in known
-        if not domains or domain in domains
-    ]
+    wanted = [domain for domain in known if domain in (domains or known)]
+    chosen = [[item for item in items if item.domain == one][:per_domain] for one in wanted]
     return Suite(name, tuple(in_turn(chosen)))
 
 

@@ -31,7 +31,7 @@ from draftwise.serve.parse import RequestParser
 from draftwise.serve.responses import AnswerStreams, ChatReply, CompletionReply, EventStream, Reply
 from draftwise.serve.schemas import ChatRequest, CompletionRequest, Refused
 from draftwise.serve.settings import ServerSettings
-from draftwise.serve.worker import Busy, Closing, GenerationRequest, Worker
+from draftwise.serve.worker import Busy, Closing, Worker
 from draftwise.types import DraftwiseError
 
 _Made = TypeVar("_Made")
@@ -106,13 +106,13 @@ def _add_api(app: FastAPI, service: Service) -> None:
     async def chat(request: Request) -> Response:
         """The next turn of a conversation."""
         body, requests = await _read(service, request, ChatRequest, service.parser.chat)
-        return await _answer(service, request, requests, ChatReply(service, body, requests))
+        return await _answer(service, request, ChatReply(service, body, requests))
 
     @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
     async def complete(request: Request) -> Response:
         """Continuations of a text."""
         body, requests = await _read(service, request, CompletionRequest, service.parser.completion)
-        return await _answer(service, request, requests, CompletionReply(service, body, requests))
+        return await _answer(service, request, CompletionReply(service, body, requests))
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -130,12 +130,8 @@ def _add_api(app: FastAPI, service: Service) -> None:
         """The token ids of a text, or of a conversation as the model reads it."""
         body, tokens = await _read(service, request, schemas.TokenizeRequest, codec.tokens)
         texts = [codec.text_of(token) for token in tokens] if body.return_token_strs else None
-        return {
-            "count": len(tokens),
-            "max_model_len": codec.max_positions,
-            "tokens": tokens,
-            "token_strs": texts,
-        }
+        sizes = {"count": len(tokens), "max_model_len": codec.max_positions}
+        return {**sizes, "tokens": tokens, "token_strs": texts}
 
     @app.post("/detokenize", openapi_extra=_takes(schemas.DetokenizeRequest))
     async def detokenize(request: Request) -> dict[str, str]:
@@ -154,13 +150,9 @@ def _add_views(app: FastAPI, service: Service) -> None:
             status = "the engine's thread has ended"
         elif worker.step_s > service.stuck_s:
             status = f"a step has taken more than {service.stuck_s:g} s"
-        body = {
-            "status": status,
-            "step_s": round(worker.step_s, 3),
-            "since_step_s": round(worker.since_step_s, 3),
-            "running": worker.engine.num_running,
-            "waiting": worker.num_waiting,
-        }
+        times = {"step_s": round(worker.step_s, 3), "since_step_s": round(worker.since_step_s, 3)}
+        requests = {"running": worker.engine.num_running, "waiting": worker.num_waiting}
+        body = {"status": status, **times, **requests}
         return JSONResponse(body, 200 if status == "ok" else 503)
 
     @app.get("/version")
@@ -239,11 +231,9 @@ def _parsed(kind: type[_Body], raw: bytes) -> _Body | Refused:
         return schemas.no_object() if not raw else Refused(400, f"the body is not JSON: {error}")
 
 
-async def _answer(
-    service: Service, request: Request, requests: Sequence[GenerationRequest], reply: Reply
-) -> Response:
+async def _answer(service: Service, request: Request, reply: Reply) -> Response:
     try:
-        answers = AnswerStreams(service.worker, requests)
+        answers = AnswerStreams(service.worker, reply.requests)
     except Busy as busy:
         raise Refused(429, str(busy), retry_after_s=busy.retry_after_s) from None
     except Closing:
@@ -274,13 +264,8 @@ def _check_model(service: Service, name: str | None) -> None:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "draftwise",
-        "max_model_len": service.parser.codec.max_positions,
-    }
+    about = {"id": name, "object": "model", "created": service.created, "owned_by": "draftwise"}
+    return {**about, "max_model_len": service.parser.codec.max_positions}
 
 
 class Page(NamedTuple):

@@ -45,15 +45,13 @@ class Metrics(Observer):
         histogram = partial(self._metric, Histogram, buckets=_SECONDS)
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of ended requests.")
         self._generated = counter("vllm:generation_tokens", "Tokens generated.")
-        self._ended = counter(
-            "vllm:request_success", "Requests that ended, by how.", "finished_reason"
-        )
+        words = "Requests that ended, by how."
+        self._ended = counter("vllm:request_success", words, "finished_reason")
         self._drafts = counter("vllm:spec_decode_num_drafts", "Drafts verified.")
         self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
         self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Drafts kept.")
-        self._accepted_at = counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Kept, by position.", "position"
-        )
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        self._accepted_at = counter(name, "Kept, by position.", "position")
         gauge("draftwise:max_rows", "Rows that may run together.").set(max_rows)
         gauge("draftwise:max_open", "Answers on their way at most.").set(max_open)
         words = "From submission to the first token."

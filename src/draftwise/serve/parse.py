@@ -192,9 +192,8 @@ class Codec:
         if not tokens:
             raise DraftwiseError("the prompt has no tokens: there is nothing to continue")
         if (largest := max(tokens)) >= (size := self._vocab_size):
-            raise DraftwiseError(
-                f"the prompt has the token {largest}, outside the vocabulary of {size}"
-            )
+            why = f"the prompt has the token {largest}, outside the vocabulary of {size}"
+            raise DraftwiseError(why)
         return prompt
 
     def _text_of(self, token: int) -> str:

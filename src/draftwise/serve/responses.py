@@ -54,6 +54,7 @@ def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int
     }
 
 
+Requests = Sequence[GenerationRequest]
 REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 """OpenAI's finish reasons by the engine's."""
 _STATUS = {"refused": 400, "late": 408, "cancelled": 503}
@@ -64,10 +65,9 @@ class Reply:
 
     kind = whole_kind = chunk_kind = ""
 
-    def __init__(
-        self, service: Service, body: BaseRequest, requests: Sequence[GenerationRequest]
-    ) -> None:
-        self._codec, self._num_spec_tokens = service.parser.codec, service.num_spec_tokens
+    def __init__(self, service: Service, body: BaseRequest, requests: Requests) -> None:
+        self.requests, self._codec = requests, service.parser.codec
+        self._num_spec_tokens = service.num_spec_tokens
         self._model = body.model or service.models[0]
         self.is_stream = body.stream
         self.stream_options = body.stream_options or schemas.StreamOptions()
@@ -147,9 +147,7 @@ class CompletionReply(Reply):
 
     kind, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(
-        self, service: Service, body: CompletionRequest, requests: Sequence[GenerationRequest]
-    ) -> None:
+    def __init__(self, service: Service, body: CompletionRequest, requests: Requests) -> None:
         super().__init__(service, body, requests)
         self._has_logprobs, self._is_empty = body.logprobs is not None, body.max_tokens == 0
         self._echoes: list[tuple[str, Sequence[int]]] = []  # by choice: the prompt's text and ids
@@ -218,9 +216,7 @@ class ChatReply(Reply):
 
     kind, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(
-        self, service: Service, body: ChatRequest, requests: Sequence[GenerationRequest]
-    ) -> None:
+    def __init__(self, service: Service, body: ChatRequest, requests: Requests) -> None:
         super().__init__(service, body, requests)
         self._has_logprobs = body.logprobs
         names = [tool.function.name for tool in body.tools or ()]
@@ -273,7 +269,7 @@ class ChatReply(Reply):
 class AnswerStreams:
     """The answers of one HTTP request, and deltas not read yet. Errors: Busy, Closing."""
 
-    def __init__(self, worker: Worker, requests: Sequence[GenerationRequest]) -> None:
+    def __init__(self, worker: Worker, requests: Requests) -> None:
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._lock, self._filled = threading.Lock(), asyncio.Event()
         self._unread: dict[int, RequestOutput] = {}

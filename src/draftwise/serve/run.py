@@ -60,10 +60,7 @@ class StateSaver(Observer):
         self._written_s, self._is_dirty = clock(), False
 
     def load(self) -> None:
-        """Load the file if it exists; a damaged one is renamed, with a log message.
-
-        Errors: DraftwiseError for a file of another policy or other plans; OSError.
-        """
+        """A damaged file is renamed. DraftwiseError for one of another policy or plans; OSError."""
         if warning := self._memory.load_or_set_aside(self._path):
             _LOG.warning(warning)
 

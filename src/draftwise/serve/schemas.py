@@ -29,19 +29,14 @@ MAX_TOP_LOGPROBS = 20
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "length_penalty": (1, 1.0),
-    "use_beam_search": (False,),
-    "early_stopping": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "add_special_tokens": (True,),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    **dict.fromkeys(("add_special_tokens", "parallel_tool_calls"), (True,)),
+    **dict.fromkeys(("suffix", "user"), ("",)),
     "min_tokens": (0,),
-    "suffix": ("",),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none",),
-    "user": ("",),
 }
 """Unsupported fields, with the values at which they have no effect."""
 
