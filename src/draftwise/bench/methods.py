@@ -81,19 +81,23 @@ def expand(specs: Sequence[str], known: Known) -> list[str]:
         "fixed": [f"fixed:{plan}" for plan in known.plans],
         "peers": [TRANSFORMERS, f"{TRANSFORMERS}:{LOOKUP}", *assisted],
     }
-    found = [PLAIN]
-    for spec in specs:
-        found += members.get(spec, [spec])
-    return list(dict.fromkeys(found))
+    found = [name for spec in specs for name in members.get(spec, [spec])]
+    return list(dict.fromkeys([PLAIN, *found]))
 
 
 def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> Ours | Peer:
     """Parse a method; DraftwiseError. drafters: name -> whether it is a model, None = any."""
     kind, _, rest = spec.partition(":")
-    if kind == "fixed":
-        return _fixed(spec, rest, drafters)
     if kind == TRANSFORMERS:
         return _peer(spec, rest, drafters)
+    if kind == "fixed":
+        plan, _, rule = rest.partition("/")
+        drafter, length = _drafter_and_length(spec, plan, drafters)
+        if rule:
+            registry.make_guide(rule)
+        setting = Preset("fixed:0", "length", "bandit", (length,), rules=(rule or "fixed",))
+        setting.plans([drafter])
+        return Ours(spec, setting, drafter)
     name, at, lengths = spec.partition("@")
     if name not in PRESETS:
         raise DraftwiseError(f"unknown method {spec!r}; {_GRAMMAR}")
@@ -103,16 +107,6 @@ def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> Ours 
         setting = replace(setting, lengths=tuple(comma_separated(lengths, int, -inf, said)))
         setting.plans(["drafter"])
     return Ours(spec, setting)
-
-
-def _fixed(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Ours:
-    plan, _, rule = rest.partition("/")
-    drafter, length = _drafter_and_length(spec, plan, drafters)
-    if rule:
-        registry.make_guide(rule)
-    setting = Preset("fixed:0", "length", "bandit", (length,), rules=(rule or "fixed",))
-    setting.plans([drafter])
-    return Ours(spec, setting, drafter)
 
 
 def _peer(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Peer:

@@ -21,8 +21,6 @@ from draftwise.bench.runs import Run
 from draftwise.registry import PRESETS
 from draftwise.types import Bools, Floats
 
-NUM_RESAMPLES = 2000
-
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
@@ -51,7 +49,7 @@ def ratio(
     Ratio(value=2.0, low=2.0, high=2.0, num_prompts=4)
     """
     num = len(seconds)
-    picks = np.random.default_rng(seed).integers(0, num, (NUM_RESAMPLES, num))
+    picks = np.random.default_rng(seed).integers(0, num, (2000, num))
     mine = tokens[picks].sum(1) / seconds[picks].sum(1)
     theirs = base_tokens[picks].sum(1) / base_seconds[picks].sum(1)
     low, high = np.quantile(mine / theirs, [0.025, 0.975])

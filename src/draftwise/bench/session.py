@@ -210,21 +210,17 @@ Contestant = OurContestant | PeerContestant
 
 
 class Encoder:
-    """Encodes items; too long prompts lose their beginning, and ``num_cut`` counts them."""
+    """Encodes items; too long prompts lose their beginning, and ``cut`` has the items' ids."""
 
     def __init__(self, base: Speculator, asked: Asked) -> None:
         self._tokenizer = base.tokenizer
         self._room = base.target.max_positions - asked.max_new_tokens
-        self._cut: set[str] = set()
+        self.cut: set[str] = set()
         if self._tokenizer is None:
             raise DraftwiseError("the target has no tokenizer: a bench needs one for its prompts")
         if self._room < 1:
             why = f"the target has {base.target.max_positions} positions, and a prompt needs some"
             raise DraftwiseError(f"--tokens {asked.max_new_tokens}: {why} of them")
-
-    @property
-    def num_cut(self) -> int:
-        return len(self._cut)
 
     def prompt(self, item: Item, answers: Sequence[Sequence[int]]) -> list[int]:
         said = [self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in answers]
@@ -239,7 +235,7 @@ class Encoder:
         if not ids:
             raise DraftwiseError(f"item {item.id} of {item.domain} is empty: nothing to continue")
         if len(ids) > self._room:
-            self._cut.add(item.id)
+            self.cut.add(item.id)
         return list(ids[-self._room :])
 
 
@@ -378,7 +374,7 @@ def measure(
         contest.run(wanted.repeats, done, goes_on, tick)
     finally:
         if runs := store.load(len(methods)):
-            summary = _sum_up(wanted, suite, runs, base, settings, now, encoder.num_cut)
+            summary = _sum_up(wanted, suite, runs, base, settings, now, len(encoder.cut))
             path = store.folder / "results.json"
             write_text(path, json.dumps(summary, indent=1) + "\n")
             paths = [path, *store.folder.glob(TRACE)]

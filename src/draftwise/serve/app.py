@@ -73,7 +73,12 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
         app.add_exception_handler(kind, _answer_error)
     _add_api(app, service)
     _add_views(app, service)
-    _describe_bodies(app)
+    # routes read their bodies by ``_read``, so the schemas are added here
+    bodies = (ChatRequest, CompletionRequest, schemas.TokenizeRequest, schemas.DetokenizeRequest)
+    _, found = models_json_schema(
+        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
+    )
+    app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
     inner = Middleware(app, service, settings)
     if not settings.origins:
         return inner
@@ -179,14 +184,6 @@ def _add_views(app: FastAPI, service: Service) -> None:
 def _takes(body: type[BaseModel]) -> dict[str, Any]:
     schema = {"$ref": f"#/components/schemas/{body.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _describe_bodies(app: FastAPI) -> None:
-    bodies = (ChatRequest, CompletionRequest, schemas.TokenizeRequest, schemas.DetokenizeRequest)
-    _, found = models_json_schema(
-        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
-    )
-    app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
 
 
 async def _read(

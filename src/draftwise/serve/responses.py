@@ -244,12 +244,11 @@ class ChatReply(Reply):
         if calls:
             numbered = [{"index": i, **call} for i, call in enumerate(calls)]
             said["tool_calls"] = calls if is_whole else numbered
-        reason = "tool_calls" if calls else REASONS.get(part.finish_reason or "")
         return {
             "index": index,
             "message" if is_whole else "delta": said,
             "logprobs": self._logprobs(part.logprobs) if self._has_logprobs else None,
-            "finish_reason": reason,
+            "finish_reason": "tool_calls" if calls else REASONS.get(part.finish_reason or ""),
             **self._pieces(index, part),
         }
 
