@@ -101,16 +101,15 @@ def is_pretrained(target: str) -> bool:
 
 def check_pieces(target: str) -> list[Path]:
     """The files of a catalogue name or ``.gguf`` path; DraftwiseError if missing or no GGUF."""
-    known = PRETRAINED.get(target)
-    pieces = known.files() if known else [Path(target).expanduser()]
-    for piece in pieces:
-        if not piece.is_file():
-            raise DraftwiseError(f"there is no file {target}")
-    if known is None:  # the catalogue's are checked by their hash
-        with pieces[0].open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise DraftwiseError(f"{target} is no GGUF file: it does not begin with GGUF")
-    return pieces
+    if target in PRETRAINED:
+        return PRETRAINED[target].files()
+    path = Path(target).expanduser()
+    if not path.is_file():
+        raise DraftwiseError(f"there is no file {target}")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise DraftwiseError(f"{target} is no GGUF file: it does not begin with GGUF")
+    return [path]
 
 
 def unpacked(target: str, say: Say | None = None) -> Path:

@@ -248,7 +248,7 @@ class RequestParser:
                 raise DraftwiseError("tool_choice already says which form the answer has")
             grammar = json_grammar(calls_schema(body.tools or (), body.tool_choice))
         budget = body.max_completion_tokens or body.max_tokens
-        return self._requests(body, [prompt], grammar, budget, logprobs=logprobs)
+        return self._requests(body, [prompt], grammar, budget, logprobs)
 
     def completion(self, body: schemas.CompletionRequest) -> list[GenerationRequest]:
         """The requests of a completion. Errors: DraftwiseError, ValueError (out of range)."""
@@ -256,10 +256,8 @@ class RequestParser:
         prompts = self.codec.prompts(body.prompts)
         grammar = grammar_of(body.response_format, body.structured_outputs)
         budget = 16 if body.max_tokens is None else max(1, body.max_tokens)  # as in OpenAI's API
-        return self._requests(
-            body, prompts, grammar, budget, logprobs=body.logprobs,
-            prompt_logprobs=body.echo and body.logprobs is not None,
-        )  # fmt: skip
+        prompt_logprobs = body.echo and body.logprobs is not None
+        return self._requests(body, prompts, grammar, budget, body.logprobs, prompt_logprobs)
 
     def _check_num(self, num: int) -> None:
         """Refuse more answers than the server can ever hold: a client would retry a 429 forever."""
@@ -268,7 +266,7 @@ class RequestParser:
 
     def _requests(
         self, body: schemas.BaseRequest, prompts: Sequence[Prompt], grammar: str | None,
-        budget: int | None, *, logprobs: int | None, prompt_logprobs: bool = False,
+        budget: int | None, logprobs: int | None, prompt_logprobs: bool = False,
     ) -> list[GenerationRequest]:  # fmt: skip
         own, requests = body.draftwise, []
         if own.preset is not None:
