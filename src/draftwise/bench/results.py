@@ -207,9 +207,8 @@ def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
         "best fixed plan": [n for n in timing.names if n.startswith("fixed:")],
     }
     found: dict[str, Row] = {}
-    for label, names in groups.items():
-        names = [name for name in names if name in timing.names]
-        if names:
+    for label, group in groups.items():
+        if names := [name for name in group if name in timing.names]:
             best = max(names, key=timing.tok_per_s)
             found[label] = {"methods": [best], **timing.compare(DEFAULT, best).as_json()}
     if parts and (fixed := groups["best fixed plan"]):

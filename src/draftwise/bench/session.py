@@ -354,24 +354,26 @@ def measure(
     now = {"environment": made_on, "command": command()}
     if settings is None:
         questions = [Question(item.domain, encoder.prompt(item, [])) for item in items]
-        methods = list(wanted.methods or DEFAULT_METHODS)
-        looking = studio if explores or {"fixed", "peers"}.intersection(methods) else None
+        specs = wanted.methods or DEFAULT_METHODS
+        looking = studio if explores or {"fixed", "peers"}.intersection(specs) else None
         known = _first_look(wanted, asked, questions, base, goes_on, report, looking)
         if known is None:
             return None
-        names = expand(methods, known)
+        names = expand(specs, known)
         found, left_out = make_contestants(names, base, asked, wanted.methods)
         taking_part = {"methods": [each.name for each in found], "skipped": left_out}
         settings = wanted.settings(suite) | taking_part | now
         store.begin(settings)
-    methods = settings["methods"]
+    methods: list[str] = settings["methods"]
     contestants, _ = make_contestants(methods, base, asked, methods)
     done, total = store.load(len(methods)), wanted.repeats * len(items) * len(methods)
     contest = Contest(contestants, items, encoder, store, wanted.seed)
     measured = None
     try:
-        tick = _counter(report, "measuring", total, len(done))
-        contest.run(wanted.repeats, done, goes_on, tick)
+        numbers = itertools.count(min(len(done), total) + 1)
+        contest.run(
+            wanted.repeats, done, goes_on, lambda: report("measuring", next(numbers), total)
+        )
     finally:
         if runs := store.load(len(methods)):
             summary = _sum_up(wanted, suite, runs, base, settings, now, len(encoder.cut))
@@ -385,11 +387,6 @@ def measure(
     return measured
 
 
-def _counter(report: Report, what: str, total: int, num_done: int = 0) -> Callable[[], None]:
-    numbers = itertools.count(min(num_done, total) + 1)
-    return lambda: report(what, next(numbers), total)
-
-
 def _first_look(
     wanted: BenchSettings, asked: Asked, questions: Sequence[Question], base: Speculator,
     goes_on: GoesOn, report: Report, studio: Any,
@@ -400,10 +397,10 @@ def _first_look(
     if studio is None:  # no fixed plan, the first model as assistant
         models = (drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter))
         return Known([], next(models, None))
-    path, count = wanted.out / TRACE, _counter(report, "first look", len(questions))
+    path, numbers = wanted.out / TRACE, itertools.count(1)
 
     def tick() -> bool:
-        count()
+        report("first look", next(numbers), len(questions))
         return goes_on()
 
     if not studio.scout(base, questions, asked, path, wanted.seed, tick):

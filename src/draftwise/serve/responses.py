@@ -66,8 +66,7 @@ class Reply:
     kind = whole_kind = chunk_kind = ""
 
     def __init__(self, service: Service, body: BaseRequest, requests: Requests) -> None:
-        self.requests, self._codec = requests, service.parser.codec
-        self._num_spec_tokens = service.num_spec_tokens
+        self.requests, self._service, self._codec = requests, service, service.parser.codec
         self._model = body.model or service.models[0]
         self.is_stream = body.stream
         self.stream_options = body.stream_options or schemas.StreamOptions()
@@ -127,7 +126,7 @@ class Reply:
             rounds += output.rounds
             all_.merge(output.stats)
         names = ("num_rounds", "mean_accepted_tokens", "pulls", "speed", "recent_speed")
-        spec = speculative_decoding(rounds, self._num_spec_tokens)
+        spec = speculative_decoding(rounds, self._service.num_spec_tokens)
         return {
             "usage": self._usage(),
             "metrics": {"speculative_decoding": spec},
