@@ -96,10 +96,8 @@ def turns(
             yield repeat, prompt, order
 
 
-FEW_PROMPTS = 10
-"""Below that many prompts, a bootstrap's interval is said to be rough."""
-Row = dict[str, Any]
-"""One method, flat; the keys are documented in docs/bench.md."""
+FEW_PROMPTS = 10  # below that many, a bootstrap's interval is said to be rough
+Row = dict[str, Any]  # one method, flat; the keys are documented in docs/bench.md
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,7 @@ from draftwise.files import write_text
 from draftwise.speculator import Speculator
 from draftwise.types import NONE, DraftwiseError, Plan
 
-TRACE = "trace.jsonl"
-"""In the bench's folder: the trace of the first look."""
+TRACE = "trace.jsonl"  # of the first look, in the bench's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +201,8 @@ class Question:
     prompt: Sequence[int]
 
 
-GoesOn = Callable[[], bool]
-"""Asked between answers: False ends the bench."""
-Report = Callable[[str, int, int], None]
-"""Called with what is being done, and how much of how much is done."""
+GoesOn = Callable[[], bool]  # asked between answers: False ends the bench
+Report = Callable[[str, int, int], None]  # what is being done, and how much of how much is done
 Contestant = OurContestant | PeerContestant
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from draftwise.install import find_weights
 
 _WEIGHTS = find_weights(Path(__file__).parent / "weights", "real")
-RETRIEVAL = ("lookup", "suffix")
-"""Drafters of every pretrained target: they have no weights."""
+RETRIEVAL = ("lookup", "suffix")  # drafters of every pretrained target: they have no weights
 
 
 def drafter_specs(target: str) -> list[str]:

@@ -88,10 +88,8 @@ PRETRAINED: Mapping[str, Pretrained] = {
         "Google, converted by hugginllam",
     ),
 }
-CACHE_VARIABLE = "DRAFTWISE_CACHE"
-"""Names a folder in place of the platform's cache folder."""
-RECORD = "draftwise.json"
-"""Source, licence and hash of the weights of a folder; written last."""
+CACHE_VARIABLE = "DRAFTWISE_CACHE"  # names a folder in place of the platform's cache folder
+RECORD = "draftwise.json"  # source, licence and hash of the weights of a folder; written last
 Say = Callable[[str], None]
 
 

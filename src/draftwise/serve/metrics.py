@@ -30,8 +30,7 @@ _ALLOWED = "1 while the guard allows drafts, 0 while it does not."
 _PRICED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _PRICE_EVERY_S = 1.0
 _HISTORY_S = 300
-MOST_LABELS = 32
-"""Number of labels counted by name; further ones are counted as ``other``."""
+MOST_LABELS = 32  # labels counted by name; further ones are counted as ``other``
 
 
 class Metrics(Observer):

@@ -29,8 +29,7 @@ _LOG = logging.getLogger(__name__)
 _GIVEN_ID = re.compile(rb"[\w.:-]{1,64}", re.ASCII)
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.ASCII)
 _OPEN_PATHS = {"/", "/health"}
-_POLLED_PATHS = {"/health", "/metrics", "/stats"}
-"""Polled every few seconds by monitoring and the live page, so not in the access log."""
+_POLLED_PATHS = {"/health", "/metrics", "/stats"}  # every few seconds: not in the access log
 _BODY_TIMEOUT_S = 30.0
 
 
@@ -140,8 +139,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 _Made = TypeVar("_Made")
-LARGE_BODY = 16 * 1024
-"""Bytes; a smaller body is parsed in the event loop, faster than a thread starts."""
+LARGE_BODY = 16 * 1024  # bytes; a smaller body is parsed faster than a thread starts
 _QUIET_S = 1.0
 """Seconds from the end of a heavy request to the return of its memory: the engine drops its row
 after the answer, and a crowd of heavy requests is tidied up after once a second."""

@@ -55,8 +55,7 @@ def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int
 
 
 Requests = Sequence[GenerationRequest]
-REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
-"""OpenAI's finish reasons by the engine's."""
+REASONS = {"eos": "stop", "stop": "stop", "length": "length"}  # OpenAI's, by the engine's
 _STATUS = {"refused": 400, "late": 408, "cancelled": 503}
 
 

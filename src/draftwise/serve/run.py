@@ -28,10 +28,8 @@ from draftwise.serve.worker import LAST_STEP_S, Observer, Worker
 from draftwise.speculator import Speculator
 
 _LOG = logging.getLogger(__name__)
-_LAST_WORDS_S = 5
-"""Seconds for sending final errors to clients, after the answers' and the last step's."""
-STUCK = 70
-"""Exit code if a thread does not end after a signal (EX_SOFTWARE of sysexits.h)."""
+_LAST_WORDS_S = 5  # for sending final errors to clients, after the answers' and the last step's
+STUCK = 70  # exit code if a thread does not end after a signal (EX_SOFTWARE of sysexits.h)
 
 
 class _Traces(Observer):

@@ -18,8 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from draftwise.types import LONGEST_PLAN
 
-MAX_KEYS = 64
-"""Most fields of an object; draftwise's own schemas have less than half as many."""
+MAX_KEYS = 64  # of an object; draftwise's own schemas have less than half as many fields
 MAX_TOKEN_IDS, MAX_PROMPTS = 2**20, 1024
 MAX_BIASES = 1024
 MAX_PLANS = 128

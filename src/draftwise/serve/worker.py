@@ -25,8 +25,7 @@ class GenerationRequest:
     deadline_s: float | None = None
 
 
-OutputCallback = Callable[[RequestOutput], None]
-"""Receives the deltas of an answer; called in the engine's thread, must not block."""
+OutputCallback = Callable[[RequestOutput], None]  # called in the engine's thread, must not block
 
 
 class Observer:
@@ -61,8 +60,7 @@ class RequestHandle:
 
 _LOG = logging.getLogger(__name__)
 _GOING_DOWN = "the server is going down"
-LAST_STEP_S = 10.0
-"""Grace period for the step that runs when the server shuts down."""
+LAST_STEP_S = 10.0  # grace period for the step that runs when the server shuts down
 
 
 class Busy(Exception):
