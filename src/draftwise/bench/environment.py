@@ -42,11 +42,10 @@ def versions() -> dict[str, str]:
 
 def commit() -> str | None:
     """Commit of the running code, with ``-dirty`` for local changes; None outside a checkout."""
-    root = Path(__file__).parent
-    revision = _git(root, "rev-parse", "--short", "HEAD")
-    if not revision or not _git(root, "ls-files", str(Path(__file__))):
+    revision = _git("rev-parse", "--short", "HEAD")
+    if not revision or not _git("ls-files", __file__):
         return None  # installed inside another project's checkout, or none at all
-    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", "..")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", "..")
     return f"{revision}-dirty" if changed else revision
 
 
@@ -57,11 +56,9 @@ def command() -> str:
     return shlex.join(["draftwise" if name == "__main__.py" else name, *arguments])
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=False
-        )
-    except OSError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+def _git(*arguments: str) -> str:
+    """What git prints in this folder; empty if it fails."""
+    line = ["git", "-C", str(Path(__file__).parent), *arguments]
+    with suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.check_output(line, text=True, stderr=subprocess.DEVNULL).strip()
+    return ""

@@ -20,10 +20,6 @@ PLAIN, DEFAULT, TRANSFORMERS = "plain", "draftwise", "transformers"
 GROUPS = ("presets", "fixed", "peers")
 DEFAULT_METHODS = (PLAIN, *GROUPS)
 LOOKUP = "lookup"
-LOOKUP_LENGTH = 10
-"""Tokens that transformers' prompt lookup proposes by default, as in its docs."""
-CONFIDENCE = 0.4
-"""transformers' own default of ``assistant_confidence_threshold``."""
 _GRAMMAR = (
     "write plain, a preset (metasd, metasd@4), fixed:DRAFTERxLENGTH, transformers, "
     "transformers:lookup, transformers:DRAFTERxLENGTH[/heuristic|/confidence], "
@@ -85,19 +81,23 @@ def expand(specs: Sequence[str], known: Known) -> list[str]:
         "fixed": [f"fixed:{plan}" for plan in known.plans],
         "peers": [TRANSFORMERS, f"{TRANSFORMERS}:{LOOKUP}", *assisted],
     }
-    found = [PLAIN]
-    for spec in specs:
-        found += members.get(spec, [spec])
-    return list(dict.fromkeys(found))
+    found = [name for spec in specs for name in members.get(spec, [spec])]
+    return list(dict.fromkeys([PLAIN, *found]))
 
 
 def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> Ours | Peer:
     """Parse a method; DraftwiseError. drafters: name -> whether it is a model, None = any."""
     kind, _, rest = spec.partition(":")
-    if kind == "fixed":
-        return _fixed(spec, rest, drafters)
     if kind == TRANSFORMERS:
         return _peer(spec, rest, drafters)
+    if kind == "fixed":
+        plan, _, rule = rest.partition("/")
+        drafter, length = _drafter_and_length(spec, plan, drafters)
+        if rule:
+            registry.make_guide(rule)
+        setting = Preset("fixed:0", "length", "bandit", (length,), rules=(rule or "fixed",))
+        setting.plans([drafter])
+        return Ours(spec, setting, drafter)
     name, at, lengths = spec.partition("@")
     if name not in PRESETS:
         raise DraftwiseError(f"unknown method {spec!r}; {_GRAMMAR}")
@@ -109,22 +109,12 @@ def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> Ours 
     return Ours(spec, setting)
 
 
-def _fixed(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Ours:
-    plan, _, rule = rest.partition("/")
-    drafter, length = _drafter_and_length(spec, plan, drafters)
-    if rule:
-        registry.make_guide(rule)
-    setting = Preset("fixed:0", "length", "bandit", (length,), rules=(rule or "fixed",))
-    setting.plans([drafter])
-    return Ours(spec, setting, drafter)
-
-
 def _peer(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Peer:
     if not rest:
         return Peer(spec)
     plan, _, way = rest.partition("/")
     if plan == LOOKUP:
-        plan = f"{LOOKUP}x{LOOKUP_LENGTH}"
+        plan = f"{LOOKUP}x10"  # as in the docs of transformers
     is_lookup = plan.startswith(f"{LOOKUP}x")
     drafter, length = _drafter_and_length(spec, plan, None if is_lookup else drafters)
     if length < 1:
@@ -140,11 +130,11 @@ def _peer(spec: str, rest: str, drafters: Mapping[str, bool] | None) -> Peer:
         return Peer(spec, drafter, length, name or "constant")
     if name != "confidence":
         raise DraftwiseError(f"method {spec!r}: write /heuristic, /confidence or /confidence=0.4")
-    try:
-        return Peer(spec, drafter, length, threshold=probability("", float(value or CONFIDENCE)))
+    try:  # 0.4 is the default of transformers
+        return Peer(spec, drafter, length, threshold=probability("", float(value or 0.4)))
     except ValueError as error:
-        must = "a confidence is a number from 0 to 1"
-        raise DraftwiseError(f"method {spec!r}: {must}") from error
+        why = "a confidence is a number from 0 to 1"
+        raise DraftwiseError(f"method {spec!r}: {why}") from error
 
 
 def _drafter_and_length(

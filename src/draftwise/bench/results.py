@@ -9,7 +9,7 @@ over prompts. Methods take turns in random order, so that none is always the one
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +21,6 @@ from draftwise.bench.runs import Run
 from draftwise.registry import PRESETS
 from draftwise.types import Bools, Floats
 
-NUM_RESAMPLES = 2000
-
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
@@ -33,14 +31,10 @@ class Ratio:
     high: float
     num_prompts: int
 
-    @property
-    def ci95(self) -> tuple[float, float] | None:
-        """The interval; None with a single prompt, where nothing can be drawn."""
-        return (self.low, self.high) if self.num_prompts > 1 else None
-
     def as_json(self) -> dict[str, Any]:
-        """``{"median", "ci95"}``: the ratio of medians, and its interval or None."""
-        return {"median": self.value, "ci95": None if self.ci95 is None else list(self.ci95)}
+        """``{"median", "ci95"}``: the ratio, and its interval (None with a single prompt)."""
+        ci95 = [self.low, self.high] if self.num_prompts > 1 else None
+        return {"median": self.value, "ci95": ci95}
 
 
 def ratio(
@@ -48,15 +42,14 @@ def ratio(
 ) -> Ratio:
     """The ratio of tokens a second, all prompts together; all arguments [P], paired by prompt.
 
-    Prompts are drawn with replacement, the same for both methods; with one prompt there is
-    nothing to draw, and no interval.
+    Prompts are drawn with replacement, the same for both methods.
 
     >>> one = np.ones(4)
     >>> ratio(one, one, one, 2 * one)
     Ratio(value=2.0, low=2.0, high=2.0, num_prompts=4)
     """
     num = len(seconds)
-    picks = np.random.default_rng(seed).integers(0, num, (NUM_RESAMPLES, num))
+    picks = np.random.default_rng(seed).integers(0, num, (2000, num))
     mine = tokens[picks].sum(1) / seconds[picks].sum(1)
     theirs = base_tokens[picks].sum(1) / base_seconds[picks].sum(1)
     low, high = np.quantile(mine / theirs, [0.025, 0.975])
@@ -103,10 +96,8 @@ def turns(
             yield repeat, prompt, order
 
 
-FEW_PROMPTS = 10
-"""Below that many prompts, a bootstrap's interval is said to be rough."""
-Row = dict[str, Any]
-"""One method, flat; the keys are documented in docs/bench.md."""
+FEW_PROMPTS = 10  # below that many, a bootstrap's interval is said to be rough
+Row = dict[str, Any]  # one method, flat; the keys are documented in docs/bench.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,23 +117,13 @@ def make_sheet(
     """Arrays of whole turns. can_compare: whether answers must be the same, token for token."""
     by_method = {name: [run for run in runs if run.method == name] for name in methods}
     domains = {run.item: run.domain for run in sorted(runs, key=lambda run: run.item)}
-    facts: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    facts: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for run in runs:
-        found = facts.setdefault((run.method, run.item), [])
-        found.append((run.by_clock(clock), run.num_tokens))
+        facts[run.method, run.item].append((run.by_clock(clock), run.num_tokens))
     medians = [[np.median(facts[name, item], axis=0) for item in domains] for name in methods]
     seconds, tokens = np.moveaxis(np.array(medians), -1, 0)
     timing = Timing(list(methods), seconds, tokens)
     return Sheet(timing, list(domains.values()), by_method, can_compare, clock)
-
-
-def same_tokens(runs: Mapping[str, Sequence[Run]]) -> dict[str, float]:
-    """By method, the share of answers that are plain decoding's of the same turn."""
-    plain = {(run.repeat, run.item): run.tokens for run in runs[PLAIN]}
-    return {
-        name: sum(run.tokens == plain[run.repeat, run.item] for run in found) / max(1, len(found))
-        for name, found in runs.items()
-    }
 
 
 def results(sheet: Sheet) -> dict[str, Any]:
@@ -164,12 +145,13 @@ def results(sheet: Sheet) -> dict[str, Any]:
 
 
 def rows(sheet: Sheet) -> dict[str, Row]:
-    same = same_tokens(sheet.runs)
-    return {name: _row(sheet, name, same[name]) for name in sheet.timing.names}
+    plain = {(run.repeat, run.item): run.tokens for run in sheet.runs[PLAIN]}
+    return {name: _row(sheet, name, plain) for name in sheet.timing.names}
 
 
-def _row(sheet: Sheet, name: str, same: float) -> Row:
+def _row(sheet: Sheet, name: str, plain: Mapping[tuple[int, int], list[list[int]]]) -> Row:
     runs = sheet.runs[name]
+    same = sum(run.tokens == plain[run.repeat, run.item] for run in runs) / max(1, len(runs))
     tokens = sum(run.num_tokens for run in runs)
     num_rounds = sum(sum(run.num_rounds) for run in runs)
     row: Row = {
@@ -223,9 +205,8 @@ def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
         "best fixed plan": [n for n in timing.names if n.startswith("fixed:")],
     }
     found: dict[str, Row] = {}
-    for label, names in groups.items():
-        names = [name for name in names if name in timing.names]
-        if names:
+    for label, group in groups.items():
+        if names := [name for name in group if name in timing.names]:
             best = max(names, key=timing.tok_per_s)
             found[label] = {"methods": [best], **timing.compare(DEFAULT, best).as_json()}
     if parts and (fixed := groups["best fixed plan"]):
@@ -260,10 +241,8 @@ def cautions(found: Mapping[str, Any]) -> list[str]:
     if num == 1:
         said.append("With 1 prompt there is no interval: another prompt may say otherwise.")
     elif num < FEW_PROMPTS:
-        said.append(
-            f"With {num} prompts the intervals are rough: a bootstrap cannot see prompts that "
-            "were not asked."
-        )
+        why = "a bootstrap cannot see prompts that were not asked."
+        said.append(f"With {num} prompts the intervals are rough: {why}")
     return said
 
 

@@ -18,8 +18,6 @@ from draftwise.files import write_text
 from draftwise.settings import Settings
 from draftwise.types import DraftwiseError
 
-CLOCKS = ("wall", "cpu")
-
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
@@ -62,16 +60,15 @@ def prepare(wanted: BenchSettings) -> tuple[Suite, RunStore]:
         value = getattr(wanted, name)
         if value is not None and value < 1:
             raise DraftwiseError(f"--{name} {value}: it must be 1 or more")
-    known("clock", wanted.clock, CLOCKS)
+    known("clock", wanted.clock, ("wall", "cpu"))
     check_methods(wanted.methods)
     suite = load_suite(wanted.suite, wanted.prompts, wanted.domains)
     store = RunStore(wanted.out)
     if (earlier := store.settings()) is not None:
         for key, value in wanted.settings(suite).items():
             if earlier.get(key) != value:
-                raise DraftwiseError(
-                    f"{wanted.out} holds a bench with other {key}; give another --out, or remove it"
-                )
+                why = f"holds a bench with other {key}; give another --out, or remove it"
+                raise DraftwiseError(f"{wanted.out} {why}")
     return suite, store
 
 
@@ -80,9 +77,9 @@ class Run:
     """One method's answer to one item.
 
     item: its place in the suite. tokens, seconds, cpu_s, num_rounds: by turn. emitted: tokens of
-    every round, all turns together. num_drafted, num_accepted: None where unknown. phases:
-    seconds of the engine by phase. pulls: rounds by drafter. round_s: seconds of every round.
-    course: plans and estimates of a policy, kept for a few runs (``record.course``).
+    every round, all turns together. num_drafted, num_accepted: None where unknown. phases: seconds
+    of the engine. pulls: rounds by drafter. round_s: seconds of every round. course: plans and
+    estimates of a policy, kept for a few runs (``session.course``).
     """
 
     method: str
@@ -135,9 +132,8 @@ class RunStore:
         try:
             found: dict[str, Any] = json.loads(first)["settings"]
         except (ValueError, KeyError, TypeError):
-            raise DraftwiseError(
-                f"{self._path} is no file of a bench: give another --out"
-            ) from None
+            why = f"{self._path} is no file of a bench: give another --out"
+            raise DraftwiseError(why) from None
         return found
 
     def begin(self, settings: Mapping[str, Any]) -> None:

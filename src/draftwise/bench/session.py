@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,7 @@ from draftwise.files import write_text
 from draftwise.speculator import Speculator
 from draftwise.types import NONE, DraftwiseError, Plan
 
-EXPLORED = {"fixed", "peers"}
-"""Groups whose members an exploration run finds."""
-RESULTS, TRACE = "results.json", "trace.jsonl"
-"""In the bench's folder: what it found, and the trace of the first look."""
+TRACE = "trace.jsonl"  # of the first look, in the bench's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +44,7 @@ class Asked:
 
 @dataclass(slots=True)
 class TimedReply:
-    """One turn's answer. seconds: wall time; cpu_s: CPU time of this process.
-
-    emitted: number of tokens of every round; rounds: draftwise's records.
-    """
+    """One turn's answer. seconds: wall time; cpu_s: CPU time of this process. emitted: by round."""
 
     tokens: list[int]
     seconds: float
@@ -64,7 +58,6 @@ class OurContestant:
 
     def __init__(self, spec: Ours, base: Speculator, asked: Asked) -> None:
         self.name, self._spec, self._base, self._asked = spec.name, spec, base, asked
-        self._has_memory = any(isinstance(d, SuffixDrafter) for d in base.drafters)
         self._speculator = self._make()
 
     @property
@@ -73,18 +66,13 @@ class OurContestant:
 
     def begin(self) -> None:
         """Begin a repeat: no drafter may copy from answers of the last one."""
-        if self._has_memory:
+        if any(isinstance(drafter, SuffixDrafter) for drafter in self._base.drafters):
             self._speculator = self._make()
 
     def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
         start, cpu = time.perf_counter(), time.process_time()
         wall_before, cpu_before = self._speculator.compiling()
-        generation = self._speculator.start(
-            [list(prompt)],
-            max_new_tokens=self._asked.max_new_tokens,
-            temperature=self._asked.temperature,
-            seed=seed,
-        )
+        generation = self._speculator.start([list(prompt)], seed=seed, **asdict(self._asked))
         rounds = list(generation)
         tokens = generation.results()[0].tokens
         seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
@@ -131,16 +119,13 @@ def course(rounds: Sequence[Round], plans: Sequence[Plan]) -> dict[str, Any]:
     return {
         "arms": names,
         "played": [names.index(arms[round_.plan_index]) for round_ in rounds],
-        "values": [
-            [float(round_.estimates[plans_of].max()) for plans_of in members] for round_ in rounds
-        ],
+        "values": [[float(one.estimates[own].max()) for own in members] for one in rounds],
         "plans": [str(round_.plan) for round_ in rounds],
         "sources": [source for round_ in rounds for source in round_.sources],
     }
 
 
 def _arms(plans: Sequence[Plan]) -> list[str]:
-    """The arm of each plan."""
     real = [plan for plan in plans if plan.drafter != NONE]
     if len({plan.rule for plan in real}) > 1:
         return [NONE if plan.drafter == NONE else plan.rule for plan in plans]
@@ -157,8 +142,7 @@ class PeerContestant:
     """
 
     def __init__(self, spec: Peer, base: Speculator, asked: Asked) -> None:
-        self.name, self._asked = spec.name, asked
-        self._model = base.target.module
+        self.name, self._model = spec.name, base.target.module
         self._options: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "do_sample": False}
         if heat := asked.temperature:
             self._options |= {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": 1.0}
@@ -168,8 +152,7 @@ class PeerContestant:
             self._options["prompt_lookup_num_tokens"] = spec.length
         elif spec.drafter is not None:
             models = {d.name: d.model for d in base.drafters if isinstance(d, LMDrafter)}
-            self._assistant = models[spec.drafter].module
-            self._options["assistant_model"] = self._assistant
+            self._options["assistant_model"] = self._assistant = models[spec.drafter].module
             self._config = copy.deepcopy(self._assistant.generation_config)
             self._config.num_assistant_tokens = spec.length
             self._config.num_assistant_tokens_schedule = spec.schedule
@@ -196,20 +179,17 @@ class PeerContestant:
         finally:
             if usual is not None:
                 self._assistant.generation_config = usual
-        return TimedReply(tokens, seconds, cpu_s, counter.emitted)
+        return TimedReply(tokens, seconds, cpu_s, counter.counts[1:])
 
 
 class _RoundCounter:
-    """A streamer that counts each round's tokens; the first call is the prompt."""
+    """A streamer that counts the tokens of the prompt, then those of each round."""
 
     def __init__(self) -> None:
-        self.emitted: list[int] = []
-        self._has_prompt = False
+        self.counts: list[int] = []
 
     def put(self, value: torch.Tensor) -> None:
-        if self._has_prompt:
-            self.emitted.append(value.numel())
-        self._has_prompt = True
+        self.counts.append(value.numel())
 
     def end(self) -> None:
         """The answer is complete."""
@@ -221,29 +201,23 @@ class Question:
     prompt: Sequence[int]
 
 
-GoesOn = Callable[[], bool]
-"""Asked between answers: False ends the bench."""
+GoesOn = Callable[[], bool]  # asked between answers: False ends the bench
+Report = Callable[[str, int, int], None]  # what is being done, and how much of how much is done
 Contestant = OurContestant | PeerContestant
 
 
 class Encoder:
-    """Encodes items; too long prompts lose their beginning, and ``num_cut`` counts them."""
+    """Encodes items; too long prompts lose their beginning, and ``cut`` has the items' ids."""
 
     def __init__(self, base: Speculator, asked: Asked) -> None:
         self._tokenizer = base.tokenizer
         self._room = base.target.max_positions - asked.max_new_tokens
-        self._cut: set[str] = set()
+        self.cut: set[str] = set()
         if self._tokenizer is None:
             raise DraftwiseError("the target has no tokenizer: a bench needs one for its prompts")
         if self._room < 1:
-            raise DraftwiseError(
-                f"--tokens {asked.max_new_tokens}: the target has {base.target.max_positions} "
-                "positions, and a prompt needs some of them"
-            )
-
-    @property
-    def num_cut(self) -> int:
-        return len(self._cut)
+            why = f"the target has {base.target.max_positions} positions, and a prompt needs some"
+            raise DraftwiseError(f"--tokens {asked.max_new_tokens}: {why} of them")
 
     def prompt(self, item: Item, answers: Sequence[Sequence[int]]) -> list[int]:
         said = [self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in answers]
@@ -258,7 +232,7 @@ class Encoder:
         if not ids:
             raise DraftwiseError(f"item {item.id} of {item.domain} is empty: nothing to continue")
         if len(ids) > self._room:
-            self._cut.add(item.id)
+            self.cut.add(item.id)
         return list(ids[-self._room :])
 
 
@@ -292,8 +266,8 @@ class Contest:
     ) -> None:  # fmt: skip
         self._contestants = {c.name: c for c in contestants}
         self._items, self._encoder, self._store, self._seed = items, encoder, store, seed
-        firsts = {item.domain: index for index, item in reversed(list(enumerate(items)))}
-        self._with_course = set(firsts.values())
+        domains = [item.domain for item in items]
+        self._with_course = {domains.index(domain) for domain in domains}  # the first of each
 
     def run(
         self, repeats: int, done: Sequence[Run], goes_on: GoesOn, progress: Callable[[], None]
@@ -350,10 +324,6 @@ class Contest:
         )
 
 
-Report = Callable[[str, int, int], None]
-"""Called with what is being done, and how much of how much is done."""
-
-
 @dataclass(frozen=True, slots=True)
 class ContestResult:
     """results: as in ``results.json``; runs and suite for the report."""
@@ -381,12 +351,12 @@ def measure(
     now = {"environment": made_on, "command": command()}
     if settings is None:
         questions = [Question(item.domain, encoder.prompt(item, [])) for item in items]
-        explores = explores or not EXPLORED.isdisjoint(wanted.methods or DEFAULT_METHODS)
-        looking = studio if explores else None
+        specs = wanted.methods or DEFAULT_METHODS
+        looking = studio if explores or {"fixed", "peers"}.intersection(specs) else None
         known = _first_look(wanted, asked, questions, base, goes_on, report, looking)
         if known is None:
             return None
-        names = expand(wanted.methods or DEFAULT_METHODS, known)
+        names = expand(specs, known)
         found, left_out = make_contestants(names, base, asked, wanted.methods)
         taking_part = {"methods": [each.name for each in found], "skipped": left_out}
         settings = wanted.settings(suite) | taking_part | now
@@ -397,12 +367,14 @@ def measure(
     contest = Contest(contestants, items, encoder, store, wanted.seed)
     measured = None
     try:
-        tick = _counter(report, "measuring", total, len(done))
-        contest.run(wanted.repeats, done, goes_on, tick)
+        numbers = itertools.count(min(len(done), total) + 1)
+        contest.run(
+            wanted.repeats, done, goes_on, lambda: report("measuring", next(numbers), total)
+        )
     finally:
         if runs := store.load(len(methods)):
-            summary = _sum_up(wanted, suite, runs, base, settings, now, encoder.num_cut)
-            path = store.folder / RESULTS
+            summary = _sum_up(wanted, suite, runs, base, settings, now, len(encoder.cut))
+            path = store.folder / "results.json"
             write_text(path, json.dumps(summary, indent=1) + "\n")
             paths = [path, *store.folder.glob(TRACE)]
             if suite.is_spec_bench and studio is not None:
@@ -410,12 +382,6 @@ def measure(
                 paths += studio.write_answers(folder, items, runs, base.tokenizer)
             measured = ContestResult(summary, runs, suite, base.tokenizer, paths)
     return measured
-
-
-def _counter(report: Report, what: str, total: int, num_done: int = 0) -> Callable[[], None]:
-    """A function that reports one more as done each time it is called."""
-    numbers = itertools.count(min(num_done, total) + 1)
-    return lambda: report(what, next(numbers), total)
 
 
 def _first_look(
@@ -428,10 +394,10 @@ def _first_look(
     if studio is None:  # no fixed plan, the first model as assistant
         models = (drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter))
         return Known([], next(models, None))
-    path, count = wanted.out / TRACE, _counter(report, "first look", len(questions))
+    path, numbers = wanted.out / TRACE, itertools.count(1)
 
     def tick() -> bool:
-        count()
+        report("first look", next(numbers), len(questions))
         return goes_on()
 
     if not studio.scout(base, questions, asked, path, wanted.seed, tick):

@@ -12,12 +12,10 @@ from draftwise.chat import check_unicode
 from draftwise.files import prompt_lines
 from draftwise.types import DraftwiseError
 
-ZOO, SPEC_BENCH = "zoo", "spec-bench"
 _MT_BENCH = {
     "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
 }  # fmt: skip
 """Categories that Spec-Bench counts as one, ``mt_bench``."""
-_COPY_SHIFT = 5
 _T = TypeVar("_T")
 
 
@@ -56,34 +54,27 @@ def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] 
 
     A jsonl file whose lines have ``turns`` and ``category`` is Spec-Bench's, wherever it lies; in
     others ``prompt`` (or ``turns``) is asked, ``domain`` and ``id`` are optional. per_domain: most
-    items of each domain; None = all. domains: only these; empty = all. Raises
-    DraftwiseError.
+    items of each domain. domains: only these; empty = all. Raises DraftwiseError.
     """
     kind, _, rest = name.partition(":")
-    if name == ZOO:
+    if name == "zoo":
         items = zoo_items()
-    elif kind == SPEC_BENCH:
+    elif kind == "spec-bench":
         if not rest:
-            raise DraftwiseError(
-                "spec-bench is read from its question.jsonl: write --suite spec-bench:FILE"
-            )
+            why = "spec-bench is read from its question.jsonl: write --suite spec-bench:FILE"
+            raise DraftwiseError(why)
         items = read_items(Path(rest))
     elif Path(name).is_file():
         items = read_items(Path(name))
     else:
-        raise DraftwiseError(
-            f"there is no file {name}; write zoo, spec-bench:FILE, or a file of prompts (.jsonl, "
-            ".txt)"
-        )
+        what = "zoo, spec-bench:FILE, or a file of prompts (.jsonl, .txt)"
+        raise DraftwiseError(f"there is no file {name}; write {what}")
     known = list(dict.fromkeys(item.domain for item in items))
     for domain in domains:
         if domain not in known:
             raise DraftwiseError(f"{name} has no domain {domain!r}; it has: {', '.join(known)}")
-    chosen = [
-        [item for item in items if item.domain == domain][:per_domain]
-        for domain in known
-        if not domains or domain in domains
-    ]
+    wanted = [domain for domain in known if domain in (domains or known)]
+    chosen = [[item for item in items if item.domain == one][:per_domain] for one in wanted]
     return Suite(name, tuple(in_turn(chosen)))
 
 
@@ -101,20 +92,16 @@ def zoo_items() -> list[Item]:
     from draftwise import zoo
 
     prompts = zoo.prompts()
-    prompts["copy"] = copy_prompts(prompts["edit"])
+    # copy-heavy: the code of two edits, and an instruction that changes one line
+    codes = [edit.split("\n", 2)[2].rpartition("### answer")[0] for edit in prompts["edit"]]
+    prompts["copy"] = [
+        f"### edit\nDelete line 2.\n{code}{codes[(i + 5) % len(codes)]}### answer\n"
+        for i, code in enumerate(codes)
+    ]
     return [
         Item(f"{domain}-{number}", domain, (prompt,))
         for domain, found in prompts.items()
         for number, prompt in enumerate(found)
-    ]
-
-
-def copy_prompts(edits: Sequence[str]) -> list[str]:
-    """Copy-heavy prompts: the code of two edits, and an instruction that changes one line."""
-    codes = [prompt.split("\n", 2)[2].rpartition("### answer")[0] for prompt in edits]
-    return [
-        f"### edit\nDelete line 2.\n{code}{codes[(i + _COPY_SHIFT) % len(codes)]}### answer\n"
-        for i, code in enumerate(codes)
     ]
 
 

@@ -7,19 +7,15 @@ from pathlib import Path
 from draftwise.install import find_weights
 
 _WEIGHTS = find_weights(Path(__file__).parent / "weights", "real")
-RETRIEVAL = ("lookup", "suffix")
-"""Drafters of every pretrained target: they have no weights."""
+RETRIEVAL = ("lookup", "suffix")  # drafters of every pretrained target: they have no weights
 
 
 def drafter_specs(target: str) -> list[str]:
-    """The default drafters of a pretrained target: retrieval, and its head, whose first
-    token is accepted more often than the layer's in every category of Spec-Bench
-    (docs/real_models.md).
+    """The default drafters of a pretrained target: retrieval, and its head, whose first token is
+    accepted more often than the layer's in every category of Spec-Bench (docs/real_models.md).
     """
-    heads = (
-        f"{name}={spec}" for name, spec in own_specs(target).items() if spec.startswith("eagle:")
-    )
-    return [*RETRIEVAL, *heads]
+    specs = own_specs(target).items()
+    return [*RETRIEVAL, *(f"{name}={spec}" for name, spec in specs if spec.startswith("eagle:"))]
 
 
 def own_specs(target: str) -> dict[str, str]:

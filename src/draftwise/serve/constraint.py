@@ -18,13 +18,7 @@ from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
-    from llguidance._lib import JsonCompileOptions
     from torch import Tensor
-
-_COMPACT: JsonCompileOptions = {
-    "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ",
-}  # fmt: skip
-"""One way to write each value: small models otherwise fill their answers with blanks."""
 
 
 class Grammars:
@@ -56,9 +50,8 @@ class Grammars:
         from llguidance.hf import from_tokenizer
 
         if self._tokenizer is None or not self._eos:
-            raise DraftwiseError(
-                "answers of a given form need a tokenizer and an end-of-text token"
-            )
+            why = "answers of a given form need a tokenizer and an end-of-text token"
+            raise DraftwiseError(why)
         return from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos)
 
 
@@ -150,10 +143,12 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
 
     text = json.dumps(schema)
     if len(text) > MAX_GRAMMAR_CHARS:
-        raise DraftwiseError(
-            f"the schema has {len(text)} characters, and at most {MAX_GRAMMAR_CHARS} are read"
+        why = f"the schema has {len(text)} characters, and at most {MAX_GRAMMAR_CHARS} are read"
+        raise DraftwiseError(why)
+    try:  # one way to write each value: small models otherwise fill their answers with blanks
+        return LLMatcher.grammar_from_json_schema(
+            text,
+            overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
         )
-    try:
-        return LLMatcher.grammar_from_json_schema(text, overrides=_COMPACT)
     except ValueError as error:
         raise DraftwiseError(f"the schema cannot be used: {error}") from None

@@ -10,7 +10,7 @@ import time
 from collections import Counter as Counts
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,7 @@ _ALLOWED = "1 while the guard allows drafts, 0 while it does not."
 _PRICED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _PRICE_EVERY_S = 1.0
 _HISTORY_S = 300
-MOST_LABELS = 32
-"""Number of labels counted by name; further ones are counted as ``other``."""
+MOST_LABELS = 32  # labels counted by name; further ones are counted as ``other``
 
 
 class Metrics(Observer):
@@ -42,26 +41,24 @@ class Metrics(Observer):
         self._guard = Guard()
         self._registry, self._model = CollectorRegistry(), model
         counter, gauge = partial(self._metric, Counter), partial(self._metric, Gauge)
-        histogram = partial(self._metric, Histogram)
+        histogram = partial(self._metric, Histogram, buckets=_SECONDS)
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of ended requests.")
         self._generated = counter("vllm:generation_tokens", "Tokens generated.")
-        self._ended = counter(
-            "vllm:request_success", "Requests that ended, by how.", "finished_reason"
-        )
+        words = "Requests that ended, by how."
+        self._ended = counter("vllm:request_success", words, "finished_reason")
         self._drafts = counter("vllm:spec_decode_num_drafts", "Drafts verified.")
         self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
         self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Drafts kept.")
-        self._accepted_at = counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Kept, by position.", "position"
-        )
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        self._accepted_at = counter(name, "Kept, by position.", "position")
         gauge("draftwise:max_rows", "Rows that may run together.").set(max_rows)
         gauge("draftwise:max_open", "Answers on their way at most.").set(max_open)
         words = "From submission to the first token."
-        self._first = histogram("vllm:time_to_first_token_seconds", words, buckets=_SECONDS)
+        self._first = histogram("vllm:time_to_first_token_seconds", words)
         words = "Between tokens; those of one round share its time."
         self._between = histogram("vllm:inter_token_latency_seconds", words, buckets=_FEW_SECONDS)
         words = "From submission to the last token."
-        self._whole = histogram("vllm:e2e_request_latency_seconds", words, buckets=_SECONDS)
+        self._whole = histogram("vllm:e2e_request_latency_seconds", words)
         self._pulls = counter("draftwise:pulls", "Rounds by plan.", "drafter", "length")
         self._written = counter("draftwise:tokens", "Tokens by drafter.", "source")
         words = "What the policy expects of a plan."
@@ -69,11 +66,11 @@ class Metrics(Observer):
         words = "Seconds of a target forward by tokens per row, and of a drafter's step."
         self._prices = gauge("draftwise:price_seconds", words, "model", "tokens")
         # same names and descriptions as in the vLLM plug-in (integrations.vllm.metrics)
-        words = "Rounds by label of the request."
-        self._label_rounds = counter("draftwise:label_rounds", words, "label")
-        words = "Tokens by label of the request."
+        by_label = "by label of the request"
+        self._label_rounds = counter("draftwise:label_rounds", f"Rounds {by_label}.", "label")
+        words = f"Tokens {by_label}."
         self._label_tokens = counter("draftwise:label_emitted_tokens", words, "label")
-        words = _SPEED + ", by label of the request"
+        words = f"{_SPEED}, {by_label}"
         self._label_speed = gauge("draftwise:label_speed", words, "label", "window")
         self._accounts: dict[str, Account] = {}
         self._phases = counter("draftwise:phase_seconds", "Engine seconds.", "phase")
@@ -82,7 +79,7 @@ class Metrics(Observer):
         )
 
     def watch(self, worker: Worker) -> None:
-        """Add gauges that read the engine when they are scraped."""
+        """Add gauges that are read when they are scraped."""
         engine, gauge = worker.engine, partial(self._metric, Gauge)
         self._guard = engine.guard
         for name, words, read in (
@@ -132,9 +129,8 @@ class Metrics(Observer):
     def saw_response(self, path: str, status: int) -> None:
         self._http.labels(path, str(status)).inc()
 
-    def text(self) -> bytes:
-        text: bytes = generate_latest(self._registry)
-        return text
+    def text(self) -> Any:
+        return generate_latest(self._registry)
 
     def _price(self, round_: Round, engine: Engine) -> None:
         self._priced_s = time.monotonic()
@@ -181,7 +177,7 @@ class Metrics(Observer):
         return partial(made.labels, self._model) if labels else made.labels(self._model)
 
 
-@dataclass(slots=True)
+@dataclass
 class Second:
     """The engine's activity in one second; expected: estimates of each drafter's best plan."""
 
@@ -197,8 +193,7 @@ class Second:
     expected: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        copied = {"tokens": dict(self.tokens), "pulls": dict(self.pulls)}
-        found = {one.name: getattr(self, one.name) for one in fields(self)} | copied
+        found = vars(self) | {"tokens": dict(self.tokens), "pulls": dict(self.pulls)}
         return {name: round(v, 6) if isinstance(v, float) else v for name, v in found.items()}
 
 

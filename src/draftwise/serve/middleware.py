@@ -12,44 +12,38 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftwise.serve.schemas import Refused
+from draftwise.serve.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from draftwise.serve.app import Service
 
 _LOG = logging.getLogger(__name__)
 _GIVEN_ID = re.compile(rb"[\w.:-]{1,64}", re.ASCII)
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.ASCII)
 _OPEN_PATHS = {"/", "/health"}
-_POLLED_PATHS = {"/health", "/metrics", "/stats"}
-"""Polled every few seconds by monitoring and the live page, so not in the access log."""
+_POLLED_PATHS = {"/health", "/metrics", "/stats"}  # every few seconds: not in the access log
 _BODY_TIMEOUT_S = 30.0
 
 
 class Middleware:
     """Wraps the application.
 
-    keys: accepted API keys; none = no authentication. max_body: bytes. heavy: called when a request
-    ends whose state has ``is_heavy``. hosts: accepted names in ``Host``, in lower case; none or
-    ``*`` = any. The check prevents DNS rebinding, where a web page's name resolves to this
-    machine's address.
-
     Whole bodies are read here, so their size is known before they are parsed; afterwards
     ``receive`` only reports that the client has disconnected.
     """
 
-    def __init__(
-        self, app: ASGIApp, keys: Sequence[str], max_body: int,
-        saw_response: Callable[[str, int], None], hosts: Sequence[str], heavy: Heavy,
-    ) -> None:  # fmt: skip
-        self._app, self._max_body, self._saw_response = app, max_body, saw_response
-        self._hosts = frozenset() if "*" in hosts else frozenset(map(str.lower, hosts))
-        self._heavy = heavy
-        self._keys = [key.encode() for key in keys]
+    def __init__(self, app: ASGIApp, service: Service, settings: ServerSettings) -> None:
+        self._app, self._service, self._max_body = app, service, settings.max_body
+        self._hosts = set() if "*" in settings.hosts else set(map(str.lower, settings.hosts))
+        self._keys = [key.encode() for key in settings.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # the lifespan
@@ -83,25 +77,23 @@ class Middleware:
         finally:
             # the route, since arbitrary paths must not become metric labels
             path = str(getattr(scope.get("route"), "path", "unknown"))
-            self._saw_response(path, status)
+            self._service.metrics.saw_response(path, status)
             if scope["state"].get("is_heavy"):
-                self._heavy.ended()
+                self._service.heavy.ended()
             seconds = round(time.monotonic() - began, 6)
             line = {"method": scope["method"], "path": path, "status": status, "seconds": seconds}
             level = logging.DEBUG if path in _POLLED_PATHS and status == 200 else logging.INFO
             _LOG.log(level, "request", extra={"facts": {**facts, **line}})
 
     def _check_host(self, host: bytes) -> None:
+        """Prevents DNS rebinding: a web page's name that resolves to this machine's address."""
         if not self._hosts or not host:  # browsers always send one
             return
         name = _HOST.fullmatch(host.decode("latin-1").lower())
         if name is None or name[1] not in self._hosts:
-            raise Refused(
-                403,
-                "this server does not go by the name that the request's Host header says; to serve "
-                "under it, start with --allowed-host NAME",
-                code="host_not_allowed",
-            )
+            message = "this server does not go by the name that the request's Host header says; "
+            message += "to serve under it, start with --allowed-host NAME"
+            raise Refused(403, message, code="host_not_allowed")
 
     def _check_key(self, path: str, authorization: bytes) -> None:
         if not self._keys or path in _OPEN_PATHS:
@@ -147,9 +139,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 _Made = TypeVar("_Made")
-LARGE_BODY = 16 * 1024
-"""Bytes; a smaller body is parsed in the event loop, faster than a thread starts."""
-_NUM_THREADS = 2
+LARGE_BODY = 16 * 1024  # bytes; a smaller body is parsed faster than a thread starts
 _QUIET_S = 1.0
 """Seconds from the end of a heavy request to the return of its memory: the engine drops its row
 after the answer, and a crowd of heavy requests is tidied up after once a second."""
@@ -160,17 +150,15 @@ class Heavy:
 
     Freed memory otherwise stays with the process: glibc keeps a heap for each thread, and a grammar
     leaves 40 to 57 MB in the heap of the thread that compiled it. A body that an error's traceback
-    refers to stays until the next garbage collection. State: whether a return of memory is
-    scheduled.
+    refers to stays until the next garbage collection.
     """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="heavy")
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="heavy")
         self._is_due = False
 
     async def run(self, make: Callable[..., _Made], *given: Any) -> _Made:
-        """Run ``make(*given)`` in one of the threads; further calls queue, and no other request
-        waits."""
+        """The result of ``make(*given)``, which queues for one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, make, *given)
 
     def ended(self) -> None:
@@ -179,12 +167,12 @@ class Heavy:
             self._is_due = True
             asyncio.get_running_loop().call_later(_QUIET_S, self._begin)
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
     def _begin(self) -> None:
         self._is_due = False
         self._pool.submit(give_back)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def give_back() -> None:

@@ -27,6 +27,8 @@ from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import GenerationRequest
 from draftwise.types import DraftwiseError, SamplingParams
 
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""For base models: the concatenated messages are the text to continue."""
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 """Bytes by the characters that stand for them in byte-level vocabularies (GPT-2's table)."""
@@ -73,8 +75,7 @@ class ToolText:
         text = self._text
         if text.lstrip()[:1] in ("{", "[", ""):
             return 0
-        at = text.find(_OPEN)
-        if at >= 0:
+        if (at := text.find(_OPEN)) >= 0:
             return at
         held = (n for n in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:n]))
         return len(text) - next(held, 0)
@@ -99,19 +100,14 @@ def read_calls(text: str, names: set[str]) -> list[dict[str, Any]]:
                 name = call.get("name") if isinstance(call, dict) else None
                 if not isinstance(name, str) or name not in names:
                     return []
-                text = call.get("arguments", call.get("parameters", {}))
-                if not isinstance(text, str):
-                    text = json.dumps(text, ensure_ascii=False)
+                given = call.get("arguments", call.get("parameters", {}))
+                text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
                 function = {"name": name, "arguments": text}
                 id_ = f"call_{uuid.uuid4().hex[:24]}"
                 calls.append({"id": id_, "type": "function", "function": function})
     except (ValueError, RecursionError):  # a model may write brackets without an end
         return []
     return calls
-
-
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-"""For base models: the concatenated messages are the text to continue."""
 
 
 class Codec:
@@ -122,8 +118,7 @@ class Codec:
     ) -> None:
         if tokenizer is None:
             raise DraftwiseError("a server needs a tokenizer: the target has none")
-        self.tokenizer, self._vocab_size = tokenizer, vocab_size
-        self.max_positions = max_positions
+        self.tokenizer, self._vocab_size, self.max_positions = tokenizer, vocab_size, max_positions
         self.has_template = chat_template is not None or tokenizer.chat_template is not None
         if not self.has_template:
             chat_template = PLAIN_TEMPLATE
@@ -196,11 +191,9 @@ class Codec:
         tokens = prompt.tokens
         if not tokens:
             raise DraftwiseError("the prompt has no tokens: there is nothing to continue")
-        if max(tokens) >= self._vocab_size:
-            raise DraftwiseError(
-                f"the prompt has the token {max(tokens)}, outside the vocabulary of "
-                f"{self._vocab_size}"
-            )
+        if (largest := max(tokens)) >= (size := self._vocab_size):
+            why = f"the prompt has the token {largest}, outside the vocabulary of {size}"
+            raise DraftwiseError(why)
         return prompt
 
     def _text_of(self, token: int) -> str:
@@ -229,14 +222,9 @@ def _turn(message: schemas.Message) -> dict[str, Any]:
         except ValueError:
             continue  # models write arguments as text, and templates print text unchanged
         except RecursionError:
-            raise DraftwiseError(
-                "messages: the arguments of a call are nested too deeply"
-            ) from None
+            why = "messages: the arguments of a call are nested too deeply"
+            raise DraftwiseError(why) from None
     return turn
-
-
-_DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default for completions; a chat may fill the context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,18 +248,16 @@ class RequestParser:
                 raise DraftwiseError("tool_choice already says which form the answer has")
             grammar = json_grammar(calls_schema(body.tools or (), body.tool_choice))
         budget = body.max_completion_tokens or body.max_tokens
-        return self._requests(body, [prompt], grammar, budget, logprobs=logprobs)
+        return self._requests(body, [prompt], grammar, budget, logprobs)
 
     def completion(self, body: schemas.CompletionRequest) -> list[GenerationRequest]:
         """The requests of a completion. Errors: DraftwiseError, ValueError (out of range)."""
         self._check_num(body.n * len(body.prompts))
         prompts = self.codec.prompts(body.prompts)
         grammar = grammar_of(body.response_format, body.structured_outputs)
-        budget = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
-        return self._requests(
-            body, prompts, grammar, budget, logprobs=body.logprobs,
-            prompt_logprobs=body.echo and body.logprobs is not None,
-        )  # fmt: skip
+        budget = 16 if body.max_tokens is None else max(1, body.max_tokens)  # as in OpenAI's API
+        prompt_logprobs = body.echo and body.logprobs is not None
+        return self._requests(body, prompts, grammar, budget, body.logprobs, prompt_logprobs)
 
     def _check_num(self, num: int) -> None:
         """Refuse more answers than the server can ever hold: a client would retry a 429 forever."""
@@ -280,37 +266,35 @@ class RequestParser:
 
     def _requests(
         self, body: schemas.BaseRequest, prompts: Sequence[Prompt], grammar: str | None,
-        budget: int | None, *, logprobs: int | None, prompt_logprobs: bool = False,
+        budget: int | None, logprobs: int | None, prompt_logprobs: bool = False,
     ) -> list[GenerationRequest]:  # fmt: skip
         own, requests = body.draftwise, []
-        for kind, name in (("preset", own.preset), ("policy", own.policy)):
-            if name is not None:
-                check_name(kind, name)
+        if own.preset is not None:
+            preset(own.preset)  # refuses an unknown one
+        if own.policy is not None:
+            registry.check_remote_spec("policy", own.policy)
         options = own.model_dump(exclude={"plans", "deadline_s", "pieces"}) | {
             "lengths": own.plans, "tenant": own.tenant or body.user, "stop": body.stops,
             "logprobs": logprobs, "prompt_logprobs": prompt_logprobs,
         }  # fmt: skip
         given = {name: value for name, value in options.items() if value is not None}
-        deadlines = [s for s in (own.deadline_s, self.limits.deadline_s) if s is not None]
+        deadlines = (own.deadline_s, self.limits.deadline_s)
+        deadline_s = min((s for s in deadlines if s is not None), default=None)
+        prompts = [prompt for prompt in prompts for _ in range(body.n)]
         held: Iterator[Any] = itertools.repeat(None)
         if grammar is not None:
-            nums = [len(prompt.tokens) for prompt in prompts for _ in range(body.n)]
-            held = self.grammars.constraints(grammar, nums)
+            held = self.grammars.constraints(grammar, [len(prompt.tokens) for prompt in prompts])
         for index, prompt in enumerate(prompts):
-            room = self._room(prompt, budget)
             ends = {*(body.stop_token_ids or ())}
             if not body.ignore_eos:
                 ends |= self.eos | prompt.turn_ends
-            for sample in range(body.n):
-                each = {
-                    "max_new_tokens": room,
-                    "sampling": self._sampling(body, next(held)),
-                    "eos_token_ids": sorted(ends),
-                    "seed": seed_of(body.seed, index * body.n + sample),
-                }
-                requests.append(
-                    GenerationRequest(prompt.tokens, given | each, min(deadlines, default=None))
-                )
+            each = {
+                "max_new_tokens": self._room(prompt, budget),
+                "sampling": self._sampling(body, next(held)),
+                "eos_token_ids": sorted(ends),
+                "seed": seed_of(body.seed, index),
+            }
+            requests.append(GenerationRequest(prompt.tokens, given | each, deadline_s))
         return requests
 
     def _room(self, prompt: Prompt, budget: int | None) -> int:
@@ -335,14 +319,6 @@ class RequestParser:
         given: dict[str, Any] = {name: getattr(body, name) for name in names}
         given |= {"top_k": max(0, body.top_k), "logit_bias": self.codec.logit_bias(body.logit_bias)}
         return SamplingParams(**given, process=process)
-
-
-def check_name(kind: str, name: str) -> None:
-    """Refuse a preset or policy that requests may not use. Errors: DraftwiseError."""
-    if kind == "preset":
-        preset(name)
-    else:
-        registry.check_remote_spec(kind, name)
 
 
 def seed_of(seed: int | None, sample: int) -> int | None:

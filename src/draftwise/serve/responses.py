@@ -28,12 +28,10 @@ from draftwise.serve.worker import GenerationRequest, Worker
 if TYPE_CHECKING:
     from draftwise.serve.app import Service
 
-_LEAST = -9999.0
-"""Stands for minus infinity, which JSON lacks (as in OpenAI's API and vLLM)."""
-
 
 def _finite(logprob: float) -> float:
-    return max(float(logprob), _LEAST)
+    """JSON has no infinity: -9999 stands for it, as in OpenAI's API and vLLM."""
+    return max(float(logprob), -9999.0)
 
 
 def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int) -> dict[str, Any]:
@@ -56,8 +54,9 @@ def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int
     }
 
 
-REASONS: Mapping[str, str] = {"eos": "stop", "stop": "stop", "length": "length"}
-"""OpenAI's finish reasons by the engine's."""
+Requests = Sequence[GenerationRequest]
+REASONS = {"eos": "stop", "stop": "stop", "length": "length"}  # OpenAI's, by the engine's
+_STATUS = {"refused": 400, "late": 408, "cancelled": 503}
 
 
 class Reply:
@@ -65,10 +64,8 @@ class Reply:
 
     kind = whole_kind = chunk_kind = ""
 
-    def __init__(
-        self, service: Service, body: BaseRequest, requests: Sequence[GenerationRequest]
-    ) -> None:
-        self._codec, self._num_spec_tokens = service.parser.codec, service.num_spec_tokens
+    def __init__(self, service: Service, body: BaseRequest, requests: Requests) -> None:
+        self.requests, self._service, self._codec = requests, service, service.parser.codec
         self._model = body.model or service.models[0]
         self.is_stream = body.stream
         self.stream_options = body.stream_options or schemas.StreamOptions()
@@ -128,7 +125,7 @@ class Reply:
             rounds += output.rounds
             all_.merge(output.stats)
         names = ("num_rounds", "mean_accepted_tokens", "pulls", "speed", "recent_speed")
-        spec = speculative_decoding(rounds, self._num_spec_tokens)
+        spec = speculative_decoding(rounds, self._service.num_spec_tokens)
         return {
             "usage": self._usage(),
             "metrics": {"speculative_decoding": spec},
@@ -148,9 +145,7 @@ class CompletionReply(Reply):
 
     kind, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(
-        self, service: Service, body: CompletionRequest, requests: Sequence[GenerationRequest]
-    ) -> None:
+    def __init__(self, service: Service, body: CompletionRequest, requests: Requests) -> None:
         super().__init__(service, body, requests)
         self._has_logprobs, self._is_empty = body.logprobs is not None, body.max_tokens == 0
         self._echoes: list[tuple[str, Sequence[int]]] = []  # by choice: the prompt's text and ids
@@ -191,10 +186,9 @@ class CompletionReply(Reply):
     def _logprobs(
         self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], offset: int
     ) -> dict[str, Any]:
-        """Log-probabilities; the first token of an echoed prompt has none.
+        """The first token of an echoed prompt has no log-probability.
 
-        offset: characters of the text before these tokens; negative if the first ones are not in
-        it.
+        offset: characters of the text before these tokens; negative if these begin before it.
         """
         pairs = list(zip(tokens, found, strict=False))
         texts = [self._codec.text_of(token) for token, _ in pairs]
@@ -211,7 +205,7 @@ class CompletionReply(Reply):
         found: dict[str, float] = {}
         for token, logprob in [*one.top, (one.token, one.logprob)]:
             text = self._codec.text_of(token)
-            found[text] = max(_finite(logprob), found.get(text, _LEAST))
+            found[text] = _finite(max(logprob, found.get(text, logprob)))
         return found
 
 
@@ -220,9 +214,7 @@ class ChatReply(Reply):
 
     kind, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(
-        self, service: Service, body: ChatRequest, requests: Sequence[GenerationRequest]
-    ) -> None:
+    def __init__(self, service: Service, body: ChatRequest, requests: Requests) -> None:
         super().__init__(service, body, requests)
         self._has_logprobs = body.logprobs
         names = [tool.function.name for tool in body.tools or ()]
@@ -250,21 +242,18 @@ class ChatReply(Reply):
         if calls:
             numbered = [{"index": i, **call} for i, call in enumerate(calls)]
             said["tool_calls"] = calls if is_whole else numbered
-        reason = "tool_calls" if calls else REASONS.get(part.finish_reason or "")
         return {
             "index": index,
             "message" if is_whole else "delta": said,
             "logprobs": self._logprobs(part.logprobs) if self._has_logprobs else None,
-            "finish_reason": reason,
+            "finish_reason": "tool_calls" if calls else REASONS.get(part.finish_reason or ""),
             **self._pieces(index, part),
         }
 
     def _logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
         content = [
-            {
-                **self._entry(one.token, one.logprob),
-                "top_logprobs": [self._entry(token, logprob) for token, logprob in one.top],
-            }
+            self._entry(one.token, one.logprob)
+            | {"top_logprobs": [self._entry(token, logprob) for token, logprob in one.top]}
             for one in found
         ]
         return {"content": content, "refusal": None}
@@ -274,13 +263,10 @@ class ChatReply(Reply):
         return {"token": self._codec.text_of(token), "logprob": _finite(logprob), "bytes": raw}
 
 
-_STATUS = {"refused": 400, "late": 408, "cancelled": 503}
-
-
 class AnswerStreams:
     """The answers of one HTTP request, and deltas not read yet. Errors: Busy, Closing."""
 
-    def __init__(self, worker: Worker, requests: Sequence[GenerationRequest]) -> None:
+    def __init__(self, worker: Worker, requests: Requests) -> None:
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._lock, self._filled = threading.Lock(), asyncio.Event()
         self._unread: dict[int, RequestOutput] = {}
@@ -298,13 +284,10 @@ class AnswerStreams:
                 if delta.finish_reason is not None:
                     self._open.pop(index, None)
                     if (reason := delta.finish_reason) not in REASONS:
-                        raise Refused(
-                            _STATUS.get(reason, 500),
-                            delta.error or f"the answer ended with: {reason}",
-                            code=reason.replace(" ", "_"),
-                            # the server is going down
-                            retry_after_s=5 if reason == "cancelled" else None,
-                        )
+                        message = delta.error or f"the answer ended with: {reason}"
+                        wait_s = 5 if reason == "cancelled" else None  # the server is going down
+                        status, code = _STATUS.get(reason, 500), reason.replace(" ", "_")
+                        raise Refused(status, message, code=code, retry_after_s=wait_s)
                 yield index, delta
 
     def close(self) -> None:

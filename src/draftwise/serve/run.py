@@ -28,10 +28,8 @@ from draftwise.serve.worker import LAST_STEP_S, Observer, Worker
 from draftwise.speculator import Speculator
 
 _LOG = logging.getLogger(__name__)
-_LAST_WORDS_S = 5
-"""Seconds for sending final errors to clients, after the answers' and the last step's."""
-STUCK = 70
-"""Exit code if a thread does not end after a signal (EX_SOFTWARE of sysexits.h)."""
+_LAST_WORDS_S = 5  # for sending final errors to clients, after the answers' and the last step's
+STUCK = 70  # exit code if a thread does not end after a signal (EX_SOFTWARE of sysexits.h)
 
 
 class _Traces(Observer):
@@ -49,8 +47,7 @@ class StateSaver(Observer):
     """Persists the learnt state in a file; a failing disk never fails a request.
 
     every_s: seconds between two writes while requests run, so the most that a crash loses. Called
-    in the engine's thread, between rounds. State: when it last wrote, and whether requests ran
-    since.
+    in the engine's thread, between rounds.
     """
 
     def __init__(
@@ -61,10 +58,7 @@ class StateSaver(Observer):
         self._written_s, self._is_dirty = clock(), False
 
     def load(self) -> None:
-        """Load the file if it exists; a damaged one is renamed, with a log message.
-
-        Errors: DraftwiseError for a file of another policy or other plans; OSError.
-        """
+        """A damaged file is renamed. DraftwiseError for one of another policy or plans; OSError."""
         if warning := self._memory.load_or_set_aside(self._path):
             _LOG.warning(warning)
 
@@ -72,15 +66,11 @@ class StateSaver(Observer):
         self._is_dirty = self._is_dirty or bool(rounds)
 
     def write_if_due(self) -> float | None:
-        """Write if a write is due; return the seconds until the next one, None if nothing has
-        changed."""
-        if not self._is_dirty:
-            return None
+        """Write if it is time; return the seconds until the next write, None without changes."""
         left_s = self._written_s + self._every_s - self._clock()
-        if left_s > 0:
-            return left_s
-        self.write()
-        return None
+        if self._is_dirty and left_s <= 0:
+            self.write()
+        return left_s if self._is_dirty else None
 
     def write(self) -> None:
         self._written_s, self._is_dirty = self._clock(), False
@@ -128,8 +118,8 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
 def serve(speculator: Speculator, settings: ServerSettings, listener: socket.socket) -> None:
     """Serve until a signal arrives.
 
-    listener: a socket from ``bind``. Errors: DraftwiseError. If the engine's thread does not end,
-    the process exits with ``STUCK``.
+    listener: from ``bind``. Errors: DraftwiseError. If the engine's thread does not end, the
+    process exits with ``STUCK``.
     """
     service = make_service(speculator, settings)
     # the models stay: without this the collector reads all of their objects again and again while
@@ -154,8 +144,7 @@ class Server(uvicorn.Server):
                 h11_max_incomplete_event_size=64 * 1024,
             )
         )  # fmt: skip
-        self._worker, self._settings = service.worker, settings
-        self._model = service.models[0]
+        self._service, self._settings = service, settings
         self._is_over = Event()
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -169,18 +158,18 @@ class Server(uvicorn.Server):
         for name in map(socket.socket.getsockname, sockets or ()):
             host = f"[{name[0]}]" if ":" in name[0] else name[0]
             facts = {"page": f"http://{host}:{name[1]}/", "api": f"http://{host}:{name[1]}/v1"}
-            _LOG.info("serving %s", self._model, extra={"facts": facts})
+            _LOG.info("serving %s", self._service.models[0], extra={"facts": facts})
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             os._exit(128 + sig)
-        self._worker.close()
+        self._service.worker.close()
         Thread(target=self._end, daemon=True).start()
         self.should_exit = True
 
     def _end(self) -> None:
         """End unfinished answers with an error after the grace period, and let the process exit."""
-        self._worker.stop(self._settings.drain_s)
+        self._service.worker.stop(self._settings.drain_s)
         if self.started and not self._is_over.wait(2 * _LAST_WORDS_S):
             _LOG.error("the server did not end in time: the process ends now")
             os._exit(STUCK)

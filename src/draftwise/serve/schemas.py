@@ -18,32 +18,24 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from draftwise.types import LONGEST_PLAN
 
-MAX_KEYS = 64
-"""Most fields of an object; draftwise's own schemas have less than half as many."""
+MAX_KEYS = 64  # of an object; draftwise's own schemas have less than half as many fields
 MAX_TOKEN_IDS, MAX_PROMPTS = 2**20, 1024
 MAX_BIASES = 1024
 MAX_PLANS = 128
-MAX_STOPS, MAX_STOP_CHARS = 16, 256
-MAX_SAMPLES = 64
 MAX_GRAMMAR_CHARS = 100_000
 MAX_TOP_LOGPROBS = 20
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "length_penalty": (1, 1.0),
-    "use_beam_search": (False,),
-    "early_stopping": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "add_special_tokens": (True,),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    **dict.fromkeys(("add_special_tokens", "parallel_tool_calls"), (True,)),
+    **dict.fromkeys(("suffix", "user"), ("",)),
     "min_tokens": (0,),
-    "suffix": ("",),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
     "functions": ([],),
     "function_call": ("none",),
-    "user": ("",),
 }
 """Unsupported fields, with the values at which they have no effect."""
 
@@ -55,7 +47,7 @@ IGNORED = frozenset(
 
 Text = Annotated[str, Field(max_length=10_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
 Length = Annotated[int, Field(ge=1, le=128)]
@@ -165,9 +157,9 @@ class BaseRequest(ModelRequest):
     """Fields that both endpoints accept."""
 
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    n: Annotated[int, Field(ge=1, le=64)] = 1
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=64, fail_fast=True)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -397,11 +389,8 @@ class Refused(Exception):
 
 
 def no_object() -> Refused:
-    return Refused(
-        400,
-        "the request has no JSON object as its body: send one, "
-        "with the header Content-Type: application/json",
-    )
+    message = "the request has no JSON object as its body: send one, "
+    return Refused(400, message + "with the header Content-Type: application/json")
 
 
 def first_wrong(errors: Sequence[Mapping[str, Any]]) -> Refused:

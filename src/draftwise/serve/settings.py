@@ -17,9 +17,9 @@ from draftwise.types import DraftwiseError
 
 _listening, _limits = partial(option, panel="Listening"), partial(option, panel="Limits")
 _many = partial(_listening, (), kind=list[str] | None, check=checks.strings)
-_count = partial(checks.whole, least=1)
+_count, _natural = partial(checks.whole, least=1), partial(checks.whole, least=0)
 _at_most = partial(_limits, None, check=partial(checks.optional, _count))
-_seconds = partial(checks.number, least=0.001)
+_gt_0, _ge_0 = partial(checks.number, least=0.001), partial(checks.number, least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,32 +62,27 @@ class ServerSettings:
     )
     max_bytes: int | None = _at_most("Maximum size of the KV cache in bytes.")
     max_queue: int = _limits(
-        64, "Maximum number of queued answers; more get status 429.",
-        check=partial(checks.whole, least=0),
-    )  # fmt: skip
+        64, "Maximum number of queued answers; more get status 429.", check=_natural
+    )
     max_body: int = _limits(4 * 2**20, "Maximum size of a request body in bytes.", check=_count)
     max_prompt_tokens: int | None = _at_most("Maximum number of tokens per prompt.")
     max_new_tokens: int | None = _at_most("Maximum number of tokens per answer.")
     deadline_s: float | None = _limits(
-        None, "Maximum seconds per request.", "--deadline",
-        check=partial(checks.optional, _seconds),
-    )  # fmt: skip
+        None, "Maximum seconds per request.", "--deadline", check=partial(checks.optional, _gt_0)
+    )
     patience_s: float = _limits(
         60.0, "Seconds that a finished answer waits for a client that does not read.",
-        "--patience", check=_seconds,
+        "--patience", check=_gt_0,
     )  # fmt: skip
     stuck_s: float = _limits(
-        60.0, "Seconds in one step after which /health answers 503.", "--stuck-after",
-        check=_seconds,
-    )  # fmt: skip
+        60.0, "Seconds in one step after which /health answers 503.", "--stuck-after", check=_gt_0
+    )
     drain_s: float = _limits(
-        30.0, "Seconds that running requests have to finish after SIGTERM.", "--drain",
-        check=partial(checks.number, least=0),
-    )  # fmt: skip
+        30.0, "Seconds that running requests have to finish after SIGTERM.", "--drain", check=_ge_0
+    )
     state_every_s: float = option(
-        20.0, "Seconds between writes of --state.", "--state-every", panel="Learning",
-        check=partial(checks.number, least=0),
-    )  # fmt: skip
+        20.0, "Seconds between writes of --state.", "--state-every", panel="Learning", check=_ge_0
+    )
     state: Path | None = None
     examples: Mapping[str, Any] = option(dict)
     chat_template: str | None = None
@@ -106,12 +101,11 @@ def bind(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise DraftwiseError(f"--port {port}: it must be 0 to 65535; 0 is any free port")
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no name of a host"
         raise DraftwiseError(f"--host {host}: {why}") from None
+    family, kind, _, _, address = found[0]
     made = socket.socket(family, kind)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,14 +134,12 @@ def _refusal(error: OSError, host: str, port: int) -> DraftwiseError:
         errno.EADDRNOTAVAIL: f"--host {host}: this machine does not have that address; "
         "127.0.0.1 is this machine alone, 0.0.0.0 all of its addresses",
     }
-    return DraftwiseError(
-        why.get(error.errno) or f"--host {host} --port {port}: {error.strerror or error}"
-    )
+    usual = f"--host {host} --port {port}: {error.strerror or error}"
+    return DraftwiseError(why.get(error.errno, usual))
 
 
 def hosts_of(host: str, allowed: list[str]) -> list[str]:
-    """Accepted host names: at a loopback address its own names, elsewhere any unless some are
-    given."""
+    """Accepted host names: those of a loopback address; elsewhere any, unless some are given."""
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -25,8 +25,7 @@ class GenerationRequest:
     deadline_s: float | None = None
 
 
-OutputCallback = Callable[[RequestOutput], None]
-"""Receives the deltas of an answer; called in the engine's thread, must not block."""
+OutputCallback = Callable[[RequestOutput], None]  # called in the engine's thread, must not block
 
 
 class Observer:
@@ -45,8 +44,8 @@ class Observer:
 class RequestHandle:
     """An unfinished answer.
 
-    State: the request, once the engine has it; last_s: time of its latest tokens (before the first:
-    of its arrival, came_s); took_s: seconds until its end; finish_reason.
+    request: once the engine has it. last_s: time of its latest tokens (before the first: of its
+    arrival, came_s). took_s: seconds until its end.
     """
 
     ask: GenerationRequest
@@ -61,8 +60,7 @@ class RequestHandle:
 
 _LOG = logging.getLogger(__name__)
 _GOING_DOWN = "the server is going down"
-LAST_STEP_S = 10.0
-"""Grace period for the step that runs when the server shuts down."""
+LAST_STEP_S = 10.0  # grace period for the step that runs when the server shuts down
 
 
 class Busy(Exception):
@@ -135,10 +133,8 @@ class Worker:
             if self.num_open + len(requests) > self._max_open:
                 raise Busy(max(1, round(self._mean_s)))
             now = self._clock()
-            handles = [
-                RequestHandle(ask, callback, came_s=now, last_s=now)
-                for ask, callback in zip(requests, callbacks, strict=True)
-            ]
+            pairs = zip(requests, callbacks, strict=True)
+            handles = [RequestHandle(*pair, came_s=now, last_s=now) for pair in pairs]
             self.num_open += len(handles)
             self._new += handles
             self._condition.notify()
@@ -240,9 +236,7 @@ class Worker:
         except Exception as error:
             # whatever the error: no client waits forever, and the next request finds a clean engine
             _LOG.exception("a round failed: its requests end here")
-            over = [
-                one for one in self._handles if one.request and one.request.answer.finish_reason
-            ]
+            over = [h for h in self._handles if h.request and h.request.answer.finish_reason]
             # if none was ended, the next round would fail in the same way
             for handle in over or self._handles:
                 self._give_up(handle, "error", f"{type(error).__name__}: {error}")

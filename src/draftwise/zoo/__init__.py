@@ -17,9 +17,7 @@ _WEIGHTS = find_weights(_HERE / "weights", "weights")
 
 
 def target_path() -> Path:
-    """The target's Hugging Face folder, with its tokenizer; DraftwiseError where it is not
-    installed.
-    """
+    """The target's Hugging Face folder, with its tokenizer; DraftwiseError if not installed."""
     return _existing(_WEIGHTS / "target")
 
 
@@ -37,8 +35,7 @@ def prompts() -> dict[str, list[str]]:
     """Domain -> held-out prompts, whose source and seed no training document shares; `mixed`
     changes its domain midway.
     """
-    found: dict[str, list[str]] = json.loads(_existing(_HERE / "prompts.json").read_text("utf-8"))
-    return found
+    return dict(json.loads(_existing(_HERE / "prompts.json").read_text("utf-8")))
 
 
 def manifest() -> dict[str, Any]:
@@ -49,9 +46,7 @@ def manifest() -> dict[str, Any]:
     `heldout_loss` (domain -> the target's nats a token), `files` (path -> bytes and sha256),
     `seed`, `versions`, `seconds` (stage -> seconds) and their sum, `build_seconds`.
     """
-    path = _existing(_WEIGHTS / "manifest.json")
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return found
+    return dict(json.loads(_existing(_WEIGHTS / "manifest.json").read_text("utf-8")))
 
 
 def _existing(path: Path) -> Path:
