@@ -1,4 +1,8 @@
-"""From evidence to feedback: builders, plans' values under a reward, and scores by position."""
+"""What a round reveals to a policy: the played plan, its prefixes, all that is free, or everything.
+
+The engine passes every round's decision and evidence to ``reveal``, and what it returns to the
+policy, in order; at the end of a request, what ``flush`` returns.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,41 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import ClassVar
+from typing import Protocol
 
 import numpy as np
 
 from draftwise.checks import LARGE, MANY, flag, number, optional, whole
-from draftwise.feedback import DueFeedback
 from draftwise.protocols import Reward, looks_ahead
 from draftwise.rewards import Acceptance
-from draftwise.types import NONE, Decision, Evidence, Feedback, Floats, Outcome, Plan
+from draftwise.types import LONGEST_PLAN, NONE, Decision, Evidence, Feedback, Floats, Outcome, Plan
 
-MAX_WAIT = 64
-"""Tokens of text after which a pending value is dropped; no backlog is longer."""
+DueFeedback = list[tuple[Decision, Feedback]]
+"""Feedback that is due, with its decisions, in the order in which to learn it."""
+
+
+class FeedbackBuilder(Protocol):
+    """Turns evidence into feedback, at once or later; one per request.
+
+    panoramic: whether the engine must score every drafter on the verified text; every: in how many
+    rounds it must do so once, which may change from round to round. compares_rules: whether a
+    drafter's other rules are evaluated for where they would have stopped.
+    """
+
+    panoramic: bool
+    compares_rules: bool
+
+    @property
+    def every(self) -> int: ...
+
+    def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
+        """Feedback that the policy may learn from now, in order; may be empty."""
+
+    def flush(self) -> DueFeedback:
+        """Pending feedback at the end of the request, as far as its values are known."""
+
+
+MAX_WAIT = 64  # tokens of text after which a pending value is dropped; no backlog is longer
 
 
 class SwitchingCost:
@@ -68,8 +95,7 @@ class RewardEvaluator:
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
     ) -> None:
         self._switching, self._charge = SwitchingCost(switching), 0.0
-        self.plans = list(plans)
-        self.reward = reward
+        self.plans, self.reward = list(plans), reward
         self.max_length = max(plan.length for plan in plans)
         self.drafters = {plan.drafter for plan in plans} - {NONE}
         self._of: dict[str, list[int]] = {}
@@ -100,10 +126,7 @@ class RewardEvaluator:
     def prefixes(
         self, index: int, evidence: Evidence, longer: bool, rules: bool
     ) -> dict[int, float]:
-        """Values that the played draft determines, by plan.
-
-        longer: of longer plans, too. rules: of other rules, too.
-        """
+        """Values that the played draft determines: of longer plans, and of other rules, too."""
         if self.reward is None:
             return {}
         known = self.nothing_drafted()
@@ -116,32 +139,27 @@ class RewardEvaluator:
         known[index] = self.played(index, evidence)
         return known
 
-    def nothing_drafted(self, most: int | None = None) -> dict[int, float]:
+    def nothing_drafted(self, most: int = LONGEST_PLAN) -> dict[int, float]:
         """The value of the plan ``none``: no draft, one token; ``most`` as in ``scored``."""
-        rest = self._longest(most), _EMPTY, _EMPTY, _EMPTY, 0, 0
-        return {
-            index: self._judge(Outcome(self.plans[index], *rest))
-            for index in self._of.get(NONE, [])
-        }
+        rest = min(self.max_length, most), _EMPTY, _EMPTY, _EMPTY, 0, 0
+        plans = self._of.get(NONE, [])
+        return {index: self._judge(Outcome(self.plans[index], *rest)) for index in plans}
 
     def scored(
-        self, drafter: str, alphas: Floats, ratios: Floats, most: int | None = None
+        self, drafter: str, alphas: Floats, ratios: Floats, most: int = LONGEST_PLAN
     ) -> dict[int, float]:
         """Values of a drafter's plans from its alphas along the verified text.
 
         most: cut every length to this many tokens (a game by chunks), the longest one included.
         """
         values: dict[int, float] = {}
-        longest = self._longest(most)
+        longest = min(self.max_length, most)
         for index in self._of.get(drafter, []) if self.reward is not None else ():
             plan = self.plans[index]
             if plan.length > longest:
                 plan = Plan(plan.drafter, longest, plan.rule)
             values[index] = self._judge(Outcome(plan, longest, alphas, ratios, alphas))
         return values
-
-    def _longest(self, most: int | None) -> int:
-        return self.max_length if most is None else min(self.max_length, most)
 
     def _value(
         self, index: int, evidence: Evidence, num_drafted: int, seconds: float = 0.0
@@ -241,8 +259,7 @@ class ScoreHistory:
 class PendingFeedback:
     """Feedback whose values are pending: those of ``width`` tokens of text from ``start`` on.
 
-    evidence: delivered with the values. more: number of further feedbacks of the same decision.
-    names: drafters that are not scored far enough.
+    evidence, more: of the feedback. names: drafters that are not scored far enough.
     """
 
     decision: Decision
@@ -260,9 +277,8 @@ class Bandit:
     token, at least 0 (``SwitchingCost``).
     """
 
-    panoramic: ClassVar[bool] = False
-    compares_rules = False
-    every: ClassVar[int] = 1
+    panoramic = compares_rules = False
+    every = 1
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
@@ -272,7 +288,6 @@ class Bandit:
         self._waiting: deque[PendingFeedback] = deque()
 
     def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
-        """The values that the round itself determines, by plan."""
         return {decision.plan: self._evaluator.played(decision.plan, evidence)}
 
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
@@ -397,8 +412,8 @@ class Panoramic:
         hybrid 0 to 100,000.
     """
 
-    panoramic: ClassVar[bool] = True
-    compares_rules: ClassVar[bool] = False
+    panoramic = True
+    compares_rules = False
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, every: int = 1,
@@ -426,8 +441,12 @@ class Panoramic:
         if decision.round == 0:
             return [(decision, self._own.feedback({}, evidence))]
         self._num_rounds += 1
-        self._text_ends.append(evidence.emitted_start + evidence.num_emitted)
-        self._waiting.extend(self._steps(decision, evidence))
+        start, num = evidence.emitted_start, evidence.num_emitted
+        self._text_ends.append(start + num)
+        width = 1 if self._per_token else num
+        for i in range(0, num, width):
+            own, more = None if i else evidence, (num - i) // width - 1
+            self._waiting.append(PendingFeedback(decision, start + i, width, own, more))
         told: DueFeedback = []
         while self._waiting and self._is_ready(self._waiting[0]):
             told.append(self._tell(self._waiting.popleft()))
@@ -440,15 +459,6 @@ class Panoramic:
         self._waiting.clear()
         self._forget()
         return told
-
-    def _steps(self, decision: Decision, evidence: Evidence) -> list[PendingFeedback]:
-        start, num = evidence.emitted_start, evidence.num_emitted
-        if not self._per_token:
-            return [PendingFeedback(decision, start, num, evidence)]
-        return [
-            PendingFeedback(decision, start + i, 1, None if i else evidence, num - 1 - i)
-            for i in range(num)
-        ]
 
     def _forget(self) -> None:
         """Drop the positions before the oldest pending step."""
@@ -467,9 +477,8 @@ class Panoramic:
 
     def _is_ready(self, step: PendingFeedback) -> bool:
         end = step.start + self._window(step)
-        if all(known_to >= end for known_to in self._history.ends.values()):
-            return True
-        return len(self._text_ends) > self._every and self._text_ends[0] >= end
+        is_late = len(self._text_ends) > self._every and self._text_ends[0] >= end
+        return is_late or all(known_to >= end for known_to in self._history.ends.values())
 
     def _tell(self, step: PendingFeedback) -> tuple[Decision, Feedback]:
         evaluator, window = self._evaluator, self._window(step)
