@@ -51,7 +51,6 @@ class SequentialHalving(Greedy):
         self._phase = Tally(num_plans)
 
     def check_memory(self) -> None:
-        """Some plan survives; a phase is part of all rounds."""
         in_range("alive", self._alive.sum(), 1)
         in_range("counts of the phase", self._phase.counts, 0, self._tally.counts)
 
@@ -63,8 +62,7 @@ class SequentialHalving(Greedy):
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         super().learn(decision, feedback)
         self._phase.add(feedback.values, feedback.seen)
-        num_alive = int(self._alive.sum())
-        share = self._period  # how often each survivor is to be seen in this phase
+        num_alive, share = int(self._alive.sum()), self._period
         if self._budget is not None:
             share = pulls_per_plan(self._budget, num_alive, self._num_plans)
         if num_alive > 1 and self._phase.counts[self._alive].min() >= share:
@@ -98,7 +96,6 @@ class PETC(SequentialHalving):
         self, num_plans: int, c: float = 4.0, num_tokens: int | None = None,
         request_tokens: int | None = None,
     ) -> None:  # fmt: skip
-        own = optional(whole, "num_tokens", num_tokens, 1)
-        known = [tokens for tokens in (own, request_tokens, _TOKENS) if tokens is not None]
-        budget = exploration_budget(scale("c", c), known[0])
-        super().__init__(num_plans, min(budget, MANY))
+        known = _TOKENS if request_tokens is None else request_tokens
+        own = known if num_tokens is None else whole("num_tokens", num_tokens, 1)
+        super().__init__(num_plans, min(exploration_budget(scale("c", c), own), MANY))

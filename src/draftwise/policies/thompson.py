@@ -10,12 +10,8 @@ from draftwise.checks import LARGE, number, scale
 from draftwise.policies.base import Drawn
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
-_REACH = 6.0
-"""Standard deviations around a mean in which a number is looked for."""
-
-_FINEST = 0.25
-"""The finest cell begins at the scale of the smallest standard deviation over this many cells."""
-
+_REACH = 6.0  # standard deviations around a mean in which a number is looked for
+_FINEST = 0.25  # cells in which the finest one grows to the smallest standard deviation
 _TINY = 1e-30  # a distribution function of 0 would divide 0 by 0
 
 
@@ -63,32 +59,11 @@ def argmax_law(log_densities: Floats, widths: Floats) -> Floats:
     np.maximum(cdf, _TINY, out=cdf)
     weights = cdf.prod(axis=0) / cdf
     weights *= masses
-    totals = weights.sum(axis=1)
-    normalised: Floats = totals / totals.sum()
-    return normalised
+    totals: Floats = weights.sum(axis=1)
+    return totals / float(totals.sum())
 
 
 _BETA_CELLS = 96
-
-
-def beta_log_scale(successes: float, failures: float) -> float:
-    """The log of the normaliser of ``x^s (1 - x)^f`` to the density of Beta(1 + s, 1 + f)."""
-    total = math.lgamma(successes + failures + 2.0)
-    return total - math.lgamma(successes + 1.0) - math.lgamma(failures + 1.0)
-
-
-def beta_best_probabilities(successes: Floats, failures: Floats, log_scales: Floats) -> Floats:
-    """[K] probability that a sample of Beta(1 + s, 1 + f) is the largest of all, to 2e-3."""
-    a, n = successes + 1.0, successes + failures + 2.0
-    means = a / n
-    sds = np.sqrt(means * (1.0 - means) / (n + 1.0))
-    alive, middles, widths = shared_cells(means, sds, _BETA_CELLS, 0.0, 1.0)
-    logs = successes[alive, np.newaxis] * np.log(middles)
-    logs += failures[alive, np.newaxis] * np.log1p(-middles)
-    logs += log_scales[alive, np.newaxis]
-    probabilities = np.zeros(len(means))
-    probabilities[alive] = argmax_law(logs, widths)
-    return probabilities
 
 
 class ThompsonBernoulli(Drawn):
@@ -112,16 +87,27 @@ class ThompsonBernoulli(Drawn):
         self._stale |= feedback.seen
 
     def probabilities(self) -> Floats:
+        """[K] probability that a sample of Beta(1 + s, 1 + f) is the largest of all, to 2e-3."""
         successes, counts = self._tally.sums, self._tally.counts
         failures = np.maximum(counts - successes, 0.0)
-        for row in np.flatnonzero(self._stale).tolist():
-            self._log_scales[row] = beta_log_scale(float(successes[row]), float(failures[row]))
+        for row in np.flatnonzero(self._stale).tolist():  # the log of 1 / B(1 + s, 1 + f)
+            s, f = float(successes[row]), float(failures[row])
+            log_scale = math.lgamma(s + f + 2.0) - math.lgamma(s + 1.0) - math.lgamma(f + 1.0)
+            self._log_scales[row] = log_scale
         self._stale[:] = False
-        return beta_best_probabilities(successes, failures, self._log_scales)
+        n = successes + failures + 2.0
+        means = (successes + 1.0) / n
+        sds = np.sqrt(means * (1.0 - means) / (n + 1.0))
+        alive, middles, widths = shared_cells(means, sds, _BETA_CELLS, 0.0, 1.0)
+        logs = successes[alive, np.newaxis] * np.log(middles)
+        logs += failures[alive, np.newaxis] * np.log1p(-middles)
+        logs += self._log_scales[alive, np.newaxis]
+        probabilities = np.zeros(len(means))
+        probabilities[alive] = argmax_law(logs, widths)
+        return probabilities
 
     def estimates(self) -> Floats:
-        average: Floats = (self._tally.sums + 1.0) / (self._tally.counts + 2.0)
-        return average
+        return (self._tally.sums + 1.0) / (self._tally.counts + 2.0)
 
     def forget_what_follows(self) -> None:
         self._stale[:] = True

@@ -27,8 +27,7 @@ class UpperBounds(Greedy):
 
 def ucb1_indices(means: Floats, counts: Floats | Ints, num_rounds: float, beta: float) -> Floats:
     """[K] ``mean + beta * sqrt(2 ln t / n)``; counts [K] are above 0."""
-    bonus: Floats = beta * np.sqrt(2.0 * math.log(num_rounds) / counts)
-    return means + bonus
+    return means + beta * np.sqrt(2.0 * math.log(num_rounds) / counts)
 
 
 class UCB1(UpperBounds):
@@ -56,8 +55,7 @@ def ucb_tuned_indices(means: Floats, variances: Floats, counts: Floats, num_roun
     """[K] ``mean + sqrt(ln t / n * min(1/4, V))``, ``V = variance + sqrt(2 ln t / n)``."""
     log_rate = math.log(num_rounds) / counts
     bound = np.minimum(0.25, variances + np.sqrt(2.0 * log_rate))
-    indices: Floats = means + np.sqrt(log_rate * bound)
-    return indices
+    return means + np.sqrt(log_rate * bound)
 
 
 class UCBTuned(UpperBounds):
@@ -81,8 +79,7 @@ def ucbspec_radii(counts: Floats, num_rounds: int, delta: float) -> Floats:
     """
     scale = math.log(len(counts) * num_rounds**2 / delta)
     inside = 1.0 + 2.0 * (scale + 0.5 * np.log1p(counts))
-    radii: Floats = 0.5 * np.sqrt((1.0 + counts) * inside) / counts
-    return radii
+    return 0.5 * np.sqrt((1.0 + counts) * inside) / counts
 
 
 class UCBSpec(UpperBounds):
@@ -134,8 +131,7 @@ class DiscountedUCB(UpperBounds):
         self._sums: Floats = np.zeros(num_plans)
 
     def check_memory(self) -> None:
-        """Fading only makes less."""
-        in_range("counts", self._counts, 0, self._tally.counts * (1 + 1e-9))
+        in_range("counts", self._counts, 0, self._tally.counts * (1 + 1e-9))  # they only fade
         in_range("sums", self._sums, 0, self._counts * (1 + 1e-9))
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
@@ -147,8 +143,7 @@ class DiscountedUCB(UpperBounds):
         self._sums = self._discount * self._sums + np.where(seen, values, 0.0)
 
     def estimates(self) -> Floats:
-        average: Floats = self._sums / np.maximum(self._counts, _LEAST)
-        return average
+        return self._sums / np.maximum(self._counts, _LEAST)
 
     def indices(self) -> Floats:
         counts = np.maximum(self._counts, _LEAST)
@@ -156,8 +151,7 @@ class DiscountedUCB(UpperBounds):
         return ucb1_indices(self.estimates(), counts, total, self._beta)
 
 
-_LONGEST = 10_000
-"""Rounds of the longest window: every round reads all of it."""
+_LONGEST = 10_000  # rounds of the longest window: every round reads all of it
 
 
 class SlidingUCB(Kept):
@@ -183,7 +177,6 @@ class SlidingUCB(Kept):
         self._chosen: Ints = np.zeros(num_plans, dtype=np.int64)
 
     def check_memory(self) -> None:
-        """Values lie in [0, 1]; no row is filled before its round."""
         in_range("values", self._values, 0, 1)
         in_range("chosen", self._chosen, 0)
         in_range("num_rounds", self._num_rounds, int(self._seen.any(axis=1).sum()))

@@ -37,8 +37,7 @@ class PlayedOnly(Drawn):
             self._tally.add(values, np.arange(self._num_plans) == plan)
 
     def _mean_sums(self) -> Floats:
-        average: Floats = self._sums / max(self._tally.num_rounds, 1)
-        return average
+        return self._sums / max(self._tally.num_rounds, 1)
 
 
 class EXP3(PlayedOnly):
@@ -102,7 +101,7 @@ class Hedging(Drawn):
         self._regrets: Floats = np.zeros(num_plans)
 
     def take(self, regrets: Floats) -> None:
-        """Add each plan's regret [K] in one round: mixture's mean loss - loss; 0 if unseen."""
+        """Add each plan's regret [K] in one round, the mixture's mean loss - loss; 0 if unseen."""
         self._regrets += regrets
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
@@ -169,8 +168,7 @@ def normalhedge_probabilities(regrets: Floats) -> Floats:
         return np.full(len(regrets), 1.0 / len(regrets))
     precision = normalhedge_precision(regrets)
     weights = positive / top * np.exp(precision * positive**2)
-    normalised: Floats = weights / weights.sum()
-    return normalised
+    return weights / float(weights.sum())
 
 
 class NormalHedge(Hedging):
@@ -198,11 +196,8 @@ def adanormalhedge_probabilities(regrets: Floats, sizes: Floats) -> Floats:
     lower = np.maximum(regrets - 1.0, 0.0) ** 2 / scale
     # relative to the largest exponent, as Phi overflows
     weights = np.exp(upper - upper.max()) * (0.0 - np.expm1(lower - upper))
-    total = weights.sum()
-    if total <= 0.0:
-        return np.full(len(regrets), 1.0 / len(regrets))
-    normalised: Floats = weights / total
-    return normalised
+    total = float(weights.sum())
+    return weights / total if total > 0.0 else np.full(len(regrets), 1.0 / len(regrets))
 
 
 class AdaNormalHedge(Hedging):

@@ -17,19 +17,14 @@ from draftwise.types import Costs, Decision, Evidence, Feedback, Floats, Plan, S
 
 Observation = tuple[Decision, Feedback]
 Built = TypeVar("Built")
-
-
-_ARRAYS = {
-    **dict.fromkeys(("alphas", "ratios", "drafted_alphas", "target_s", "batch_s"), np.float64),
-    "matches": np.int64,
-}
-"""Fields of ``Scores``, ``Costs`` and ``Evidence`` that are arrays, and their types."""
+_FLOATS = ("alphas", "ratios", "drafted_alphas", "target_s", "batch_s")
+_ARRAYS = {**dict.fromkeys(_FLOATS, np.float64), "matches": np.int64}  # fields that are arrays
 
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
     """All fields as plain JSON; a confidence that is NaN becomes None."""
-    known = [None if math.isnan(own) else own for own in evidence.confidences]
     fields: dict[str, Any] = as_json(asdict(evidence))
+    known = [None if math.isnan(own) else own for own in evidence.confidences]
     return fields | {"confidences": known}
 
 
@@ -48,13 +43,9 @@ def evidence_from_json(plain: Mapping[str, Any]) -> Evidence:
     return _built(Evidence, fields)
 
 
-def _built(kind: type[Built], fields: Mapping[str, Any]) -> Built:
-    arrays = {
-        name: np.array(fields[name], kept_as)
-        for name, kept_as in _ARRAYS.items()
-        if isinstance(fields.get(name), list)
-    }
-    return kind(**{**fields, **arrays})
+def _built(kind: type[Built], fields: dict[str, Any]) -> Built:
+    held = {name: dtype for name, dtype in _ARRAYS.items() if isinstance(fields.get(name), list)}
+    return kind(**fields | {name: np.array(fields[name], dtype) for name, dtype in held.items()})
 
 
 class Waiting(list[Observation]):
@@ -70,11 +61,10 @@ class Waiting(list[Observation]):
         self.append((decision, replace(feedback, values=values.copy(), seen=seen.copy())))
 
     def state(self) -> list[Any]:
-        """Plain JSON; values that were not seen are written as 0."""
         return [
             {
                 "decision": [decision.plan, decision.prob, decision.round],
-                "values": np.where(feedback.seen, feedback.values, 0.0).tolist(),
+                "values": np.where(feedback.seen, feedback.values, 0.0).tolist(),  # no NaN
                 "seen": feedback.seen.tolist(),
                 "evidence": feedback.evidence and evidence_to_json(feedback.evidence),
                 "more": feedback.more,
@@ -101,9 +91,7 @@ class Waiting(list[Observation]):
 MakeBase = Callable[..., Policy]
 """``registry.make_policy`` for the same plans and request: takes a spec and a ``seed``."""
 
-
-_MOST_WAITING = 10_000
-"""Feedbacks of a queue, and rounds of a batch, that wait in memory at most."""
+_MOST_WAITING = 10_000  # feedbacks of a queue, and rounds of a batch, that wait in memory at most
 
 
 class Wrapper(Kept):

@@ -14,18 +14,13 @@ import numpy as np
 from draftwise.policies.state import Kept, dump
 from draftwise.types import Bools, Floats, TreeShape
 
-PRIOR = 0.55
-"""Prior acceptance of a drafter."""
-PRIOR_WEIGHT = 2.0
-"""Weight of a prior, in alphas."""
-POOL_WEIGHT = 4.0
-"""Weight of the prior against the alphas of all LM drafters together."""
+PRIOR = 0.55  # prior acceptance of a drafter
+PRIOR_WEIGHT = 2.0  # weight of a prior, in alphas
+POOL_WEIGHT = 4.0  # weight of the prior against the alphas of all LM drafters together
 GOOD_POOL = 0.2
 """Mean acceptance of all LM drafters below which the prior of an unknown one is reduced."""
-FAST_DISCOUNT = 0.8
-"""Discount of the fast rate for each alpha: a memory of five alphas."""
-FAST_ODDS = math.log(0.12 / 0.88)
-"""Prior log odds of the fast rate against the slow one."""
+FAST_DISCOUNT = 0.8  # discount of the fast rate for each alpha: a memory of five alphas
+FAST_ODDS = math.log(0.12 / 0.88)  # prior log odds of the fast rate against the slow one
 ERROR_WEIGHT = 3.0
 """Log odds per unit of squared error by which one rate predicts better than the other."""
 
@@ -123,14 +118,11 @@ class Rates(Kept):
 
 CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)
 """Borders of the nine bins of a drafter's largest probability."""
-BIN_WEIGHT = 3.0
-"""Weight of a bin's prior, in alphas."""
-BIN_DISCOUNT = 0.995
-"""Discount of a bin's sums for each new alpha."""
+BIN_WEIGHT = 3.0  # weight of a bin's prior, in alphas
+BIN_DISCOUNT = 0.995  # discount of a bin's sums for each new alpha
 _EDGES = (0.0, *CONFIDENCES, 1.0)
 _CENTRES = tuple((low + high) / 2 for low, high in pairwise(_EDGES))
-NUM_SIBLINGS = 7
-"""Most siblings of a token."""
+NUM_SIBLINGS = 7  # most siblings of a token
 _SHARES = tuple(
     share * (1.0 - centre)
     for centre in _CENTRES
@@ -302,10 +294,8 @@ def num_siblings(shape: TreeShape, length: int) -> int:
 
 MATCH_PRIORS = (0.2, 0.4, 0.6, 0.65, 0.8, 0.9)
 """Prior acceptance of a retrieved token after a match of 1, 2, 3-4, 5-8, 9-16, 17+ tokens."""
-MATCH_WEIGHT = 4.0
-"""Weight of a bucket's prior, in alphas."""
-MATCH_CAP = 17
-"""Longer matches share the last bucket."""
+MATCH_WEIGHT = 4.0  # weight of a bucket's prior, in alphas
+MATCH_CAP = 17  # longer matches share the last bucket
 _BUCKET_OF = (0, 0, 1, *[2] * 2, *[3] * 4, *[4] * 8, 5)  # by match length 0 .. 17
 
 

@@ -14,22 +14,15 @@ import numpy as np
 from draftwise.policies.goodput.acceptance import PRIOR, Bins, MatchTable
 from draftwise.types import Floats, Ints
 
-NUM_FEATURES = 1024
-"""Number of hashed token features; one more is constant."""
-WINDOW = 128
-"""Last tokens of a text that make up its features."""
-REFRESH_TOKENS = 32
-"""New tokens of an answer after which its features are recomputed."""
-PRIOR_VARIANCE = 5.0
-"""Prior variance of a drafter's log odds."""
+NUM_FEATURES = 1024  # number of hashed token features; one more is constant
+WINDOW = 128  # last tokens of a text that make up its features
+REFRESH_TOKENS = 32  # new tokens of an answer after which its features are recomputed
+PRIOR_VARIANCE = 5.0  # prior variance of a drafter's log odds
 TOKEN_WEIGHT = 0.25
 """Weight of an alpha in observations; alphas of neighbouring tokens are correlated."""
-MOST_WEIGHT = 20.0
-"""Largest weight of a prediction, in alphas, since texts differ."""
-RESET_THRESHOLD = 6.0
-"""Threshold of the cumulative sum at which a drafter's weights are reset."""
-LABEL_WEIGHT = 16
-"""Weight of a request's label, in tokens."""
+MOST_WEIGHT = 20.0  # largest weight of a prediction, in alphas, since texts differ
+RESET_THRESHOLD = 6.0  # threshold of the cumulative sum at which a drafter's weights are reset
+LABEL_WEIGHT = 16  # weight of a request's label, in tokens
 _BIAS = math.log(PRIOR / (1.0 - PRIOR))
 _SURE = 0.01  # predictions are clipped to this and 1 - this
 _PROBIT = math.pi / 8.0  # MacKay's: a logistic averaged over a Gaussian

@@ -40,8 +40,7 @@ from draftwise.types import (
     Scores,
 )
 
-DEFAULT_DRAFT_SHARE = 0.05
-"""Prior seconds of a draft step, as a share of a target forward."""
+DEFAULT_DRAFT_SHARE = 0.05  # prior seconds of a draft step, as a share of a target forward
 
 _NO_BINS = Bins()
 _CERTAIN = 1.0 - 1e-9  # the largest acceptance: the sum is then k + 1 to seven digits
@@ -187,14 +186,11 @@ def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[
     return list(accumulate(reached, initial=1.0))
 
 
-PROBE_TOKENS_PAID = 32
-"""Most tokens read by a probe."""
-PARTIAL_PROBE_WEIGHT = 0.25
-"""Weight of alphas from a probe that skipped a part of the text."""
+PROBE_TOKENS_PAID = 32  # most tokens read by a probe
+PARTIAL_PROBE_WEIGHT = 0.25  # weight of alphas from a probe that skipped a part of the text
 CHANGE_PROBABILITY = 0.02
 """Probability that a drafter's acceptance has changed to that of an unknown one."""
-VAIN = 0.2
-"""Mean of scored alphas below which they were vain."""
+VAIN = 0.2  # mean of scored alphas below which they were vain
 FIRST_LOOKS = 3
 """Most probes before the first round of a request that has statistics of other requests."""
 ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)
@@ -344,8 +340,7 @@ class ProbeScheduler(Kept):
         return self._ideal
 
 
-ANSWER_TOKENS = 256.0
-"""Prior length of an answer, in tokens."""
+ANSWER_TOKENS = 256.0  # prior length of an answer, in tokens
 
 _FIELDS = {
     "rates": "_rates", "probes": "_looks", "values": "_seen", "costs": "_costs",
