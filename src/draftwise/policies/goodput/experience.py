@@ -18,8 +18,7 @@ NUM_FEATURES = 1024  # number of hashed token features; one more is constant
 WINDOW = 128  # last tokens of a text that make up its features
 REFRESH_TOKENS = 32  # new tokens of an answer after which its features are recomputed
 PRIOR_VARIANCE = 5.0  # prior variance of a drafter's log odds
-TOKEN_WEIGHT = 0.25
-"""Weight of an alpha in observations; alphas of neighbouring tokens are correlated."""
+TOKEN_WEIGHT = 0.25  # weight of an alpha in observations: those of neighbours are correlated
 MOST_WEIGHT = 20.0  # largest weight of a prediction, in alphas, since texts differ
 RESET_THRESHOLD = 6.0  # threshold of the cumulative sum at which a drafter's weights are reset
 LABEL_WEIGHT = 16  # weight of a request's label, in tokens
@@ -167,9 +166,8 @@ class Experience:
     def _load_drafter(self, row: int, state: Mapping[str, Any]) -> None:
         ids = np.array(state["features"], dtype=np.int64)
         mean, variance = (np.array(state[key], dtype=np.float64) for key in ("mean", "variance"))
-        alone = np.array(
-            [state["surprise"], state["missed_s"], state["num_vain"]], dtype=np.float64
-        )
+        singles = ("surprise", "missed_s", "num_vain")
+        alone = np.array([state[key] for key in singles], dtype=np.float64)
         is_fit = ids.shape == mean.shape == variance.shape == (len(set(ids.tolist())),)
         if not is_fit or (len(ids) and not (0 <= ids.min() <= ids.max() <= NUM_FEATURES)):
             raise ValueError("its features are inconsistent")

@@ -11,8 +11,7 @@ from itertools import accumulate
 from draftwise.policies.goodput.acceptance import Bins, bin_of, bucket
 from draftwise.types import DraftStep
 
-RATE_SHARE = 0.9
-"""Seconds are priced at this share of the best plan's rate; a full price would end drafting."""
+RATE_SHARE = 0.9  # of the best plan's rate is the price of a second; all of it would end drafting
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,30 +15,12 @@ import numpy as np
 
 from draftwise.checks import flag, share
 from draftwise.policies.base import check_feedback, one_hot
-from draftwise.policies.goodput.acceptance import (
-    MATCH_CAP,
-    PRIOR,
-    PRIOR_WEIGHT,
-    Bins,
-    MatchTable,
-    Rates,
-    SeenValues,
-    depth_of,
-)
+from draftwise.policies.goodput import acceptance
+from draftwise.policies.goodput.acceptance import Bins, MatchTable, Rates, SeenValues, depth_of
 from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.mixing import RATE_SHARE, GoodputMixer, Prices
 from draftwise.policies.state import Kept, dump, load
-from draftwise.types import (
-    NONE,
-    Costs,
-    Decision,
-    Evidence,
-    Feedback,
-    Floats,
-    Ints,
-    Plan,
-    Scores,
-)
+from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, Ints, Plan, Scores
 
 DEFAULT_DRAFT_SHARE = 0.05  # prior seconds of a draft step, as a share of a target forward
 
@@ -146,9 +128,7 @@ class PlanCosts:
 
 def _are_equal(costs: Costs, others: Costs) -> bool:
     """Whether two costs are equal; False if comparing takes as long as replacing."""
-    if costs is others:
-        return True
-    return (
+    return costs is others or (
         costs.batch_s is others.batch_s is None
         and costs.draft_s == others.draft_s
         and costs.read_s == others.read_s
@@ -165,9 +145,8 @@ def expected_tokens(rates: Floats, lengths: Ints) -> Floats:
     >>> expected_tokens(np.array([0.5, 0.5]), np.array([1, 2])).tolist()
     [1.5, 1.75]
     """
-    alphas = np.minimum(rates, _CERTAIN)
-    found: Floats = (1.0 - alphas ** (lengths + 1)) / (1.0 - alphas)
-    return found
+    alphas: Floats = np.minimum(rates, _CERTAIN)
+    return (1.0 - alphas ** (lengths + 1)) / (1.0 - alphas)
 
 
 def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[float]:
@@ -188,14 +167,10 @@ def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[
 
 PROBE_TOKENS_PAID = 32  # most tokens read by a probe
 PARTIAL_PROBE_WEIGHT = 0.25  # weight of alphas from a probe that skipped a part of the text
-CHANGE_PROBABILITY = 0.02
-"""Probability that a drafter's acceptance has changed to that of an unknown one."""
+CHANGE_PROBABILITY = 0.02  # probability that a drafter is now like an unknown one
 VAIN = 0.2  # mean of scored alphas below which they were vain
-FIRST_LOOKS = 3
-"""Most probes before the first round of a request that has statistics of other requests."""
-ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)
-"""Acceptances at which expected gains are summed."""
-
+FIRST_LOOKS = 3  # most probes before the first round of a request with others' statistics
+ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)  # at which gains are summed
 _NUM_MEANS, _LEAST_WEIGHT, _NUM_WEIGHTS = 51, 0.25, 19  # weights double every other row
 _ROUNDS_A_PRICE = 16  # gains change with costs, which change slowly
 
@@ -225,7 +200,7 @@ def _place(means: Any, weights: Any) -> Any:
 
 @functools.cache
 def _unknown() -> Floats:
-    row: Floats = _beliefs()[_place(PRIOR, PRIOR_WEIGHT)]
+    row: Floats = _beliefs()[_place(acceptance.PRIOR, acceptance.PRIOR_WEIGHT)]
     return row
 
 
@@ -304,10 +279,8 @@ class ProbeScheduler(Kept):
         """
         if catching_up is None:
             catching_up = self.catching_up(costs.read_s, left)
-        unread, num = (
-            self._end - self._read_until,
-            np.minimum(PROBE_TOKENS_PAID, self._end - self._scored_until),
-        )
+        unread = self._end - self._read_until
+        num = np.minimum(PROBE_TOKENS_PAID, self._end - self._scored_until)
         read = np.minimum(PROBE_TOKENS_PAID, unread)
         num = np.where(unread > PROBE_TOKENS_PAID, PARTIAL_PROBE_WEIGHT, 1.0) * num + 1e-3
         narrow = np.maximum((weights + 1.0) * (num + weights) / num - 1.0, _LEAST_WEIGHT)
@@ -479,9 +452,7 @@ class Goodput:
         return prices.copy() if self._is_blind else prices / max(float(prices.max()), _TINY)
 
     def state(self) -> dict[str, Any]:
-        bins = {name: bins.state() for name, bins in self._bins.items()}
-        tables = {name: table.state() for name, table in self._tables.items()}
-        return dump(self, _FIELDS) | {"bins": bins, "tables": tables}
+        return dump(self, _FIELDS | {"bins": "_bins", "tables": "_tables"})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of ``state``; ValueError if it does not fit."""
@@ -571,15 +542,9 @@ class Goodput:
             return None
         name, writers = costs.names[row], (costs.names[row], *self._tables)
         draft_s = {n: float(costs.draft_s[self._row[n]]) for n in writers if n in self._row}
-        return GoodputMixer(
-            name,
-            costs.longest,
-            float(self._believed[row]),
-            self._bins.setdefault(name, Bins()),
-            Prices(RATE_SHARE * float(prices[best]), costs.target_s, draft_s),
-            self._ladders,
-            self._branches,
-        )
+        own = Prices(RATE_SHARE * float(prices[best]), costs.target_s, draft_s)
+        bins, alpha = self._bins.setdefault(name, Bins()), float(self._believed[row])
+        return GoodputMixer(name, costs.longest, alpha, bins, own, self._ladders, self._branches)
 
     def _add_table(self, name: str) -> None:
         self._tables[name] = MatchTable()
@@ -605,7 +570,7 @@ class Goodput:
 
     def _tokens(self) -> Floats:
         """[K] expected tokens; 0 for a plan without a proposal."""
-        costs, reach = self._costs, MATCH_CAP + self._costs.longest
+        costs, reach = self._costs, acceptance.MATCH_CAP + self._costs.longest
         self._believed = self._rates.of()
         self._ladders = {name: table.ladder(reach) for name, table in self._tables.items()}
         tokens = costs.expected_tokens(self._believed, self._bins)
