@@ -70,7 +70,6 @@ class SwitchingCost:
         self._first: int | None = None
 
     def charge(self, evidence: Evidence) -> float:
-        """The cost of this round's switch, in units of value; 0 for none."""
         drafter, start = evidence.plan.drafter, evidence.emitted_start
         self._first = start if self._first is None else self._first
         scores = evidence.scores.get(drafter)
@@ -85,11 +84,7 @@ _EMPTY: Floats = np.zeros(0)
 
 
 class RewardEvaluator:
-    """Values of plans under one reward, shared by all kinds of feedback.
-
-    Without a reward nothing is ever seen, and the evidence alone is delivered (``goodput`` reads
-    no values, so computing them can be spared).
-    """
+    """Values of plans under one reward; None, for a policy that reads none, values nothing."""
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
@@ -112,7 +107,7 @@ class RewardEvaluator:
     def feedback(
         self, known: dict[int, float], evidence: Evidence | None, more: int = 0
     ) -> Feedback:
-        """The values that are numbers, as [K] arrays."""
+        """The values that are numbers, as [K] arrays; ``known`` is by plan."""
         values, seen = np.zeros(len(self.plans)), np.zeros(len(self.plans), dtype=np.bool_)
         for index, value in known.items():
             if not math.isnan(value):
@@ -120,7 +115,6 @@ class RewardEvaluator:
         return Feedback(values, seen, evidence, more)
 
     def played(self, index: int, evidence: Evidence) -> float:
-        """The played plan's value."""
         return self._value(index, evidence, evidence.num_drafted, evidence.seconds)
 
     def prefixes(
@@ -230,7 +224,6 @@ class ScoreHistory:
         return sum(map(len, self._pairs.values()))
 
     def note(self, evidence: Evidence) -> None:
-        """Store the new alphas by position."""
         for name in self._pairs.keys() & evidence.scores.keys():
             scores, known = evidence.scores[name], self._pairs[name]
             pairs = zip(scores.alphas.tolist(), scores.ratios.tolist(), strict=True)
@@ -243,12 +236,10 @@ class ScoreHistory:
         """Alphas and ratios from position ``start`` up to the first gap."""
         pairs = self._pairs[name]
         known = takewhile(pairs.__contains__, range(start, start + num))
-        found = [pairs[position] for position in known]
-        columns = np.array(found, dtype=np.float64).reshape(len(found), 2)
+        columns = np.array([pairs[position] for position in known], np.float64).reshape(-1, 2)
         return columns[:, 0], columns[:, 1]
 
     def forget(self, low: int) -> None:
-        """Drop the positions before ``low``."""
         for known in self._pairs.values():
             for position in range(self._low, low):
                 known.pop(position, None)
@@ -461,7 +452,6 @@ class Panoramic:
         return told
 
     def _forget(self) -> None:
-        """Drop the positions before the oldest pending step."""
         waits = self._waiting[0].start if self._waiting else max(self._text_ends, default=0)
         self._history.forget(waits)
 

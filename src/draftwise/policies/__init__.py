@@ -2,8 +2,7 @@
 
 The papers' algorithms, a family a file: ``ucb``, ``weights``, ``thompson``, ``explore``.
 ``goodput`` is the default policy, ``wrappers`` change when or by how many requests a policy is
-taught, ``baselines`` learn nothing while they run, ``base`` and ``state`` are what policies share.
-``Router`` alone reads a file, once, when it is made.
+taught, ``baselines`` learn nothing while they run (``Router`` reads a file, when it is made).
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ if TYPE_CHECKING:
     # isort: off
     from draftwise.policies.base import Tally, draw, instant_regrets
     from draftwise.policies.baselines import DraftAll, FixedPlan, Random, Router, naive_bayes_scores
-    from draftwise.policies.explore import (
-        PETC, SequentialHalving, better_half, exploration_budget, pulls_per_plan,
-    )
+    from draftwise.policies.explore import PETC, SequentialHalving, better_half
     from draftwise.policies.state import dump, load
     from draftwise.policies.thompson import (
         ThompsonBernoulli, ThompsonGaussian, argmax_law, gaussian_best_probabilities,

@@ -12,11 +12,6 @@ from draftwise.policies.state import in_range
 from draftwise.types import Bools, Decision, Feedback, Floats
 
 
-def pulls_per_plan(budget: int, num_alive: int, num_plans: int) -> int:
-    """Rounds for each survivor in one phase: ``floor(T / (|S| ceil(log2 K)))``, at least 1."""
-    return max(1, budget // (num_alive * max(1, math.ceil(math.log2(num_plans)))))
-
-
 def better_half(means: Floats, alive: Bools) -> Bools:
     """[K] the ``ceil(|S| / 2)`` best of the surviving plans (ties go to the first)."""
     ranked = np.argsort(np.where(alive, -means, np.inf), kind="stable")
@@ -64,7 +59,8 @@ class SequentialHalving(Greedy):
         self._phase.add(feedback.values, feedback.seen)
         num_alive, share = int(self._alive.sum()), self._period
         if self._budget is not None:
-            share = pulls_per_plan(self._budget, num_alive, self._num_plans)
+            num_phases = max(1, math.ceil(math.log2(self._num_plans)))
+            share = max(1, self._budget // (num_alive * num_phases))
         if num_alive > 1 and self._phase.counts[self._alive].min() >= share:
             self._alive = better_half(self._phase.means(), self._alive)
             self._phase = Tally(self._num_plans)
@@ -74,11 +70,6 @@ class SequentialHalving(Greedy):
 
 
 _TOKENS = 512  # of a request of which nothing is known
-
-
-def exploration_budget(c: float, num_tokens: int) -> int:
-    """Rounds of exploration, ``B0 = c ln B``, at least 1."""
-    return max(1, math.floor(c * math.log(num_tokens)))
 
 
 class PETC(SequentialHalving):
@@ -98,4 +89,5 @@ class PETC(SequentialHalving):
     ) -> None:  # fmt: skip
         known = _TOKENS if request_tokens is None else request_tokens
         own = known if num_tokens is None else whole("num_tokens", num_tokens, 1)
-        super().__init__(num_plans, min(exploration_budget(scale("c", c), own), MANY))
+        budget = math.floor(scale("c", c) * math.log(own))
+        super().__init__(num_plans, min(max(budget, 1), MANY))

@@ -36,9 +36,6 @@ class PlayedOnly(Drawn):
             self._sums[plan] += self.credit(float(values[plan])) / decision.prob
             self._tally.add(values, np.arange(self._num_plans) == plan)
 
-    def _mean_sums(self) -> Floats:
-        return self._sums / max(self._tally.num_rounds, 1)
-
 
 class EXP3(PlayedOnly):
     """Draw plans by exponential weights, and uniformly with probability ``gamma`` in (0, 1].
@@ -62,7 +59,7 @@ class EXP3(PlayedOnly):
         return (1.0 - gamma) * softmax(gamma / num * self._sums) + gamma / num
 
     def estimates(self) -> Floats:
-        return np.clip(self._mean_sums(), 0.0, 1.0)
+        return np.clip(self._sums / max(self._tally.num_rounds, 1), 0.0, 1.0)
 
 
 class EXP3Spec(PlayedOnly):
@@ -84,7 +81,7 @@ class EXP3Spec(PlayedOnly):
         return softmax(-math.sqrt(math.log(num) / (round_ * num)) * self._sums)
 
     def estimates(self) -> Floats:
-        return np.clip(1.0 - self._mean_sums(), 0.0, 1.0)
+        return np.clip(1.0 - self._sums / max(self._tally.num_rounds, 1), 0.0, 1.0)
 
 
 class Hedging(Drawn):

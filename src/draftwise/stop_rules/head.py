@@ -34,10 +34,6 @@ class HeadWeights:
     odds: Array
     bias: float
 
-    @property
-    def hidden_size(self) -> int:
-        return len(self.odds)
-
     def acceptance(self, hidden: Array) -> float:
         """The predicted probability that the token with this hidden state [D] is accepted.
 
@@ -124,8 +120,7 @@ class Head:
 
     Source: SpecDec++, section 4.3, equation 4.1 and algorithm 1; h 0.7 as section 5.3 recommends
         for w_rej = 6, D = 3. Written ``head:PATH,h=0.7``; without a path it is the folder ``head``
-        next to the drafter's weights.
-    ``draftwise train head`` makes the weights.
+        next to the drafter's weights. ``draftwise train head`` makes the weights.
     Differs: (1) the product covers the token just kept, as section 4.3 defines the stopping rule;
         algorithm 1 and the authors' code judge the token before it (``lag=true``: the last token is
         never judged before it is submitted); (2) where no hidden state is shown (drafts of
@@ -150,8 +145,7 @@ class Head:
 
     @property
     def needs_hidden(self) -> int:
-        """The size of the hidden states that it reads."""
-        return self._weights.hidden_size
+        return len(self._weights.odds)
 
     def should_continue(self, step: DraftStep) -> bool:
         if step.depth == 0:
@@ -163,7 +157,7 @@ class Head:
         return 1.0 - self._survival <= self._threshold
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Does nothing."""
+        pass
 
     @property
     def _weights(self) -> HeadWeights:

@@ -189,7 +189,7 @@ class Recall:
     def __init__(
         self, experience: Experience, prompt: Sequence[int], label: str = "", private: bool = False
     ) -> None:
-        self._experience, self._label, self._private = experience, label, private
+        self.experience, self._label, self._private = experience, label, private
         if not private:
             experience.num_answers += 1
         seen = deepcopy(experience) if private else experience
@@ -199,28 +199,24 @@ class Recall:
         self._seen = features(self._tokens, label)
         self.expected = experience.predict(self._seen)
 
-    @property
-    def answer_tokens(self) -> float:
-        return self._experience.answer_tokens
-
     def saw_tokens(self, tokens: Sequence[int]) -> bool:
         """Add tokens of the answer; return whether ``expected`` has changed."""
         self._tokens += tokens
         self._num_new += len(tokens)
         if not self._private:
-            self._experience.num_tokens += len(tokens)
+            self.experience.num_tokens += len(tokens)
         if self._num_new < REFRESH_TOKENS:
             return False
         del self._tokens[:-WINDOW]
         self._num_new, self._seen = 0, features(self._tokens, self._label)
-        self.expected = self._experience.predict(self._seen)
+        self.expected = self.experience.predict(self._seen)
         return True
 
     def add(self, drafter: int, alphas: Sequence[float], weight: float) -> None:
         """Add a drafter's alphas on this text; weight: of each alpha."""
         if alphas and not self._private:
             mean = sum(alphas) / len(alphas)
-            self._experience.add(drafter, self._seen, mean, weight * len(alphas))
+            self.experience.add(drafter, self._seen, mean, weight * len(alphas))
 
     def add_matches(self, name: str, alphas: Sequence[float], matches: Sequence[int]) -> None:
         """Add a retrieval drafter's alphas by length of the match."""

@@ -32,12 +32,10 @@ _TINY = 1e-12  # seconds: avoids division by zero where the clock is too coarse
 class PlanCosts:
     """Seconds of a round of each plan, ``T(n + 1) + k c``, by the latest costs.
 
-    A step of a tree's draft reads as many tokens as the tree is wide.
-
-    A forward longer than any measured costs as much as the longest: an overestimate would end
-    drafting, and with it all learning. Before any measurement a target forward takes 1 s and a
-    draft step 0.05 s. Unless catching up was measured, a drafter's forward is assumed to grow with
-    its tokens as the target's does.
+    A step of a tree's draft reads as many tokens as the tree is wide. A forward longer than any
+    measured costs as much as the longest: an overestimate would end drafting, and all learning.
+    Before any measurement a target forward takes 1 s and a draft step 0.05 s. Unless catching up
+    was measured, a drafter's forward is assumed to grow with its tokens as the target's does.
     target_s: by tokens. draft_s, read_s: [D] seconds of a draft step, and of catching up by one
     token. seconds: [K]. batch_s: as in ``Costs``. names: [D]. places: the plans of each drafter.
     drafters, lengths, sizes, depths: [K] each plan's index in names, its length k, its verified
@@ -399,7 +397,7 @@ class Goodput:
         self._rates.expect(*recall.expected)
         self._looks.remember(recall.missed_s, recall.num_vain)
         self._bins = recall.bins
-        self._left = recall.answer_tokens
+        self._left = recall.experience.answer_tokens
         self._tables = {name: MatchTable([*table.rates]) for name, table in recall.tables.items()}
         self._tell_apart()
 
@@ -508,7 +506,7 @@ class Goodput:
         recall = self._recall
         if recall is not None and recall.saw_tokens(evidence.tokens):
             self._rates.expect(*recall.expected)
-        left = ANSWER_TOKENS if recall is None else recall.answer_tokens
+        left = ANSWER_TOKENS if recall is None else recall.experience.answer_tokens
         self._left = left if evidence.num_left is None else min(evidence.num_left, left)
 
     def _score(self, name: str, row: int, scores: Scores) -> None:
