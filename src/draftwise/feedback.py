@@ -264,8 +264,7 @@ class PendingFeedback:
 class Bandit:
     """Reveal the value of the played plan, and nothing else.
 
-    Source: MetaSD, Algorithm 1; BanditSpec, Algorithm 3. Differs: none. switching: cost of a missed
-    token, at least 0 (``SwitchingCost``).
+    Source: MetaSD, Algorithm 1; BanditSpec, Algorithm 3. Differs: none. switching: per token.
     """
 
     panoramic = compares_rules = False
@@ -297,18 +296,15 @@ class Bandit:
 class Prefix(Bandit):
     """Reveal every plan whose accepted count the played draft determines.
 
-    On a chain, after ``a`` accepted tokens, length k of the same drafter and rule would have had
-    min(a, k) accepted; a fully accepted draft of n tokens says this for k <= n only. The plan
-    ``none`` always emits one token. Of trees only the played plan's value is known.
-
-    Lengths beyond the played one are shown after a rejection only, so a policy that averages what
-    it sees underrates them; ``longer=false`` shows none of them, and every mean is then unbiased.
-
-    With ``rules=true`` also every rule that would have stopped the same draft: after s tokens it
-    would have had min(a, s). A rule is then shown in the rounds in which it stops no later than the
-    played one; unless it always does, means are off (``docs/stopping.md`` has figures).
-
-    Source: this project's own. Cost: one reward for each plan of the drafter.
+    Source: this project's own. On a chain, after ``a`` accepted tokens, length k of the same
+        drafter and rule would have had min(a, k) accepted; a fully accepted draft of n tokens says
+        this for k <= n only. ``none`` emits one token; of trees only the played one is known.
+    longer: lengths beyond the played one are shown after a rejection only, so a policy that
+        averages what it sees underrates them; without them every mean is unbiased.
+    rules: also shows every rule that would have stopped the same draft: after s tokens it would
+        have had min(a, s). It is shown where it stops no later than the played one; unless it
+        always does, means are off (``docs/stopping.md`` has figures).
+    Cost: one reward for each plan of the drafter.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("a", 2), Plan("a", 4), Plan("b", 1)]
     >>> from draftwise.rewards import Length
@@ -338,9 +334,8 @@ class Free(Prefix):
     token on, once as many of its tokens are scored as its longest plan has: later, in feedback of
     its own, unless the round emitted them. The evidence is always delivered at once.
 
-    Source: this project's own; the delay is HedgeSpec's (section 3.3, appendix B.4): without it
-        the values would be those of bad rounds only, since a short round leaves a good drafter's
-        length open and a bad one's not.
+    Source: this project's own; the delay is HedgeSpec's (section 3.3, appendix B.4): without it,
+        as a short round leaves only good drafters' lengths open, bad values alone would be shown.
     Differs: what the text's end, or a gap that was not scored, leaves open is never revealed.
     State: alphas by drafter and position; the rounds that wait, with the drafters they wait for,
         for ``MAX_WAIT`` tokens of text at most. Cost: one reward for each plan that is scored.
@@ -367,7 +362,7 @@ class Free(Prefix):
         return [*told, (decision, self._evaluator.feedback(known, evidence))]
 
     def _due(self, step: PendingFeedback) -> dict[int, float]:
-        """The values of the drafters that are scored far enough; they wait no longer."""
+        """The values of the drafters that are scored far enough, which then wait no longer."""
         known: dict[int, float] = {}
         is_far = looks_ahead(self._evaluator.reward)
         for name in sorted(step.names):
@@ -388,9 +383,8 @@ class Panoramic:
         first out. ``per_token`` is its token-level game, one loss vector for each verified token;
         ``delay=0`` its chunk-level game (appendix B.3), where K is cut to the tokens of the round;
         ``every``, ``warmup`` and ``hybrid`` are appendix B.5 (there 12 and 6; hybrid "a few").
-    A step is due when each drafter is scored on the ``delay`` positions from the
-        step's first token on (default: the longest length), or, for a reward that does not look
-        ahead, on the step's own tokens.
+    Update: a step is due when each drafter is scored on the ``delay`` positions from its first
+        token on (default: the longest length), or, if the reward does not look ahead, on its own.
     Differs: (1) by default one vector for each decision, at its first token; (2) an unscored
         drafter delays the queue by at most ``every`` rounds, then counts as unseen; (3) the plan
         ``none`` emits one token; (4) where alphas do not determine a value (``throughput``), the

@@ -19,16 +19,14 @@ if TYPE_CHECKING:
     from draftwise.policies.explore import PETC, SequentialHalving, better_half
     from draftwise.policies.state import dump, load
     from draftwise.policies.thompson import (
-        ThompsonBernoulli, ThompsonGaussian, argmax_law, gaussian_best_probabilities,
-        gaussian_posterior, shared_cells,
+        ThompsonBernoulli, ThompsonGaussian, argmax_law, gaussian_best_probabilities, shared_cells,
     )
     from draftwise.policies.ucb import (
         UCB1, DiscountedUCB, SlidingUCB, UCBSpec, UCBTuned, ucb1_indices, ucb_tuned_indices,
         ucbspec_radii,
     )
     from draftwise.policies.weights import (
-        EXP3, AdaNormalHedge, EXP3Spec, Hedge, NormalHedge, adanormalhedge_probabilities,
-        normalhedge_precision, normalhedge_probabilities,
+        EXP3, AdaNormalHedge, EXP3Spec, Hedge, NormalHedge, normalhedge_precision,
     )
     from draftwise.policies.wrappers import OnePlan, evidence_from_json, evidence_to_json
 

@@ -69,8 +69,7 @@ class DraftAll(Greedy):
     candidate counts, and verification grows linearly with their number. Differs: a decision names
     one plan, so a player must check ``plays_all`` and draft every plan: the emitted tokens are
     those of the best draft, the seconds those of all of them. Sampled drafts are branches of one
-    tree, verified in turn: keeping the longest of several random drafts would change the output
-    distribution.
+    tree, verified in turn: to keep the longest of several would change the output distribution.
     """
 
     plays_all: ClassVar[bool] = True
@@ -85,9 +84,8 @@ def read_examples(
     """Training texts with their plans' indices, from a file with one JSON object per line.
 
     A line has ``text`` (or ``prompt``) and either ``plan``, an index, or ``drafter``, a name that
-    selects the first of ``plans`` with that drafter. Empty lines are skipped. Errors: ValueError if
-    the file cannot be read, is no regular file or has no example, and, with the line's number, for
-    an invalid object, plan or drafter.
+    selects the first of ``plans`` with that drafter. Empty lines are skipped. Errors: ValueError
+    for a file without examples or that cannot be read, and, with its number, for an invalid line.
     """
     try:
         lines = numbered_lines(Path(path), TRACE_BYTES)
@@ -180,7 +178,7 @@ class Router(FixedPlan):
         in_range("counts", self._counts, 0)
 
     def fit(self, texts: Sequence[str], plans: Sequence[int]) -> None:
-        """Learn from prompts which plan is best for each; earlier examples are dropped."""
+        """Learn from prompts which plan is best for each, and from nothing before."""
         counts = np.zeros_like(self._counts)
         for text, plan in zip(texts, plans, strict=True):
             np.add.at(counts[plan], trigram_cells(text, self._num_cells), 1.0)

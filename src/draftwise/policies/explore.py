@@ -26,8 +26,7 @@ class SequentialHalving(Greedy):
     Source: MetaSD, Algorithm 5 (Karnin et al. 2013). Its experiments set the "period" to 1
         (appendix F.4): one round for each plan in a phase, which is the default here; ``budget``
         gives n_t as the box does, floor(T / (|S| floor(log2 K))), but for (2).
-    Update: when every survivor was seen n_t times in this phase, keep the ceil(|S| / 2) with the
-        highest mean of the phase.
+    Update: when every survivor was seen n_t times in this phase, keep the best ceil(|S| / 2) of it.
     Differs: (1) lines 5 and 6 as printed sort ascending and keep the worse half; (2) as printed,
         with floor(log2 K) phases, more than one survives unless K is a power of 2: ceil, there and
         in n_t, as in the cited work; (3) means instead of sums, which differ only for late or

@@ -22,8 +22,7 @@ def shared_cells(
 
     The largest number is hardly ever below ``low``, the highest of the lower ends ``mean - 6 sd``.
     Whatever reaches beyond it with a standard deviation s lies within 12 s of it; so cells that
-    grow with their distance from ``low`` are as fine as each number needs, wherever it is. least,
-    most: the numbers' range.
+    grow with their distance from ``low`` are as fine as each number (least to most) needs.
 
     >>> alive, middles, widths = shared_cells(np.array([0.5, 0.9]), np.array([0.01, 0.01]), 64)
     >>> alive.tolist(), bool(widths[0] < 0.01 < middles[0] - 0.8), round(float(widths.sum()), 9)
@@ -117,15 +116,6 @@ _NORMAL_CELLS = 48
 _ROOT_TWO_PI = math.sqrt(2.0 * math.pi)
 
 
-def gaussian_posterior(
-    sums: Floats, counts: Floats, prior_mean: float, prior_sd: float, noise_sd: float
-) -> tuple[Floats, Floats]:
-    """[K] mean and [K] standard deviation of N(prior) after ``counts`` values with known noise."""
-    precision = 1.0 / prior_sd**2 + counts / noise_sd**2
-    means: Floats = (prior_mean / prior_sd**2 + sums / noise_sd**2) / precision
-    return means, 1.0 / np.sqrt(precision)
-
-
 def gaussian_best_probabilities(means: Floats, sds: Floats) -> Floats:
     """[K] probability that a sample of N(mean, sd) is the largest of all, to 3e-4."""
     alive, middles, widths = shared_cells(means, sds, _NORMAL_CELLS)
@@ -162,5 +152,7 @@ class ThompsonGaussian(Drawn):
         return self._posterior()[0]
 
     def _posterior(self) -> tuple[Floats, Floats]:
-        tally = self._tally
-        return gaussian_posterior(tally.sums, tally.counts, *self._prior, self._noise_sd)
+        """[K] means and [K] standard deviations."""
+        (mean, sd), noise = self._prior, self._noise_sd**2
+        precision = 1.0 / sd**2 + self._tally.counts / noise
+        return (mean / sd**2 + self._tally.sums / noise) / precision, 1.0 / np.sqrt(precision)

@@ -89,8 +89,7 @@ class SvipDifference(ThresholdRule):
     """Stop when the root of the entropy of q rose by more than a threshold over the token before.
 
     Source: TapOut, table 1 and appendix A.1 (SVIPDifference, threshold 0.2), H in nats.
-    Differs: the first token of a draft has none before it (the text's last token was the target's),
-    so the rule continues after it.
+    Differs: the rule continues after the first token, before which the drafter wrote none.
     """
 
     def __init__(self, threshold: float = 0.2) -> None:

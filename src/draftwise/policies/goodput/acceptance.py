@@ -35,8 +35,7 @@ class Rates(Kept):
         drafter's prior and n its weight (2 for the fast rate). If all drafters fail, the prior of
         an unknown one is reduced: e = prior * min(1, m / 0.2), m = (4 prior + pool num) / (4 + pool
         den), where the pool adds up the alphas of all drafters.
-    State: [6, D] num, den slow, num, den fast, squared errors of slow and fast; the pool's num and
-        den; priors and their weights.
+    State: [6, D] num, den slow, num, den fast, squared errors of both; the pool's; priors, weights.
 
     >>> rates = Rates(num_drafters=2, discount=0.97)
     >>> rates.add(0, [0.0] * 28)
@@ -55,7 +54,7 @@ class Rates(Kept):
         self.forget_what_follows()
 
     def expect(self, priors: Floats, weights: Floats) -> None:
-        """Set the priors [D] and their weights [D] in alphas."""
+        """Set the priors [D] and their weights [D], in alphas."""
         self._prior, self._prior_weight = priors, weights
         self.forget_what_follows()
 
@@ -117,20 +116,15 @@ BIN_WEIGHT = 3.0  # weight of a bin's prior, in alphas
 BIN_DISCOUNT = 0.995  # discount of a bin's sums for each new alpha
 _CENTRES = tuple((low + high) / 2 for low, high in pairwise((0.0, *CONFIDENCES, 1.0)))
 NUM_SIBLINGS = 7  # most siblings of a token
-_SHARES = tuple(
-    share * (1.0 - centre)
-    for centre in _CENTRES
-    for share in (0.18, 0.1, 0.06, 0.05, 0.04, 0.03, 0.03)
-)
+_RANKS = (0.18, 0.1, 0.06, 0.05, 0.04, 0.03, 0.03)
+_SHARES = tuple(share * (1.0 - centre) for centre in _CENTRES for share in _RANKS)
 """Prior probability that the first, second, .. sibling is accepted, by bin and rank."""
 BRANCH_PRIORS = (0.03, 0.06, 0.12, 0.2, 0.3, 0.4)
-"""Prior acceptance of a retrieved token where a drafter's other token was rejected, by length of
-the match as in ``MATCH_PRIORS``."""
+"""Prior acceptance of a retrieved token where a drafter's was rejected, by match length."""
 ADDED_PRIORS = (0.25, 0.18, 0.12, 0.08, 0.04, 0.02)
 """Prior probability that a drafter's token differs from a retrieved one and is accepted, too."""
 TREE_PRIORS = (0.18, 0.28, 0.34, 0.39, 0.43, 0.46, 0.49)
-"""Prior probability that one of 1, 2, .. siblings in a tree is accepted after the likeliest was
-rejected."""
+"""Prior probability that one of 1, 2, .. siblings in a tree is accepted if the likeliest is not."""
 _NEXT = tuple(0.14 + 0.75 * (0.4 + 0.4 * centre) for centre in _CENTRES)  # of the token after it
 
 
@@ -175,12 +169,11 @@ class Ratios:
 class Bins:
     """One drafter's acceptance by bin of confidence.
 
-    own: of the token itself. after: of the token after it. ranks: of its siblings, by bin and rank.
+    own: of the token itself. after: of the next one. ranks: of its siblings, by bin and rank.
     branches: of another token that retrieval proposes, by length of its match, given that the
-    drafter's was rejected. added: that the drafter's token differs from the one that retrieval
-    proposes and is accepted, by length of the match. firsts: of the likeliest token at each depth
-    of a tree. others: of one of its siblings, given that it was rejected, by their number. wide:
-    mean worth of a token's siblings less their price, in tokens.
+    drafter's was rejected. added: that the drafter's token differs from it and is accepted. firsts:
+    of the likeliest token at each depth of a tree. others: of one of its siblings, given that it
+    was rejected, by their number. wide: mean worth of a token's siblings less their price.
 
     >>> bins = Bins()
     >>> bins.add([0.97, 0.4], [1.0, 0.0])

@@ -29,10 +29,7 @@ _PROBIT = math.pi / 8.0  # MacKay's: a logistic averaged over a Gaussian
 
 @dataclass(frozen=True, slots=True)
 class TextFeatures:
-    """The features of a text: square roots of hashed token counts, normalised to length 1.
-
-    ids, values, squares: [n] of the features present, their values, and the squared values.
-    """
+    """Square roots of hashed token counts, normalised to length 1; [n] those that are not 0."""
 
     ids: Ints
     values: Floats
@@ -42,8 +39,7 @@ class TextFeatures:
 def features(tokens: Sequence[int], label: str = "") -> TextFeatures:
     """Features of a text's last tokens, of the request's label, and one that all texts have.
 
-    The last one weighs as much as all others together: what a drafter does on most texts is
-    expected of it on a new one.
+    The last one weighs as much as all others: a new text is first expected to be like most texts.
 
     >>> features([5, 5, 5, 5]).squares.round(3).tolist()
     [0.5, 0.5]
@@ -70,8 +66,7 @@ class Experience:
         than the prior by e^6 (a one-sided cumulative sum).
     State: means and variances [D, F]; cumulative sums [D]; seconds that missing probes may have
         cost [D]; vain scores in a row [D]; bins of confidence by LM drafter and tables by
-        retrieval drafter; numbers of tokens and answers. Its size depends only on the number of
-        drafters.
+        retrieval drafter; numbers of tokens and answers. Its size depends only on D.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -125,7 +120,7 @@ class Experience:
         return needs_reset
 
     def state(self) -> dict[str, Any]:
-        """The statistics as plain JSON by drafter, without features that were never seen."""
+        """The statistics by drafter, without features that were never seen."""
         return {
             "answers": [self.num_tokens, self.num_answers],
             "drafters": {name: self._drafter_state(row) for row, name in enumerate(self.names)},
@@ -134,10 +129,7 @@ class Experience:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state`` for the drafters of this object.
-
-        Errors: ValueError if it does not fit or a number is out of range; nothing is changed.
-        """
+        """Restore the statistics of these drafters; ValueError, and no change, if damaged."""
         fresh = Experience(self.names)
         if set(state) != {"answers", "drafters", "bins", "tables"}:
             raise ValueError(f"it holds {sorted(state)}, not the statistics of requests")
@@ -213,13 +205,11 @@ class Recall:
         return True
 
     def add(self, drafter: int, alphas: Sequence[float], weight: float) -> None:
-        """Add a drafter's alphas on this text; weight: of each alpha."""
         if alphas and not self._private:
             mean = sum(alphas) / len(alphas)
             self.experience.add(drafter, self._seen, mean, weight * len(alphas))
 
     def add_matches(self, name: str, alphas: Sequence[float], matches: Sequence[int]) -> None:
-        """Add a retrieval drafter's alphas by length of the match."""
         if name not in self.tables:
             self.tables[name] = MatchTable()
         self.tables[name].add(alphas, matches)

@@ -1,7 +1,4 @@
-"""Goodput: the drafter and length with the most expected tokens per second, none included.
-
-Three parts: expected seconds and tokens of plans, probes of drafters that do not play, the policy.
-"""
+"""Goodput: prices of plans, probes of drafters that do not play, and the policy itself."""
 
 from __future__ import annotations
 
@@ -39,8 +36,7 @@ class PlanCosts:
     target_s: by tokens. draft_s, read_s: [D] seconds of a draft step, and of catching up by one
     token. seconds: [K]. batch_s: as in ``Costs``. names: [D]. places: the plans of each drafter.
     drafters, lengths, sizes, depths: [K] each plan's index in names, its length k, its verified
-    tokens n, and the most tokens of it that may be accepted. trees: index, drafter and shape of the
-    plans of trees.
+    tokens n, and the most of them that may be accepted. trees: index, drafter and shape of trees.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
@@ -101,10 +97,7 @@ class PlanCosts:
         self.take(Costs(np.array(state["target_s"]), next(steps), batch_s, next(steps)))
 
     def expected_tokens(self, rates: Floats, bins: Mapping[str, Bins]) -> Floats:
-        """[K] ``expected_tokens`` of each plan, by the acceptance of each drafter [D].
-
-        bins: by drafter; they raise the acceptance at each depth of a tree.
-        """
+        """[K] ``expected_tokens`` by acceptance [D]; bins raise it at each depth of a tree."""
         own = rates.take(self.drafters)
         for k, name, shape in self.trees:
             own[k] = bins.get(name, _NO_BINS).of_tree(shape, int(self.lengths[k]), float(own[k]))
@@ -114,7 +107,7 @@ class PlanCosts:
         self, tokens: Floats, row: int, ladder: Sequence[float], match: int,
         bins: Mapping[str, Bins],
     ) -> None:  # fmt: skip
-        """Write ``retrieved_tokens`` of the plans of one drafter into tokens [K]."""
+        """Write ``retrieved_tokens`` of one drafter's plans into tokens [K]."""
         found = np.array(retrieved_tokens(ladder, match, self.longest))
         tokens[self.places[row]] = found[self._own_lengths[row]]
         for k, name, shape in self.trees:
@@ -150,8 +143,7 @@ def expected_tokens(rates: Floats, lengths: Ints) -> Floats:
 def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[float]:
     """[longest + 1] expected tokens of a round of retrieval by length; 0 without a match.
 
-    ladder: acceptance after a match of 1, 2, .. tokens. Each accepted token makes the match longer;
-    a match beyond the ladder counts as its end.
+    ladder: acceptance after a match of 1, 2, .. tokens, which every accepted token makes longer.
 
     >>> retrieved_tokens([0.5, 0.5, 0.5], 1, 2)
     [1.0, 1.5, 1.75]
@@ -215,11 +207,9 @@ class ProbeScheduler(Kept):
         so far, exceed its seconds; tokens left are those of the answer, at most the memory of the
         rates. With statistics of other requests a drafter is taken for an unknown one with
         probability 2%, which adds to the seconds missed. After n vain scores in a row both gains
-        are divided by n + 1, as in Laplace's rule of succession. Rows of a batch share these
-        seconds, since all of them wait for a probe.
+        are divided by n + 1 (Laplace's rule of succession). Rows that wait for a probe share it.
     State: by drafter the positions up to which it is scored and has read the text; the end of the
-        text; tokens since the last decision; seconds missed and vain scores in a row [D], shared
-        among requests that share statistics.
+        text; tokens since the last decision; seconds missed and vain scores in a row [D], shared.
     Cost: O(D) per round, O(K) every 16 rounds.
     """
 
@@ -242,17 +232,13 @@ class ProbeScheduler(Kept):
         self._doubt, self._most = CHANGE_PROBABILITY, FIRST_LOOKS
 
     def scored(self, drafter: int, end: int, is_partial: bool, mean: float = 1.0) -> None:
-        """A drafter was scored up to ``end``.
-
-        is_partial: without reading all of the text. mean: of its alphas.
-        """
+        """A drafter was scored up to ``end``; is_partial: without reading all of the text."""
         self.num_vain[drafter] = self.num_vain[drafter] + 1.0 if mean < VAIN else 0.0
         self._scored_until[drafter], self.missed_s[drafter] = end, 0.0
         if not is_partial:
             self._read_until[drafter] = end
 
     def reached(self, end: int, num_emitted: int) -> None:
-        """The text now ends at ``end``, after num_emitted more tokens."""
         self._num_new += num_emitted
         self._end = end
 
@@ -271,9 +257,8 @@ class ProbeScheduler(Kept):
     ) -> list[int]:  # fmt: skip
         """Drafters to probe now: the best few before the first round, later only the best.
 
-        best: tokens per second of the best plan. rates, weights: [D] beliefs; weight 0: no model
-        to probe. left: tokens of the answer. rows: rows that wait for the probe. catching_up: [D]
-        the result of ``catching_up``, None = compute it.
+        best: the best plan's rate. rates, weights: [D] beliefs; weight 0: no model to probe. left:
+        tokens of the answer. rows: those that wait. catching_up: [D] if it is computed already.
         """
         if catching_up is None:
             catching_up = self.catching_up(costs.read_s, left)
@@ -322,8 +307,7 @@ _FIELDS = {
 class Goodput:
     """Play the plan with the most expected tokens per second, estimated from free evidence.
 
-    Source: this project. The expected tokens of a draft at a constant acceptance probability are
-        those of Leviathan et al. (2023).
+    Source: this project; expected tokens at a constant acceptance are Leviathan et al.'s (2023).
     Update: each LM drafter has discounted rates of its alphas over about 33 and about 5 tokens,
         weighted by how well each has predicted (``acceptance``). Without new alphas they decay to
         a prior: 0.55, or the prediction from earlier requests (``experience``). Each retrieval
@@ -388,11 +372,7 @@ class Goodput:
     def recall(
         self, memory: Experience, prompt: Sequence[int], label: str = "", private: bool = False
     ) -> None:
-        """Begin a request with the statistics of others.
-
-        prompt: its tokens. label: its kind, such as a task or a template. private: other requests
-        do not learn from it.
-        """
+        """Begin a request with the statistics of others, as in ``protocols.Remembering``."""
         self._recall = recall = Recall(memory, prompt, label, private)
         self._rates.expect(*recall.expected)
         self._looks.remember(recall.missed_s, recall.num_vain)
@@ -402,7 +382,6 @@ class Goodput:
         self._tell_apart()
 
     def choose(self) -> Decision:
-        """The best price (ties go to the first plan)."""
         self._num_chosen += 1
         best = int((prices := self._prices()).argmax())
         self.mixer = None if self._is_blind or not self._mix else self._mixer(prices, best)
@@ -416,8 +395,7 @@ class Goodput:
     def drafters_to_probe(self, num_rows: int = 1) -> list[str]:
         """Idle LM drafters to score on the last tokens now.
 
-        Without the drafter of the best plan, and empty with a single LM drafter: playing it is as
-        informative, and may emit tokens.
+        Not the best plan's drafter, nor an only one: playing it tells as much, and may emit tokens.
         """
         if not self._wants_looks or self._is_blind or int(self._has_model.sum()) < 2:
             return []
@@ -430,7 +408,6 @@ class Goodput:
         return [self._costs.names[row] for row in due]
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Learn from the evidence; without evidence or plans, from the seen values."""
         values, seen = check_feedback(decision, feedback, self._num_plans)
         self._made = None
         if feedback.evidence is not None and self._has_plans:
@@ -441,7 +418,6 @@ class Goodput:
             self._seen.add(values, seen)
 
     def probabilities(self) -> Floats:
-        """[K] one-hot on the plan with the best price."""
         return one_hot(int(self._prices().argmax()), self._num_plans)
 
     def estimates(self) -> Floats:
@@ -502,7 +478,6 @@ class Goodput:
                 own.branches.count(row, float(scores.ratios[place]))
 
     def _go_on(self, evidence: Evidence) -> None:
-        """Update predictions and remaining tokens after the text has grown."""
         recall = self._recall
         if recall is not None and recall.saw_tokens(evidence.tokens):
             self._rates.expect(*recall.expected)
@@ -528,8 +503,7 @@ class Goodput:
     def _mixer(self, prices: Floats, best: int) -> GoodputMixer | None:
         """The mixer of the coming draft; None without an LM drafter, or if a tree is best.
 
-        Nor is there one while the best LM drafter would have to catch up and does not promise more
-        than plain decoding.
+        None, too, while the best one has to catch up and promises less than plain decoding.
         """
         costs = self._costs
         if costs.sizes[best] != costs.lengths[best] or not self._has_lms:
