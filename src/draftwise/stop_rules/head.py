@@ -78,28 +78,26 @@ def _load(folder: Path, changed_ns: int, num_bytes: int) -> HeadWeights:
         config = config.get("config", config)
         size, num_blocks = int(config["hidden_size"]), int(config.get("num_layers", 0))
         tensors = _read_safetensors(folder / "model.safetensors")
-        blocks = tuple(_block(tensors, i, size) for i in range(num_blocks))
-        weight = _shaped(tensors[f"model.{num_blocks}.weight"], (2, size))
-        bias = _shaped(tensors[f"model.{num_blocks}.bias"], (2,))
+
+        def tensor(name: str, *shape: int) -> Array:
+            found = tensors[f"model.{name}"]
+            if found.shape != shape:
+                raise ValueError(f"a tensor has the shape {found.shape} and not {shape}")
+            return found
+
+        # the authors' layers are one and the same, and may be stored once
+        stored = [i if f"model.{i}.linear.weight" in tensors else 0 for i in range(num_blocks)]
+        blocks = tuple(
+            (tensor(f"{i}.linear.weight", size, size), tensor(f"{i}.linear.bias", size))
+            for i in stored
+        )
+        weight, bias = tensor(f"{num_blocks}.weight", 2, size), tensor(f"{num_blocks}.bias", 2)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise DraftwiseError(
             f"the acceptance head in {folder} cannot be read ({type(error).__name__}: {error}); it "
             "needs config.json with hidden_size and num_layers, and model.safetensors"
         ) from error
     return HeadWeights(blocks, weight[1] - weight[0], float(bias[1] - bias[0]))
-
-
-def _block(tensors: dict[str, Array], index: int, size: int) -> tuple[Array, Array]:
-    """One residual layer; the authors' layers are one and the same, and may be stored once."""
-    name = index if f"model.{index}.linear.weight" in tensors else 0
-    weight = _shaped(tensors[f"model.{name}.linear.weight"], (size, size))
-    return weight, _shaped(tensors[f"model.{name}.linear.bias"], (size,))
-
-
-def _shaped(tensor: Array, shape: tuple[int, ...]) -> Array:
-    if tensor.shape != shape:
-        raise ValueError(f"a tensor has the shape {tensor.shape} and not {shape}")
-    return tensor
 
 
 def _read_safetensors(path: Path) -> dict[str, Array]:

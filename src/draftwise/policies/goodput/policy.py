@@ -308,19 +308,15 @@ class Goodput:
     """Play the plan with the most expected tokens per second, estimated from free evidence.
 
     Source: this project; expected tokens at a constant acceptance are Leviathan et al.'s (2023).
-    Update: each LM drafter has discounted rates of its alphas over about 33 and about 5 tokens,
-        weighted by how well each has predicted (``acceptance``). Without new alphas they decay to
-        a prior: 0.55, or the prediction from earlier requests (``experience``). Each retrieval
-        drafter has a rate for each of six buckets of match length. V = (1 + sum_{j<=k} S(j)) /
-        (T(k + 1) + k c), with S(j) = a^j, or for retrieval the product of the rates of match
-        lengths m, m + 1, ..; 1 / V grows by the seconds per token of catching up; plan = argmax V.
-        Idle drafters are not explored by playing but probed where the expected gain exceeds the
-        cost (``probes``). ``mixer`` then decides before each token whether the best LM drafter or a
-        match writes it, and where the draft ends (``mixing``). In a batch each row assumes that all
-        rows make the same choice: the price of a token is that of one more token in every row,
-        divided by the number of rows.
-        A tree costs all of its tokens; at each of its depths the likeliest token is accepted, or
-        else one of its siblings with a learnt probability.
+    Update: plan = argmax V, V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), with S(j) = a^j for the
+        acceptance a of an LM drafter (``Rates``), whose prior is 0.55 or the prediction from
+        earlier requests (``Experience``), or for retrieval the product of the rates of match
+        lengths m, m + 1, .. (``MatchTable``); 1 / V grows by the seconds per token of catching up.
+        Idle drafters are probed, not played, to explore (``ProbeScheduler``). ``GoodputMixer`` then
+        decides before each token whether the best LM drafter or a match writes it, and where the
+        draft ends. In a batch each row assumes that all make the same choice: the price of a token
+        is that of one more token in every row, divided by the number of rows. A tree costs all of
+        its tokens; at each depth the likeliest is accepted, or else one of its siblings, as learnt.
     Differs: a plan's stop rule is priced as ``fixed``.
     Feedback: evidence in text order, which every kind carries, ``free`` at once and always. The
         latest costs and matches are the context. Without plans, or before any evidence, plans are
@@ -458,7 +454,11 @@ class Goodput:
             self._add_table(name)
         if evidence.costs is not None:
             self._costs.take(evidence.costs)
-        self._go_on(evidence)
+        recall = self._recall
+        if recall is not None and recall.saw_tokens(evidence.tokens):
+            self._rates.expect(*recall.expected)
+        left = ANSWER_TOKENS if recall is None else recall.experience.answer_tokens
+        self._left = left if evidence.num_left is None else min(evidence.num_left, left)
 
     def _judge(self, evidence: Evidence, mixer: GoodputMixer) -> None:
         """Update the acceptance of the mixed draft's tokens, of siblings and of branches."""
@@ -476,13 +476,6 @@ class Goodput:
             place = evidence.emitted_start + departed - scores.start
             if 0 <= place < len(scores.ratios):  # whether retrieval had what was emitted instead
                 own.branches.count(row, float(scores.ratios[place]))
-
-    def _go_on(self, evidence: Evidence) -> None:
-        recall = self._recall
-        if recall is not None and recall.saw_tokens(evidence.tokens):
-            self._rates.expect(*recall.expected)
-        left = ANSWER_TOKENS if recall is None else recall.experience.answer_tokens
-        self._left = left if evidence.num_left is None else min(evidence.num_left, left)
 
     def _score(self, name: str, row: int, scores: Scores) -> None:
         alphas, recall = scores.alphas.tolist(), self._recall
