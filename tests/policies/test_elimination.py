@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from draftwise.policies import PETC, SequentialHalving, better_half
+from draftwise.policies import PETC, SequentialHalving
 from draftwise.registry import make_policy
 from draftwise.types import Decision, Feedback
 
@@ -42,9 +42,14 @@ def test_one_is_left_within_the_budget(num_plans: int) -> None:
 
 def test_the_better_half_is_kept_not_the_worse() -> None:
     """Line 6 of Algorithm 5 as printed would keep the ascending half: plans 0 and 2."""
-    kept = better_half(np.array([0.1, 0.9, 0.2, 0.8, 0.99]), np.array([True] * 4 + [False]))
-    assert kept.tolist() == [False, True, False, True, False]
-    assert better_half(np.array([0.5, 0.4, 0.3]), np.ones(3, dtype=bool)).sum() == 2
+    policy = SequentialHalving(5)
+    policy.load_state(policy.state() | {"alive": [True] * 4 + [False]})
+    values = Feedback(np.array([0.1, 0.9, 0.2, 0.8, 0.99]), np.ones(5, dtype=bool))
+    policy.learn(Decision(0, 1.0, 1), values)
+    assert policy.state()["alive"] == [False, True, False, True, False]
+    policy = SequentialHalving(3)
+    play(policy, [0.5, 0.4, 0.3], 3)
+    assert policy.state()["alive"] == [True, True, False]
 
 
 def test_means_are_of_the_phase_alone() -> None:

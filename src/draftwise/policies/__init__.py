@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     # isort: off
     from draftwise.policies.base import Tally, draw, instant_regrets
     from draftwise.policies.baselines import DraftAll, FixedPlan, Random, Router, naive_bayes_scores
-    from draftwise.policies.explore import PETC, SequentialHalving, better_half
+    from draftwise.policies.explore import PETC, SequentialHalving
     from draftwise.policies.state import dump, load
     from draftwise.policies.thompson import (
         ThompsonBernoulli, ThompsonGaussian, argmax_law, gaussian_best_probabilities, shared_cells,
     )
     from draftwise.policies.ucb import (
-        UCB1, DiscountedUCB, SlidingUCB, UCBSpec, UCBTuned, ucb1_indices, ucb_tuned_indices,
-        ucbspec_radii,
+        UCB1, DiscountedUCB, SlidingUCB, UCBSpec, UCBTuned, ucb1_indices, ucbspec_radii,
     )
     from draftwise.policies.weights import (
         EXP3, AdaNormalHedge, EXP3Spec, Hedge, NormalHedge, normalhedge_precision,

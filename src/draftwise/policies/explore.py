@@ -9,15 +9,7 @@ import numpy as np
 from draftwise.checks import MANY, optional, scale, whole
 from draftwise.policies.base import Greedy, Tally
 from draftwise.policies.state import in_range
-from draftwise.types import Bools, Decision, Feedback, Floats
-
-
-def better_half(means: Floats, alive: Bools) -> Bools:
-    """[K] the ``ceil(|S| / 2)`` best of the surviving plans (ties go to the first)."""
-    ranked = np.argsort(np.where(alive, -means, np.inf), kind="stable")
-    kept = np.zeros(len(means), dtype=np.bool_)
-    kept[ranked[: math.ceil(int(alive.sum()) / 2)]] = True
-    return kept
+from draftwise.types import Bools, Decision, Feedback
 
 
 class SequentialHalving(Greedy):
@@ -61,7 +53,9 @@ class SequentialHalving(Greedy):
             num_phases = max(1, math.ceil(math.log2(self._num_plans)))
             share = max(1, self._budget // (num_alive * num_phases))
         if num_alive > 1 and self._phase.counts[self._alive].min() >= share:
-            self._alive = better_half(self._phase.means(), self._alive)
+            ranked = np.where(self._alive, -self._phase.means(), np.inf).argsort(kind="stable")
+            self._alive = np.zeros(self._num_plans, dtype=np.bool_)
+            self._alive[ranked[: math.ceil(num_alive / 2)]] = True  # ties go to the first
             self._phase = Tally(self._num_plans)
 
     def _best(self) -> int:

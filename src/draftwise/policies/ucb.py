@@ -51,24 +51,19 @@ class UCB1(UpperBounds):
         return ucb1_indices(tally.means(), tally.counts, tally.num_rounds, self._beta)
 
 
-def ucb_tuned_indices(means: Floats, variances: Floats, counts: Floats, num_rounds: int) -> Floats:
-    """[K] ``mean + sqrt(ln t / n * min(1/4, V))``, ``V = variance + sqrt(2 ln t / n)``."""
-    log_rate = math.log(num_rounds) / counts
-    bound = np.minimum(0.25, variances + np.sqrt(2.0 * log_rate))
-    return means + np.sqrt(log_rate * bound)
-
-
 class UCBTuned(UpperBounds):
     """Play the plan with the highest upper bound, which is tighter for small variances.
 
-    Source: TapOut, section 3.3 (UCB-Tuned, Auer et al. 2002). Update: ``ucb_tuned_indices``.
-    Differs: as ``UCB1``.
+    Source: TapOut, section 3.3 (UCB-Tuned, Auer et al. 2002). Update: plan = argmax mean + sqrt(ln
+    t / n * min(1/4, V)), V = variance + sqrt(2 ln t / n). Differs: as ``UCB1``.
     """
 
     def indices(self) -> Floats:
         tally, means = self._tally, self._tally.means()
         variances = np.maximum(tally.squares / tally.counts - means * means, 0.0)
-        return ucb_tuned_indices(means, variances, tally.counts, tally.num_rounds)
+        log_rate = math.log(tally.num_rounds) / tally.counts
+        bound = np.minimum(0.25, variances + np.sqrt(2.0 * log_rate))
+        return means + np.sqrt(log_rate * bound)
 
 
 def ucbspec_radii(counts: Floats, num_rounds: int, delta: float) -> Floats:
