@@ -60,7 +60,7 @@ class UCBTuned(UpperBounds):
 
     def indices(self) -> Floats:
         tally, means = self._tally, self._tally.means()
-        variances = np.maximum(tally.squares / tally.counts - means * means, 0.0)
+        variances: Floats = np.maximum(tally.squares / tally.counts - means * means, 0.0)
         log_rate = math.log(tally.num_rounds) / tally.counts
         bound = np.minimum(0.25, variances + np.sqrt(2.0 * log_rate))
         return means + np.sqrt(log_rate * bound)
