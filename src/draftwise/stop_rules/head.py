@@ -86,18 +86,16 @@ def _load(folder: Path, changed_ns: int, num_bytes: int) -> HeadWeights:
             return found
 
         # the authors' layers are one and the same, and may be stored once
-        stored = [i if f"model.{i}.linear.weight" in tensors else 0 for i in range(num_blocks)]
-        blocks = tuple(
-            (tensor(f"{i}.linear.weight", size, size), tensor(f"{i}.linear.bias", size))
-            for i in stored
-        )
+        stored = (i if f"model.{i}.linear.weight" in tensors else 0 for i in range(num_blocks))
+        layers = [f"{i}.linear" for i in stored]
+        blocks = [(tensor(f"{n}.weight", size, size), tensor(f"{n}.bias", size)) for n in layers]
         weight, bias = tensor(f"{num_blocks}.weight", 2, size), tensor(f"{num_blocks}.bias", 2)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise DraftwiseError(
             f"the acceptance head in {folder} cannot be read ({type(error).__name__}: {error}); it "
             "needs config.json with hidden_size and num_layers, and model.safetensors"
         ) from error
-    return HeadWeights(blocks, weight[1] - weight[0], float(bias[1] - bias[0]))
+    return HeadWeights(tuple(blocks), weight[1] - weight[0], float(bias[1] - bias[0]))
 
 
 def _read_safetensors(path: Path) -> dict[str, Array]:

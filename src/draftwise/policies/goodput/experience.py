@@ -29,7 +29,7 @@ _PROBIT = math.pi / 8.0  # MacKay's: a logistic averaged over a Gaussian
 
 @dataclass(frozen=True, slots=True)
 class TextFeatures:
-    """Square roots of hashed token counts, normalised to length 1; [n] those that are not 0."""
+    """Square roots of hashed token counts, normalised to length 1: the n that are not 0."""
 
     ids: Ints
     values: Floats

@@ -128,13 +128,10 @@ class GoodputMixer:
                 ladder = self._ladders[name]
                 first = min(match, len(ladder) - left) - 1
                 offers[name] = ladder[first : first + left]
-        width, wide = step.depth + self._num_siblings, self._bins.wide
-        gains = {
-            name: self._prices.gain(
-                width, self._reached, alphas, name, wide if name == self.drafter else 0.0
-            )
-            for name, alphas in offers.items()
-        }
+        width, gains = step.depth + self._num_siblings, dict[str, float]()
+        for name, alphas in offers.items():
+            wide = self._bins.wide if name == self.drafter else 0.0
+            gains[name] = self._prices.gain(width, self._reached, alphas, name, wide)
         best = max(gains, key=gains.__getitem__, default=None)
         if best is None or gains[best] < 0:
             return None

@@ -72,18 +72,15 @@ class PlanCosts:
             0.0 if name == NONE else costs.draft_s.get(name, DEFAULT_DRAFT_SHARE * first)
             for name in self.names
         ]
-        read_s = [
-            costs.read_s.get(name, growth * step_s)
-            for name, step_s in zip(self.names, draft_s, strict=True)
-        ]
+        steps = zip(self.names, draft_s, strict=True)
+        read_s = [costs.read_s.get(name, growth * step_s) for name, step_s in steps]
         self.draft_s, self.read_s = np.array(draft_s), np.array(read_s)
         forward_s = np.array(self.target_s)[np.minimum(self.sizes, len(self.target_s) - 1)]
         step_s = self.draft_s[self.drafters] + self._wider * self.read_s[self.drafters]
         self.seconds: Floats = forward_s + self.lengths * step_s
 
     def state(self) -> dict[str, Any]:
-        kept = dump(self, ("target_s", "draft_s", "read_s", "batch_s"))
-        return kept | {"names": list(self.names)}
+        return dump(self, ("target_s", "draft_s", "read_s", "batch_s", "names"))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of ``state``; ValueError if it does not fit."""
@@ -397,11 +394,12 @@ class Goodput:
             return []
         prices, left = self._prices(), self._left
         best = int(prices.argmax())
-        weights = self._rates.weights() * self._has_model
-        weights[self._costs.drafters[best]] = 0.0
-        beliefs, costs = (self._believed, weights), self._costs
-        due = self._looks.due(float(prices[best]), *beliefs, costs, left, num_rows, self._reading_s)
-        return [self._costs.names[row] for row in due]
+        costs, weights = self._costs, self._rates.weights() * self._has_model
+        weights[costs.drafters[best]] = 0.0
+        due = self._looks.due(
+            float(prices[best]), self._believed, weights, costs, left, num_rows, self._reading_s
+        )
+        return [costs.names[row] for row in due]
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         values, seen = check_feedback(decision, feedback, self._num_plans)
