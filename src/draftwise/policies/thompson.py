@@ -11,7 +11,7 @@ from draftwise.policies.base import Drawn
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
 _REACH = 6.0  # standard deviations around a mean in which a number is looked for
-_FINEST = 0.25  # cells in which the finest one grows to the smallest standard deviation
+_FINEST = 0.25  # the finest cell begins at the scale of the smallest deviation over this many
 _TINY = 1e-30  # a distribution function of 0 would divide 0 by 0
 
 
@@ -22,7 +22,7 @@ def shared_cells(
 
     The largest number is hardly ever below ``low``, the highest of the lower ends ``mean - 6 sd``.
     Whatever reaches beyond it with a standard deviation s lies within 12 s of it; so cells that
-    grow with their distance from ``low`` are as fine as each number (least to most) needs.
+    grow with the distance from ``low`` are as fine as each number needs. least, most: their range.
 
     >>> alive, middles, widths = shared_cells(np.array([0.5, 0.9]), np.array([0.01, 0.01]), 64)
     >>> alive.tolist(), bool(widths[0] < 0.01 < middles[0] - 0.8), round(float(widths.sum()), 9)
