@@ -35,7 +35,7 @@ PRODUCT = ROOT / "src" / "draftwise"
 LAB = ROOT / "packages" / "lab"
 PAGE = ROOT / "docs" / "architecture.md"
 SPEC = "ucbspec"
-CHOOSING = ("controller/", "policies/", "feedback/", "rewards")
+CHOOSING = ("controller/", "policies/", "feedback", "rewards")
 
 
 def lines() -> str:

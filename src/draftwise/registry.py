@@ -70,10 +70,10 @@ REWARDS: Table = {
     "goodput": ("rewards:GoodputReward", {}),
 }
 FEEDBACKS: Table = {
-    "bandit": ("feedback.builders:Bandit", {}),
-    "prefix": ("feedback.builders:Prefix", {}),
-    "free": ("feedback.builders:Free", {}),
-    "panoramic": ("feedback.builders:Panoramic", {}),
+    "bandit": ("feedback:Bandit", {}),
+    "prefix": ("feedback:Prefix", {}),
+    "free": ("feedback:Free", {}),
+    "panoramic": ("feedback:Panoramic", {}),
 }
 GUIDES: Table = {
     "fixed": ("stop_rules.thresholds:Fixed", {}),

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from math import nan
-from typing import ClassVar
 
 from draftwise.checks import probability, share, string
 from draftwise.types import Outcome
@@ -136,12 +135,11 @@ class Divergence:
 class Acceptance:
     """Mean acceptance probability over the round's positions.
 
-    Source: HedgeSpec, section 3.3: 1 - f_t with f_t = 1 - alpha_t; over a chunk its mean
-        (appendix B.3).
+    Source: HedgeSpec, section 3.3: 1 - f_t with f_t = 1 - alpha_t; a chunk's mean (appendix B.3).
     Differs: plans of one drafter differ only by how many of the positions they would draft.
     """
 
-    looks_ahead: ClassVar[bool] = False
+    looks_ahead = False
 
     def __call__(self, outcome: Outcome) -> float:
         alphas = outcome.alphas.tolist()[: outcome.plan.length]
@@ -155,8 +153,7 @@ class ExpectedLength:
         1 - f_t. ``estimator=products`` is as printed, ``exact`` the unbiased weighting by
         min(1, q/p) of the realised tokens.
     Differs: (1) K + 1 is that of the longest plan, so plans of different lengths are on one scale;
-        (2) a plan that played and of which only its own verification is known is valued by
-        ``tokens_by_verdict``.
+        (2) the played plan, known by its own verification, is valued by ``tokens_by_verdict``.
     """
 
     def __init__(self, estimator: str = "products") -> None:
@@ -182,12 +179,12 @@ class Throughput:
         than the longest draft in the shortest time; value = min(1, rate / bound). Only where a rate
         exceeds it (the first round was slow) the bound doubles, once a round.
     Differs: the paper does not scale it, but its radius needs values in [0, 1]. A bound that
-        followed the best rate would make values depend on the order of plays; one outlier of the
+        followed the best rate would make values depend on the order of plays; an outlier of the
         clock at most doubles this one.
     State: ``bound`` in tokens per second; 0 before the first round.
     """
 
-    looks_ahead: ClassVar[bool] = False
+    looks_ahead = False
 
     def __init__(self) -> None:
         self.bound = 0.0
@@ -212,7 +209,7 @@ class GoodputReward:
         seconds are added to sums, discounted by ``discount`` in (0, 1], whose ratio is lambda.
     """
 
-    looks_ahead: ClassVar[bool] = False
+    looks_ahead = False
 
     def __init__(self, discount: float = 0.97) -> None:
         self._discount, self.tokens, self.seconds = share("discount", discount), 0.0, 0.0

@@ -7,13 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from draftwise.policies import (
-    PETC,
-    SequentialHalving,
-    better_half,
-    exploration_budget,
-    pulls_per_plan,
-)
+from draftwise.policies import PETC, SequentialHalving
 from draftwise.registry import make_policy
 from draftwise.types import Decision, Feedback
 
@@ -48,9 +42,14 @@ def test_one_is_left_within_the_budget(num_plans: int) -> None:
 
 def test_the_better_half_is_kept_not_the_worse() -> None:
     """Line 6 of Algorithm 5 as printed would keep the ascending half: plans 0 and 2."""
-    kept = better_half(np.array([0.1, 0.9, 0.2, 0.8, 0.99]), np.array([True] * 4 + [False]))
-    assert kept.tolist() == [False, True, False, True, False]
-    assert better_half(np.array([0.5, 0.4, 0.3]), np.ones(3, dtype=bool)).sum() == 2
+    policy = SequentialHalving(5)
+    policy.load_state(policy.state() | {"alive": [True] * 4 + [False]})
+    values = Feedback(np.array([0.1, 0.9, 0.2, 0.8, 0.99]), np.ones(5, dtype=bool))
+    policy.learn(Decision(0, 1.0, 1), values)
+    assert policy.state()["alive"] == [False, True, False, True, False]
+    policy = SequentialHalving(3)
+    play(policy, [0.5, 0.4, 0.3], 3)
+    assert policy.state()["alive"] == [True, True, False]
 
 
 def test_means_are_of_the_phase_alone() -> None:
@@ -64,7 +63,8 @@ def test_means_are_of_the_phase_alone() -> None:
 
 
 def test_a_small_budget_still_tries_every_plan_once() -> None:
-    assert pulls_per_plan(budget=3, num_alive=8, num_plans=8) == 1
+    values = [0.1 * plan for plan in range(8)]
+    assert play(SequentialHalving(8, budget=3), values, 12) == [*range(8), 4, 5, 6, 7]
     assert play(SequentialHalving(2, budget=1), [0.1, 0.9], 4) == [0, 1, 1, 1]
 
 
@@ -82,7 +82,7 @@ def test_late_feedback_keeps_exploring() -> None:
 def test_petc_explores_for_c_ln_b_rounds() -> None:
     """c = 3, B = 200: floor(3 ln 200) = 15 rounds; K = 4: n = floor(15 / 8) = 1, then floor(15 / 4)
     = 3: 4 + 6 rounds and then the survivor."""
-    assert exploration_budget(3, 200) == math.floor(3 * math.log(200)) == 15
+    assert math.floor(3 * math.log(200)) == 15
     plans = play(PETC(4, c=3.0, num_tokens=200), [0.2, 0.8, 0.6, 0.4], 14)
     assert plans == [0, 1, 2, 3] + [1, 2] * 3 + [1] * 4
 
@@ -101,4 +101,4 @@ def test_petc_commits_early_in_a_short_request(num_plans: int) -> None:
 def test_petc_is_halving_with_that_budget() -> None:
     values = [0.3, 0.5, 0.4, 0.9, 0.1]
     petc = play(PETC(5, c=10.0, num_tokens=512), values, 80)
-    assert petc == play(SequentialHalving(5, exploration_budget(10.0, 512)), values, 80)
+    assert petc == play(SequentialHalving(5, math.floor(10.0 * math.log(512))), values, 80)

@@ -12,7 +12,6 @@ from draftwise.policies import (
     ThompsonGaussian,
     argmax_law,
     gaussian_best_probabilities,
-    gaussian_posterior,
     shared_cells,
 )
 from draftwise.types import Decision, Feedback
@@ -28,12 +27,12 @@ def learn(policy: ThompsonBernoulli | ThompsonGaussian, plan: int, values: list[
 def test_gaussian_posterior_by_hand() -> None:
     """Prior N(0.5, 0.5^2), noise 0.5, values 0.9 and 0.7: precision 4 + 2 * 4 = 12, mean (4 * 0.5 +
     4 * 1.6) / 12 = 0.7."""
-    mean, sd = gaussian_posterior(np.array([1.6]), np.array([2.0]), 0.5, 0.5, 0.5)
-    assert mean.tolist() == pytest.approx([0.7])
-    assert sd.tolist() == pytest.approx([12**-0.5])
     policy = ThompsonGaussian(2, np.random.default_rng(0))
     learn(policy, 0, [0.9, 0.7])
-    assert policy.estimates().tolist() == pytest.approx([0.7, 0.5])
+    means, sds = policy._posterior()
+    assert means.tolist() == pytest.approx([0.7, 0.5])
+    assert sds.tolist() == pytest.approx([12**-0.5, 0.5])
+    assert policy.estimates().tolist() == means.tolist()
 
 
 SURE = ([0.9, 0.902, 0.5, 0.7], [0.003, 0.0003, 0.4, 0.1])

@@ -15,7 +15,6 @@ from draftwise.policies import (
     UCBSpec,
     UCBTuned,
     ucb1_indices,
-    ucb_tuned_indices,
     ucbspec_radii,
 )
 from draftwise.types import Decision, Feedback
@@ -130,8 +129,11 @@ def test_ucb_tuned_indices_are_tapouts() -> None:
     for mean, n in zip(means, counts, strict=True):
         bound = 0.01 + math.sqrt(2 * math.log(8) / n)
         expected.append(mean + math.sqrt(math.log(8) / n * min(0.25, bound)))
-    indices = ucb_tuned_indices(means, np.full(2, 0.01), counts, 8)
-    assert indices.tolist() == pytest.approx(expected)
+    policy = UCBTuned(2)
+    tally = policy._tally
+    tally.counts, tally.num_rounds = counts, 8
+    tally.sums, tally.squares = counts * means, counts * (means**2 + 0.01)
+    assert policy.indices().tolist() == pytest.approx(expected)
 
 
 def test_ucb_tuned_uses_the_empirical_variance() -> None:

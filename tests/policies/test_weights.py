@@ -16,10 +16,8 @@ from draftwise.policies import (
     EXP3Spec,
     Hedge,
     NormalHedge,
-    adanormalhedge_probabilities,
     instant_regrets,
     normalhedge_precision,
-    normalhedge_probabilities,
 )
 from draftwise.types import Decision, Feedback
 
@@ -121,6 +119,14 @@ def test_instant_regret_by_hand() -> None:
     assert instant_regrets(values, two, none_likely).tolist() == [0.5, -0.5, 0.0]
 
 
+def with_regrets(
+    policy: NormalHedge | AdaNormalHedge, regrets: list[float], **more: list[float]
+) -> NormalHedge | AdaNormalHedge:
+    """The policy once its cumulative regrets are these."""
+    policy.load_state(policy.state() | {"regrets": regrets} | more)
+    return policy
+
+
 def test_normalhedge_figure_7_by_hand() -> None:
     """K = 2, R = (1, -1): step 4 is (exp(1/2c) + exp(0)) / 2 = e, so 1/(2c) = ln(2e - 1)."""
     assert normalhedge_precision(np.array([1.0, -1.0])) == pytest.approx(math.log(2 * math.e - 1))
@@ -132,7 +138,8 @@ def test_normalhedge_figure_7_by_hand() -> None:
         low, high = (low, middle) if too_big else (middle, high)
     first, second = 2 * math.exp(4 * low), 1 * math.exp(low)
     expected = [first / (first + second), second / (first + second)]
-    assert normalhedge_probabilities(np.array([2.0, 1.0])).tolist() == pytest.approx(expected)
+    policy = with_regrets(NormalHedge(2, generator()), [2.0, 1.0])
+    assert policy.probabilities().tolist() == pytest.approx(expected)
 
 
 def test_normalhedge_two_rounds_by_hand() -> None:
@@ -152,7 +159,8 @@ def test_normalhedge_two_rounds_by_hand() -> None:
 def test_normalhedge_solves_its_equation(regrets: list[float]) -> None:
     """mean(exp([R]+^2 / 2c)) = e to 1e-9, and the weights are a distribution, at any scale."""
     array = np.array(regrets)
-    probabilities = normalhedge_probabilities(array)
+    policy = with_regrets(NormalHedge(len(regrets), generator()), regrets)
+    probabilities = policy.probabilities()
     assert probabilities.sum() == pytest.approx(1)
     assert (probabilities >= 0).all()
     if array.max() > 1e-9:
@@ -207,15 +215,15 @@ def test_adanormalhedge_weights_are_the_difference_of_potentials(
         (phi(r + 1, c + 1) - phi(r - 1, c + 1)) / 2 for r, c in zip(regrets, sizes, strict=True)
     ]
     expected = [weight / sum(weights) for weight in weights]
-    probabilities = adanormalhedge_probabilities(np.array(regrets), np.array(sizes))
-    assert probabilities.tolist() == pytest.approx(expected)
+    policy = with_regrets(AdaNormalHedge(len(regrets), generator()), regrets, sizes=sizes)
+    assert policy.probabilities().tolist() == pytest.approx(expected)
 
 
 def test_adanormalhedge_does_not_overflow_or_vanish() -> None:
-    far = adanormalhedge_probabilities(np.array([9e4, 8e4]), np.array([1e5, 1e5]))
-    assert far.tolist() == [1.0, 0.0]
-    lost = adanormalhedge_probabilities(np.array([-5.0, -9.0]), np.array([5.0, 9.0]))
-    assert lost.tolist() == [0.5, 0.5]
+    policy = with_regrets(AdaNormalHedge(2, generator()), [9e4, 8e4], sizes=[1e5, 1e5])
+    assert policy.probabilities().tolist() == [1.0, 0.0]
+    lost = with_regrets(policy, [-5.0, -9.0], sizes=[5.0, 9.0])
+    assert lost.probabilities().tolist() == [0.5, 0.5]
 
 
 def test_adanormalhedge_two_rounds_by_hand() -> None:

@@ -2,8 +2,7 @@
 
 The papers' algorithms, a family a file: ``ucb``, ``weights``, ``thompson``, ``explore``.
 ``goodput`` is the default policy, ``wrappers`` change when or by how many requests a policy is
-taught, ``baselines`` learn nothing while they run, ``base`` and ``state`` are what policies share.
-``Router`` alone reads a file, once, when it is made.
+taught, ``baselines`` learn nothing while they run (``Router`` reads a file, when it is made).
 """
 
 from __future__ import annotations
@@ -17,21 +16,16 @@ if TYPE_CHECKING:
     # isort: off
     from draftwise.policies.base import Tally, draw, instant_regrets
     from draftwise.policies.baselines import DraftAll, FixedPlan, Random, Router, naive_bayes_scores
-    from draftwise.policies.explore import (
-        PETC, SequentialHalving, better_half, exploration_budget, pulls_per_plan,
-    )
+    from draftwise.policies.explore import PETC, SequentialHalving
     from draftwise.policies.state import dump, load
     from draftwise.policies.thompson import (
-        ThompsonBernoulli, ThompsonGaussian, argmax_law, gaussian_best_probabilities,
-        gaussian_posterior, shared_cells,
+        ThompsonBernoulli, ThompsonGaussian, argmax_law, gaussian_best_probabilities, shared_cells,
     )
     from draftwise.policies.ucb import (
-        UCB1, DiscountedUCB, SlidingUCB, UCBSpec, UCBTuned, ucb1_indices, ucb_tuned_indices,
-        ucbspec_radii,
+        UCB1, DiscountedUCB, SlidingUCB, UCBSpec, UCBTuned, ucb1_indices, ucbspec_radii,
     )
     from draftwise.policies.weights import (
-        EXP3, AdaNormalHedge, EXP3Spec, Hedge, NormalHedge, adanormalhedge_probabilities,
-        normalhedge_precision, normalhedge_probabilities,
+        EXP3, AdaNormalHedge, EXP3Spec, Hedge, NormalHedge, normalhedge_precision,
     )
     from draftwise.policies.wrappers import OnePlan, evidence_from_json, evidence_to_json
 

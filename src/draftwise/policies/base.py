@@ -18,9 +18,8 @@ from draftwise.types import Bools, Decision, Feedback, Floats
 
 def softmax(logits: Floats) -> Floats:
     """[K] proportional to ``exp(logits)``, without overflow."""
-    weights = np.exp(logits - logits.max())
-    normalised: Floats = weights / weights.sum()
-    return normalised
+    weights: Floats = np.exp(logits - logits.max())
+    return weights / float(weights.sum())
 
 
 def draw(probabilities: Floats, rng: np.random.Generator) -> int:
@@ -68,8 +67,8 @@ def check_feedback(decision: Decision, feedback: Feedback, num_plans: int) -> tu
 class Tally(Kept):
     """Running sums of the values seen.
 
-    State: counts [K] values seen; sums, squares [K] of the values; chosen [K] times chosen;
-    num_rounds: rounds learned from (feedback that showed nothing is none).
+    State: counts [K] values seen, at most one in [0, 1] a round; sums, squares [K] of the values;
+    chosen [K] times chosen; num_rounds: rounds learned from (feedback that showed nothing is none).
 
     >>> tally = Tally(2)
     >>> tally.add(np.array([0.25, 0.0]), np.array([True, False]))
@@ -87,7 +86,6 @@ class Tally(Kept):
         self.num_rounds = 0
 
     def check_memory(self) -> None:
-        """Every round shows each plan one value in [0, 1], or none."""
         in_range("num_rounds", self.num_rounds, 0)
         in_range("counts", self.counts, 0, self.num_rounds)
         in_range("sums", self.sums, 0, self.counts * (1 + 1e-9))
@@ -102,17 +100,15 @@ class Tally(Kept):
         self.num_rounds += bool(seen.any())
 
     def choose(self, plan: int) -> int:
-        """Note that ``plan`` is being played; the number of choices so far, this one included."""
+        """Count a choice of ``plan``; the number of all choices so far, this one included."""
         self.chosen[plan] += 1
         return int(self.chosen.sum())
 
     def means(self) -> Floats:
-        average: Floats = self.sums / np.maximum(self.counts, 1.0)
-        return average
+        return self.sums / np.maximum(self.counts, 1.0)
 
     def unseen(self) -> int | None:
-        """A plan without observations, the one chosen least (so that decisions in flight differ);
-        None if there is none."""
+        """The plan without observations that was chosen least, as decisions may be in flight."""
         if self.counts.min() > 0:
             return None
         return int(np.where(self.counts > 0, np.inf, self.chosen).argmin())
@@ -121,7 +117,7 @@ class Tally(Kept):
 def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Floats:
     """[K] ``value - (mean value under the draw)`` of the seen plans, 0 of the others.
 
-    The mean is taken over the seen plans, with the probabilities renormalised to them.
+    The mean is that of the seen plans, with the probabilities renormalised to them.
 
     >>> everyone = np.ones(2, dtype=bool)
     >>> instant_regrets(np.array([1.0, 0.0]), everyone, np.array([0.25, 0.75])).tolist()
@@ -130,10 +126,10 @@ def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Float
     if seen.all():
         return values - float(probabilities @ values)
     shown, weights = values[seen], probabilities[seen]
-    total = weights.sum()
+    total = float(weights.sum())
     # Plans of probability 0 may be the only ones seen; then they count equally.
-    mean = float(weights @ shown) / total if total > 0.0 else shown.mean()
-    regrets: Floats = np.zeros(len(values))
+    mean = float(weights @ shown) / total if total > 0.0 else float(shown.mean())
+    regrets = np.zeros(len(values))
     regrets[seen] = shown - mean
     return regrets
 

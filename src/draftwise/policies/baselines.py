@@ -1,7 +1,4 @@
-"""Baselines for learning: policies that do not learn while they run.
-
-``Router`` alone reads a file, once, when it is made.
-"""
+"""Baselines for learning: policies that do not learn while they run."""
 
 from __future__ import annotations
 
@@ -52,10 +49,9 @@ class FixedPlan(Kept):
 
 
 class Random(Drawn):
-    """Play a plan drawn uniformly at random.
+    """Play a plan drawn uniformly at random; its means are for display.
 
-    Source: MetaSD (Kim et al.), tables 3 and 4, the baseline ``Rand`` (uniformly random). Means are
-    kept for people to look at.
+    Source: MetaSD (Kim et al.), tables 3 and 4, the baseline ``Rand`` (uniformly random).
     """
 
     def choose(self) -> Decision:
@@ -73,8 +69,7 @@ class DraftAll(Greedy):
     candidate counts, and verification grows linearly with their number. Differs: a decision names
     one plan, so a player must check ``plays_all`` and draft every plan: the emitted tokens are
     those of the best draft, the seconds those of all of them. Sampled drafts are branches of one
-    tree, verified in turn: keeping the longest of several random drafts would change the output
-    distribution.
+    tree, verified in turn: to keep the longest of several would change the output distribution.
     """
 
     plays_all: ClassVar[bool] = True
@@ -89,30 +84,26 @@ def read_examples(
     """Training texts with their plans' indices, from a file with one JSON object per line.
 
     A line has ``text`` (or ``prompt``) and either ``plan``, an index, or ``drafter``, a name that
-    selects the first of ``plans`` with that drafter. Empty lines are skipped. Errors: ValueError if
-    the file cannot be read, is no regular file or has no example, and, with the line's number, for
-    an invalid object, plan or drafter.
+    selects the first of ``plans`` with that drafter. Empty lines are skipped. Errors: ValueError
+    for a file without examples or that cannot be read, and, with its number, for an invalid line.
     """
     try:
         lines = numbered_lines(Path(path), TRACE_BYTES)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"examples {path}: {why}") from error
-    texts, labels = [], []
+    found = []
     for number, line in lines:
         try:
-            text, label = read_example(line, num_plans, plans)
+            found.append(read_example(line, num_plans, plans))
         except ValueError as error:
             raise ValueError(f"examples {path}, line {number}: {error}") from error
-        texts.append(text)
-        labels.append(label)
-    if not texts:
+    if not found:
         raise ValueError(f"examples {path}: it holds no example")
-    return texts, labels
+    return [text for text, _ in found], [plan for _, plan in found]
 
 
 def read_example(line: str, num_plans: int, plans: Sequence[Plan] | None) -> tuple[str, int]:
-    """One line's text and plan; ValueError if it is invalid."""
     fields = strict_json(line)
     if not isinstance(fields, dict) or len(fields) != 2:
         raise ValueError('it must be an object of "text" or "prompt" and "plan" or "drafter" alone')
@@ -122,9 +113,8 @@ def read_example(line: str, num_plans: int, plans: Sequence[Plan] | None) -> tup
     if _one_of(fields, "plan", "drafter") == "plan":
         plan = fields["plan"]
         if type(plan) is not int or not 0 <= plan < num_plans:
-            raise ValueError(
-                f"plan {plan!r} is not one of the {num_plans} plans 0..{num_plans - 1}"
-            )
+            last = num_plans - 1
+            raise ValueError(f"plan {plan!r} is not one of the {num_plans} plans 0..{last}")
         return text, plan
     if plans is None:
         raise ValueError('drafters have no names here: write "plan", a number')
@@ -136,14 +126,12 @@ def read_example(line: str, num_plans: int, plans: Sequence[Plan] | None) -> tup
 
 
 def _one_of(fields: Mapping[str, Any], first: str, second: str) -> str:
-    """The one of two keys that is there; ValueError for none or both."""
     if (first in fields) == (second in fields):
         raise ValueError(f'it must have "{first}" or "{second}"; it has {", ".join(fields)}')
     return first if first in fields else second
 
 
-_MOST_CELLS = 16_384
-"""Cells of a plan's table at most, 128 KB: a request may set their number."""
+_MOST_CELLS = 16_384  # cells of a plan's table at most, 128 KB: a request may set their number
 
 
 def trigram_cells(text: str, num_cells: int) -> Ints:
@@ -190,7 +178,7 @@ class Router(FixedPlan):
         in_range("counts", self._counts, 0)
 
     def fit(self, texts: Sequence[str], plans: Sequence[int]) -> None:
-        """Learn from prompts which plan is best for each; earlier examples are dropped."""
+        """Learn from prompts which plan is best for each, and from nothing before."""
         counts = np.zeros_like(self._counts)
         for text, plan in zip(texts, plans, strict=True):
             np.add.at(counts[plan], trigram_cells(text, self._num_cells), 1.0)

@@ -9,20 +9,7 @@ import numpy as np
 from draftwise.checks import MANY, optional, scale, whole
 from draftwise.policies.base import Greedy, Tally
 from draftwise.policies.state import in_range
-from draftwise.types import Bools, Decision, Feedback, Floats
-
-
-def pulls_per_plan(budget: int, num_alive: int, num_plans: int) -> int:
-    """Rounds for each survivor in one phase: ``floor(T / (|S| ceil(log2 K)))``, at least 1."""
-    return max(1, budget // (num_alive * max(1, math.ceil(math.log2(num_plans)))))
-
-
-def better_half(means: Floats, alive: Bools) -> Bools:
-    """[K] the ``ceil(|S| / 2)`` best of the surviving plans (ties go to the first)."""
-    ranked = np.argsort(np.where(alive, -means, np.inf), kind="stable")
-    kept = np.zeros(len(means), dtype=np.bool_)
-    kept[ranked[: math.ceil(int(alive.sum()) / 2)]] = True
-    return kept
+from draftwise.types import Bools, Decision, Feedback
 
 
 class SequentialHalving(Greedy):
@@ -31,8 +18,7 @@ class SequentialHalving(Greedy):
     Source: MetaSD, Algorithm 5 (Karnin et al. 2013). Its experiments set the "period" to 1
         (appendix F.4): one round for each plan in a phase, which is the default here; ``budget``
         gives n_t as the box does, floor(T / (|S| floor(log2 K))), but for (2).
-    Update: when every survivor was seen n_t times in this phase, keep the ceil(|S| / 2) with the
-        highest mean of the phase.
+    Update: when every survivor was seen n_t times in this phase, keep the best ceil(|S| / 2) of it.
     Differs: (1) lines 5 and 6 as printed sort ascending and keep the worse half; (2) as printed,
         with floor(log2 K) phases, more than one survives unless K is a power of 2: ceil, there and
         in n_t, as in the cited work; (3) means instead of sums, which differ only for late or
@@ -51,7 +37,6 @@ class SequentialHalving(Greedy):
         self._phase = Tally(num_plans)
 
     def check_memory(self) -> None:
-        """Some plan survives; a phase is part of all rounds."""
         in_range("alive", self._alive.sum(), 1)
         in_range("counts of the phase", self._phase.counts, 0, self._tally.counts)
 
@@ -63,12 +48,14 @@ class SequentialHalving(Greedy):
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         super().learn(decision, feedback)
         self._phase.add(feedback.values, feedback.seen)
-        num_alive = int(self._alive.sum())
-        share = self._period  # how often each survivor is to be seen in this phase
+        num_alive, share = int(self._alive.sum()), self._period
         if self._budget is not None:
-            share = pulls_per_plan(self._budget, num_alive, self._num_plans)
+            num_phases = max(1, math.ceil(math.log2(self._num_plans)))
+            share = max(1, self._budget // (num_alive * num_phases))
         if num_alive > 1 and self._phase.counts[self._alive].min() >= share:
-            self._alive = better_half(self._phase.means(), self._alive)
+            ranked = np.where(self._alive, -self._phase.means(), np.inf).argsort(kind="stable")
+            self._alive = np.zeros(self._num_plans, dtype=np.bool_)
+            self._alive[ranked[: math.ceil(num_alive / 2)]] = True  # ties go to the first
             self._phase = Tally(self._num_plans)
 
     def _best(self) -> int:
@@ -76,11 +63,6 @@ class SequentialHalving(Greedy):
 
 
 _TOKENS = 512  # of a request of which nothing is known
-
-
-def exploration_budget(c: float, num_tokens: int) -> int:
-    """Rounds of exploration, ``B0 = c ln B``, at least 1."""
-    return max(1, math.floor(c * math.log(num_tokens)))
 
 
 class PETC(SequentialHalving):
@@ -98,7 +80,7 @@ class PETC(SequentialHalving):
         self, num_plans: int, c: float = 4.0, num_tokens: int | None = None,
         request_tokens: int | None = None,
     ) -> None:  # fmt: skip
-        own = optional(whole, "num_tokens", num_tokens, 1)
-        known = [tokens for tokens in (own, request_tokens, _TOKENS) if tokens is not None]
-        budget = exploration_budget(scale("c", c), known[0])
-        super().__init__(num_plans, min(budget, MANY))
+        known = _TOKENS if request_tokens is None else request_tokens
+        own = known if num_tokens is None else whole("num_tokens", num_tokens, 1)
+        budget = math.floor(scale("c", c) * math.log(own))
+        super().__init__(num_plans, min(max(budget, 1), MANY))

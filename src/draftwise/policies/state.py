@@ -13,8 +13,7 @@ Fields = Mapping[str, str] | Sequence[str]
 """A state's field names to the attributes that hold them; or names that attributes have, too, some
 of them after an underscore."""
 
-_MOST = 1e15
-"""The largest number that is ever learnt: sums of more values in [0, 1] than any run has."""
+_MOST = 1e15  # the largest sum of values in [0, 1] that any run can have
 
 
 class Kept:
@@ -33,7 +32,7 @@ class Kept:
         """Raise ValueError for a memory that no run can have."""
 
     def forget_what_follows(self) -> None:
-        """Drop values derived from a former state; most objects have none."""
+        """Drop values derived from a former state."""
 
 
 def dump(owner: object, fields: Fields) -> dict[str, Any]:
@@ -97,10 +96,8 @@ def _set(owner: object, own: str, value: Any) -> None:
 
 
 def as_json(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, np.random.Generator):
         return as_json(value.bit_generator.state)
     if hasattr(value, "state"):
@@ -113,7 +110,7 @@ def as_json(value: Any) -> Any:
 
 
 def _like(name: str, present: Any, value: Any) -> Any:
-    """``value`` in the type that the attribute has at present; ValueError if it is damaged."""
+    """``value`` in the type of ``present``; ValueError if it is damaged."""
     if isinstance(present, np.ndarray):
         if np.shape(_checked(name, present.dtype.type(0), value)) != present.shape:
             raise ValueError(

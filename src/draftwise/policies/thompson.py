@@ -10,12 +10,8 @@ from draftwise.checks import LARGE, number, scale
 from draftwise.policies.base import Drawn
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
-_REACH = 6.0
-"""Standard deviations around a mean in which a number is looked for."""
-
-_FINEST = 0.25
-"""The finest cell begins at the scale of the smallest standard deviation over this many cells."""
-
+_REACH = 6.0  # standard deviations around a mean in which a number is looked for
+_FINEST = 0.25  # the finest cell begins at the scale of the smallest deviation over this many
 _TINY = 1e-30  # a distribution function of 0 would divide 0 by 0
 
 
@@ -26,8 +22,7 @@ def shared_cells(
 
     The largest number is hardly ever below ``low``, the highest of the lower ends ``mean - 6 sd``.
     Whatever reaches beyond it with a standard deviation s lies within 12 s of it; so cells that
-    grow with their distance from ``low`` are as fine as each number needs, wherever it is. least,
-    most: the numbers' range.
+    grow with the distance from ``low`` are as fine as each number needs. least, most: their range.
 
     >>> alive, middles, widths = shared_cells(np.array([0.5, 0.9]), np.array([0.01, 0.01]), 64)
     >>> alive.tolist(), bool(widths[0] < 0.01 < middles[0] - 0.8), round(float(widths.sum()), 9)
@@ -63,32 +58,11 @@ def argmax_law(log_densities: Floats, widths: Floats) -> Floats:
     np.maximum(cdf, _TINY, out=cdf)
     weights = cdf.prod(axis=0) / cdf
     weights *= masses
-    totals = weights.sum(axis=1)
-    normalised: Floats = totals / totals.sum()
-    return normalised
+    totals: Floats = weights.sum(axis=1)
+    return totals / float(totals.sum())
 
 
 _BETA_CELLS = 96
-
-
-def beta_log_scale(successes: float, failures: float) -> float:
-    """The log of the normaliser of ``x^s (1 - x)^f`` to the density of Beta(1 + s, 1 + f)."""
-    total = math.lgamma(successes + failures + 2.0)
-    return total - math.lgamma(successes + 1.0) - math.lgamma(failures + 1.0)
-
-
-def beta_best_probabilities(successes: Floats, failures: Floats, log_scales: Floats) -> Floats:
-    """[K] probability that a sample of Beta(1 + s, 1 + f) is the largest of all, to 2e-3."""
-    a, n = successes + 1.0, successes + failures + 2.0
-    means = a / n
-    sds = np.sqrt(means * (1.0 - means) / (n + 1.0))
-    alive, middles, widths = shared_cells(means, sds, _BETA_CELLS, 0.0, 1.0)
-    logs = successes[alive, np.newaxis] * np.log(middles)
-    logs += failures[alive, np.newaxis] * np.log1p(-middles)
-    logs += log_scales[alive, np.newaxis]
-    probabilities = np.zeros(len(means))
-    probabilities[alive] = argmax_law(logs, widths)
-    return probabilities
 
 
 class ThompsonBernoulli(Drawn):
@@ -112,16 +86,27 @@ class ThompsonBernoulli(Drawn):
         self._stale |= feedback.seen
 
     def probabilities(self) -> Floats:
+        """[K] probability that a sample of Beta(1 + s, 1 + f) is the largest of all, to 2e-3."""
         successes, counts = self._tally.sums, self._tally.counts
         failures = np.maximum(counts - successes, 0.0)
-        for row in np.flatnonzero(self._stale).tolist():
-            self._log_scales[row] = beta_log_scale(float(successes[row]), float(failures[row]))
+        for row in np.flatnonzero(self._stale).tolist():  # the log of 1 / B(1 + s, 1 + f)
+            s, f = float(successes[row]), float(failures[row])
+            log_scale = math.lgamma(s + f + 2.0) - math.lgamma(s + 1.0) - math.lgamma(f + 1.0)
+            self._log_scales[row] = log_scale
         self._stale[:] = False
-        return beta_best_probabilities(successes, failures, self._log_scales)
+        n = successes + failures + 2.0
+        means = (successes + 1.0) / n
+        sds = np.sqrt(means * (1.0 - means) / (n + 1.0))
+        alive, middles, widths = shared_cells(means, sds, _BETA_CELLS, 0.0, 1.0)
+        logs = successes[alive, np.newaxis] * np.log(middles)
+        logs += failures[alive, np.newaxis] * np.log1p(-middles)
+        logs += self._log_scales[alive, np.newaxis]
+        probabilities = np.zeros(len(means))
+        probabilities[alive] = argmax_law(logs, widths)
+        return probabilities
 
     def estimates(self) -> Floats:
-        average: Floats = (self._tally.sums + 1.0) / (self._tally.counts + 2.0)
-        return average
+        return (self._tally.sums + 1.0) / (self._tally.counts + 2.0)
 
     def forget_what_follows(self) -> None:
         self._stale[:] = True
@@ -129,15 +114,6 @@ class ThompsonBernoulli(Drawn):
 
 _NORMAL_CELLS = 48
 _ROOT_TWO_PI = math.sqrt(2.0 * math.pi)
-
-
-def gaussian_posterior(
-    sums: Floats, counts: Floats, prior_mean: float, prior_sd: float, noise_sd: float
-) -> tuple[Floats, Floats]:
-    """[K] mean and [K] standard deviation of N(prior) after ``counts`` values with known noise."""
-    precision = 1.0 / prior_sd**2 + counts / noise_sd**2
-    means: Floats = (prior_mean / prior_sd**2 + sums / noise_sd**2) / precision
-    return means, 1.0 / np.sqrt(precision)
 
 
 def gaussian_best_probabilities(means: Floats, sds: Floats) -> Floats:
@@ -176,5 +152,7 @@ class ThompsonGaussian(Drawn):
         return self._posterior()[0]
 
     def _posterior(self) -> tuple[Floats, Floats]:
-        tally = self._tally
-        return gaussian_posterior(tally.sums, tally.counts, *self._prior, self._noise_sd)
+        """[K] means and [K] standard deviations."""
+        (mean, sd), noise = self._prior, self._noise_sd**2
+        precision = 1.0 / sd**2 + self._tally.counts / noise
+        return (mean / sd**2 + self._tally.sums / noise) / precision, 1.0 / np.sqrt(precision)

@@ -27,8 +27,7 @@ class UpperBounds(Greedy):
 
 def ucb1_indices(means: Floats, counts: Floats | Ints, num_rounds: float, beta: float) -> Floats:
     """[K] ``mean + beta * sqrt(2 ln t / n)``; counts [K] are above 0."""
-    bonus: Floats = beta * np.sqrt(2.0 * math.log(num_rounds) / counts)
-    return means + bonus
+    return means + beta * np.sqrt(2.0 * math.log(num_rounds) / counts)
 
 
 class UCB1(UpperBounds):
@@ -52,25 +51,19 @@ class UCB1(UpperBounds):
         return ucb1_indices(tally.means(), tally.counts, tally.num_rounds, self._beta)
 
 
-def ucb_tuned_indices(means: Floats, variances: Floats, counts: Floats, num_rounds: int) -> Floats:
-    """[K] ``mean + sqrt(ln t / n * min(1/4, V))``, ``V = variance + sqrt(2 ln t / n)``."""
-    log_rate = math.log(num_rounds) / counts
-    bound = np.minimum(0.25, variances + np.sqrt(2.0 * log_rate))
-    indices: Floats = means + np.sqrt(log_rate * bound)
-    return indices
-
-
 class UCBTuned(UpperBounds):
     """Play the plan with the highest upper bound, which is tighter for small variances.
 
-    Source: TapOut, section 3.3 (UCB-Tuned, Auer et al. 2002). Update: ``ucb_tuned_indices``.
-    Differs: as ``UCB1``.
+    Source: TapOut, section 3.3 (UCB-Tuned, Auer et al. 2002). Update: plan = argmax mean + sqrt(ln
+    t / n * min(1/4, V)), V = variance + sqrt(2 ln t / n). Differs: as ``UCB1``.
     """
 
     def indices(self) -> Floats:
         tally, means = self._tally, self._tally.means()
-        variances = np.maximum(tally.squares / tally.counts - means * means, 0.0)
-        return ucb_tuned_indices(means, variances, tally.counts, tally.num_rounds)
+        variances: Floats = np.maximum(tally.squares / tally.counts - means * means, 0.0)
+        log_rate = math.log(tally.num_rounds) / tally.counts
+        bound = np.minimum(0.25, variances + np.sqrt(2.0 * log_rate))
+        return means + np.sqrt(log_rate * bound)
 
 
 def ucbspec_radii(counts: Floats, num_rounds: int, delta: float) -> Floats:
@@ -81,8 +74,7 @@ def ucbspec_radii(counts: Floats, num_rounds: int, delta: float) -> Floats:
     """
     scale = math.log(len(counts) * num_rounds**2 / delta)
     inside = 1.0 + 2.0 * (scale + 0.5 * np.log1p(counts))
-    radii: Floats = 0.5 * np.sqrt((1.0 + counts) * inside) / counts
-    return radii
+    return 0.5 * np.sqrt((1.0 + counts) * inside) / counts
 
 
 class UCBSpec(UpperBounds):
@@ -134,8 +126,7 @@ class DiscountedUCB(UpperBounds):
         self._sums: Floats = np.zeros(num_plans)
 
     def check_memory(self) -> None:
-        """Fading only makes less."""
-        in_range("counts", self._counts, 0, self._tally.counts * (1 + 1e-9))
+        in_range("counts", self._counts, 0, self._tally.counts * (1 + 1e-9))  # they only fade
         in_range("sums", self._sums, 0, self._counts * (1 + 1e-9))
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
@@ -147,8 +138,7 @@ class DiscountedUCB(UpperBounds):
         self._sums = self._discount * self._sums + np.where(seen, values, 0.0)
 
     def estimates(self) -> Floats:
-        average: Floats = self._sums / np.maximum(self._counts, _LEAST)
-        return average
+        return self._sums / np.maximum(self._counts, _LEAST)
 
     def indices(self) -> Floats:
         counts = np.maximum(self._counts, _LEAST)
@@ -156,8 +146,7 @@ class DiscountedUCB(UpperBounds):
         return ucb1_indices(self.estimates(), counts, total, self._beta)
 
 
-_LONGEST = 10_000
-"""Rounds of the longest window: every round reads all of it."""
+_LONGEST = 10_000  # rounds of the longest window: every round reads all of it
 
 
 class SlidingUCB(Kept):
@@ -183,7 +172,6 @@ class SlidingUCB(Kept):
         self._chosen: Ints = np.zeros(num_plans, dtype=np.int64)
 
     def check_memory(self) -> None:
-        """Values lie in [0, 1]; no row is filled before its round."""
         in_range("values", self._values, 0, 1)
         in_range("chosen", self._chosen, 0)
         in_range("num_rounds", self._num_rounds, int(self._seen.any(axis=1).sum()))

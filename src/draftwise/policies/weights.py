@@ -36,10 +36,6 @@ class PlayedOnly(Drawn):
             self._sums[plan] += self.credit(float(values[plan])) / decision.prob
             self._tally.add(values, np.arange(self._num_plans) == plan)
 
-    def _mean_sums(self) -> Floats:
-        average: Floats = self._sums / max(self._tally.num_rounds, 1)
-        return average
-
 
 class EXP3(PlayedOnly):
     """Draw plans by exponential weights, and uniformly with probability ``gamma`` in (0, 1].
@@ -63,7 +59,7 @@ class EXP3(PlayedOnly):
         return (1.0 - gamma) * softmax(gamma / num * self._sums) + gamma / num
 
     def estimates(self) -> Floats:
-        return np.clip(self._mean_sums(), 0.0, 1.0)
+        return np.clip(self._sums / max(self._tally.num_rounds, 1), 0.0, 1.0)
 
 
 class EXP3Spec(PlayedOnly):
@@ -71,8 +67,7 @@ class EXP3Spec(PlayedOnly):
 
     Source: BanditSpec (Hou et al.), Algorithm 5 and eq. (6) (full version: Algorithm 9). Update:
     loss[played] += (1 - value) / prob; p = softmax(-sqrt(log K / (t K)) * loss), with t counting
-    the rounds learned from and the present one. Differs: none: with value = accepted / L, ``1 -
-    value`` is eq. (6)'s (L + 1 - Y) / L.
+    the rounds learned from and the present one. Differs: none: 1 - accepted / L is (L + 1 - Y) / L.
     """
 
     KEPT: ClassVar[Fields] = {"losses": "_sums", "tally": "_tally", "rng": "_rng"}
@@ -85,7 +80,7 @@ class EXP3Spec(PlayedOnly):
         return softmax(-math.sqrt(math.log(num) / (round_ * num)) * self._sums)
 
     def estimates(self) -> Floats:
-        return np.clip(1.0 - self._mean_sums(), 0.0, 1.0)
+        return np.clip(1.0 - self._sums / max(self._tally.num_rounds, 1), 0.0, 1.0)
 
 
 class Hedging(Drawn):
@@ -93,8 +88,7 @@ class Hedging(Drawn):
 
     Feedback: panoramic, in order. A plan that was not seen sleeps: its regret stays, and the mean
     is over the seen ones. So prefix and free feedback update only what they show, and bandit
-    feedback, for which these algorithms have no update, changes nothing. State: cumulative regrets
-    float64[K]; a ``Tally`` of the values.
+    feedback changes nothing. State: cumulative regrets float64[K]; a ``Tally`` of the values.
     """
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
@@ -102,7 +96,7 @@ class Hedging(Drawn):
         self._regrets: Floats = np.zeros(num_plans)
 
     def take(self, regrets: Floats) -> None:
-        """Add each plan's regret [K] in one round: mixture's mean loss - loss; 0 if unseen."""
+        """Add each plan's regret [K] in one round, the mixture's mean loss - loss; 0 if unseen."""
         self._regrets += regrets
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
@@ -145,8 +139,7 @@ def normalhedge_precision(regrets: Floats) -> float:
     """``1 / (2 c)`` for the c > 0 with ``mean(exp([R]+^2 / (2c))) = e``; some R is above 0.
 
     With s = 1/(2c), log mean exp(s [R]+^2) - 1 is convex and increasing in s, and not negative at
-    s = (1 + log K) / max R^2: Newton's steps from there go down to the root and never pass it.
-    About five steps.
+    s = (1 + log K) / max R^2: Newton's steps from there, about five, go down to the root.
     """
     squares = np.maximum(regrets, 0.0) ** 2
     largest = float(squares.max())
@@ -161,24 +154,12 @@ def normalhedge_precision(regrets: Floats) -> float:
         steep -= step
 
 
-def normalhedge_probabilities(regrets: Floats) -> Floats:
-    """[K] proportional to ``[R]+ / c * exp([R]+^2 / (2c))``; uniform while no R is above 0."""
-    positive = np.maximum(regrets, 0.0)
-    top = float(positive.max())
-    if top <= _ROUNDING:
-        return np.full(len(regrets), 1.0 / len(regrets))
-    precision = normalhedge_precision(regrets)
-    weights = positive / top * np.exp(precision * positive**2)
-    normalised: Floats = weights / weights.sum()
-    return normalised
-
-
 class NormalHedge(Hedging):
     """Draw plans by weights on the positive regret to each.
 
     Source: HedgeSpec, Figure 7 (NormalHedge, Chaudhuri et al. 2009).
-    Update: R_i += (mean loss of the draw) - loss_i; p by ``normalhedge_probabilities``, with the c
-        for which mean(exp([R]+^2 / 2c)) = e.
+    Update: R_i += (mean loss of the draw) - loss_i; p proportional to [R]+ / c * exp([R]+^2 / 2c),
+        with the c for which mean(exp([R]+^2 / 2c)) = e.
     Differs: (1) the figure leaves p open while no regret is above 0: uniform here, and leads below
         1e-9 count as rounding; (2) plans sleep (``Hedging``).
     """
@@ -186,23 +167,13 @@ class NormalHedge(Hedging):
     KEPT = ("regrets", "tally", "rng")
 
     def probabilities(self) -> Floats:
-        return normalhedge_probabilities(self._regrets)
-
-
-def adanormalhedge_probabilities(regrets: Floats, sizes: Floats) -> Floats:
-    """[K] proportional to ``w(R, C) = 1/2 (Phi(R + 1, C + 1) - Phi(R - 1, C + 1))``, where
-    ``Phi(R, C) = exp([R]+^2 / (3 C))``; uniform where every w is 0.
-    """
-    scale = 3.0 * (sizes + 1.0)
-    upper = np.maximum(regrets + 1.0, 0.0) ** 2 / scale
-    lower = np.maximum(regrets - 1.0, 0.0) ** 2 / scale
-    # relative to the largest exponent, as Phi overflows
-    weights = np.exp(upper - upper.max()) * (0.0 - np.expm1(lower - upper))
-    total = weights.sum()
-    if total <= 0.0:
-        return np.full(len(regrets), 1.0 / len(regrets))
-    normalised: Floats = weights / total
-    return normalised
+        positive = np.maximum(self._regrets, 0.0)
+        top = float(positive.max())
+        if top <= _ROUNDING:
+            return np.full(self._num_plans, 1.0 / self._num_plans)
+        precision = normalhedge_precision(self._regrets)
+        weights = positive / top * np.exp(precision * positive**2)
+        return weights / float(weights.sum())
 
 
 class AdaNormalHedge(Hedging):
@@ -210,8 +181,8 @@ class AdaNormalHedge(Hedging):
 
     Source: Luo and Schapire 2015 (COLT; arXiv 1502.05934), with a uniform prior and their sleeping
         experts. HedgeSpec compares it (appendix D.5, tables 9 and 10) and prints no equation.
-    Update: r = (mean loss of the draw) - loss; R += r; C += |r|; p proportional to w(R, C), by
-        ``adanormalhedge_probabilities``.
+    Update: r = (mean loss of the draw) - loss; R += r; C += |r|; p proportional to 1/2 (Phi(R + 1,
+        C + 1) - Phi(R - 1, C + 1)), Phi(R, C) = exp([R]+^2 / (3 C)); uniform where all of it is 0.
     Differs: none. State: the sizes C float64[K], too.
     """
 
@@ -229,4 +200,10 @@ class AdaNormalHedge(Hedging):
         self._sizes += np.abs(regrets)
 
     def probabilities(self) -> Floats:
-        return adanormalhedge_probabilities(self._regrets, self._sizes)
+        scale = 3.0 * (self._sizes + 1.0)
+        upper = np.maximum(self._regrets + 1.0, 0.0) ** 2 / scale
+        lower = np.maximum(self._regrets - 1.0, 0.0) ** 2 / scale
+        # relative to the largest exponent, as Phi overflows
+        weights = np.exp(upper - upper.max()) * (0.0 - np.expm1(lower - upper))
+        total, num = float(weights.sum()), self._num_plans
+        return weights / total if total > 0.0 else np.full(num, 1.0 / num)

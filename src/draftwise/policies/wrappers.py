@@ -17,19 +17,14 @@ from draftwise.types import Costs, Decision, Evidence, Feedback, Floats, Plan, S
 
 Observation = tuple[Decision, Feedback]
 Built = TypeVar("Built")
-
-
-_ARRAYS = {
-    **dict.fromkeys(("alphas", "ratios", "drafted_alphas", "target_s", "batch_s"), np.float64),
-    "matches": np.int64,
-}
-"""Fields of ``Scores``, ``Costs`` and ``Evidence`` that are arrays, and their types."""
+_FLOATS = ("alphas", "ratios", "drafted_alphas", "target_s", "batch_s")
+_ARRAYS = {**dict.fromkeys(_FLOATS, np.float64), "matches": np.int64}  # fields that are arrays
 
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
     """All fields as plain JSON; a confidence that is NaN becomes None."""
-    known = [None if math.isnan(own) else own for own in evidence.confidences]
     fields: dict[str, Any] = as_json(asdict(evidence))
+    known = [None if math.isnan(own) else own for own in evidence.confidences]
     return fields | {"confidences": known}
 
 
@@ -48,33 +43,27 @@ def evidence_from_json(plain: Mapping[str, Any]) -> Evidence:
     return _built(Evidence, fields)
 
 
-def _built(kind: type[Built], fields: Mapping[str, Any]) -> Built:
-    arrays = {
-        name: np.array(fields[name], kept_as)
-        for name, kept_as in _ARRAYS.items()
-        if isinstance(fields.get(name), list)
-    }
-    return kind(**{**fields, **arrays})
+def _built(kind: type[Built], fields: dict[str, Any]) -> Built:
+    held = {name: dtype for name, dtype in _ARRAYS.items() if isinstance(fields.get(name), list)}
+    return kind(**fields | {name: np.array(fields[name], dtype) for name, dtype in held.items()})
 
 
 class Waiting(list[Observation]):
     """Feedback that waits, as part of a memory."""
 
     def __init__(self, num_plans: int) -> None:
-        super().__init__()
         self._num_plans = num_plans
 
     def add(self, decision: Decision, feedback: Feedback) -> None:
-        """Check feedback and keep it, with copies of its arrays: the caller may reuse them."""
+        """Check feedback and copy its arrays, which the caller may reuse."""
         values, seen = check_feedback(decision, feedback, self._num_plans)
         self.append((decision, replace(feedback, values=values.copy(), seen=seen.copy())))
 
     def state(self) -> list[Any]:
-        """Plain JSON; values that were not seen are written as 0."""
         return [
             {
                 "decision": [decision.plan, decision.prob, decision.round],
-                "values": np.where(feedback.seen, feedback.values, 0.0).tolist(),
+                "values": np.where(feedback.seen, feedback.values, 0.0).tolist(),  # no NaN
                 "seen": feedback.seen.tolist(),
                 "evidence": feedback.evidence and evidence_to_json(feedback.evidence),
                 "more": feedback.more,
@@ -101,9 +90,7 @@ class Waiting(list[Observation]):
 MakeBase = Callable[..., Policy]
 """``registry.make_policy`` for the same plans and request: takes a spec and a ``seed``."""
 
-
-_MOST_WAITING = 10_000
-"""Feedbacks of a queue, and rounds of a batch, that wait in memory at most."""
+_MOST_WAITING = 10_000  # feedbacks of a queue, and rounds of a batch, that wait in memory at most
 
 
 class Wrapper(Kept):
@@ -130,8 +117,7 @@ class Wrapper(Kept):
 class OnePlan(Wrapper):
     """Choose once a round, for all rows that share this policy; learn from each of them.
 
-    Source: BanditSpec, section 6.2: the speculation length is the batch's, as all rows wait for the
-        longest draft.
+    Source: BanditSpec, section 6.2: one speculation length, as all rows wait for the longest draft.
     Update: the base chooses once; every row's feedback on that choice goes to the base, in order.
     Differs: the paper rewards the batch's throughput once a round; here every row's own counts, so
         the base learns as often a round as there are rows, from the same mean.
@@ -158,8 +144,7 @@ class Delayed(Wrapper):
 
     Source: HedgeSpec, Algorithm 1 (QFI-D, after Joulani et al. 2013, Algorithm 2): one queue of
         feedback, emptied into BASE before the next prediction.
-    Update: the queue holds ``rounds`` (0 to 10,000) feedbacks; one more, and the base learns the
-        oldest.
+    Update: the queue holds ``rounds`` (0 to 10,000) feedbacks; the base learns what leaves it.
     Differs: the delay is made here, on purpose (simulations, tests of robustness); in the engine it
         arises in the panoramic feedback, whose queue this is.
     State: the queue, oldest first, too.
@@ -238,8 +223,7 @@ class Copies:
         feedback of a decision goes to the copy that made it, and the last of it frees the copy (in
         the token-level game a decision has one feedback for each token, ``Feedback.more``).
     Differs: feedback of a decision that no copy made (a replay) goes to the first copy.
-    State: as many copies as decisions were ever in flight at once; which copy made each decision
-        in flight, by round.
+    State: a copy for each decision that was ever in flight at once; those in flight, by round.
     """
 
     def __init__(

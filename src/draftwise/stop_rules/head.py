@@ -34,10 +34,6 @@ class HeadWeights:
     odds: Array
     bias: float
 
-    @property
-    def hidden_size(self) -> int:
-        return len(self.odds)
-
     def acceptance(self, hidden: Array) -> float:
         """The predicted probability that the token with this hidden state [D] is accepted.
 
@@ -82,28 +78,24 @@ def _load(folder: Path, changed_ns: int, num_bytes: int) -> HeadWeights:
         config = config.get("config", config)
         size, num_blocks = int(config["hidden_size"]), int(config.get("num_layers", 0))
         tensors = _read_safetensors(folder / "model.safetensors")
-        blocks = tuple(_block(tensors, i, size) for i in range(num_blocks))
-        weight = _shaped(tensors[f"model.{num_blocks}.weight"], (2, size))
-        bias = _shaped(tensors[f"model.{num_blocks}.bias"], (2,))
+
+        def tensor(name: str, *shape: int) -> Array:
+            found = tensors[f"model.{name}"]
+            if found.shape != shape:
+                raise ValueError(f"a tensor has the shape {found.shape} and not {shape}")
+            return found
+
+        # the authors' layers are one and the same, and may be stored once
+        stored = (i if f"model.{i}.linear.weight" in tensors else 0 for i in range(num_blocks))
+        layers = [f"{i}.linear" for i in stored]
+        blocks = [(tensor(f"{n}.weight", size, size), tensor(f"{n}.bias", size)) for n in layers]
+        weight, bias = tensor(f"{num_blocks}.weight", 2, size), tensor(f"{num_blocks}.bias", 2)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
         raise DraftwiseError(
             f"the acceptance head in {folder} cannot be read ({type(error).__name__}: {error}); it "
             "needs config.json with hidden_size and num_layers, and model.safetensors"
         ) from error
-    return HeadWeights(blocks, weight[1] - weight[0], float(bias[1] - bias[0]))
-
-
-def _block(tensors: dict[str, Array], index: int, size: int) -> tuple[Array, Array]:
-    """One residual layer; the authors' layers are one and the same, and may be stored once."""
-    name = index if f"model.{index}.linear.weight" in tensors else 0
-    weight = _shaped(tensors[f"model.{name}.linear.weight"], (size, size))
-    return weight, _shaped(tensors[f"model.{name}.linear.bias"], (size,))
-
-
-def _shaped(tensor: Array, shape: tuple[int, ...]) -> Array:
-    if tensor.shape != shape:
-        raise ValueError(f"a tensor has the shape {tensor.shape} and not {shape}")
-    return tensor
+    return HeadWeights(tuple(blocks), weight[1] - weight[0], float(bias[1] - bias[0]))
 
 
 def _read_safetensors(path: Path) -> dict[str, Array]:
@@ -124,8 +116,7 @@ class Head:
 
     Source: SpecDec++, section 4.3, equation 4.1 and algorithm 1; h 0.7 as section 5.3 recommends
         for w_rej = 6, D = 3. Written ``head:PATH,h=0.7``; without a path it is the folder ``head``
-        next to the drafter's weights.
-    ``draftwise train head`` makes the weights.
+        next to the drafter's weights. ``draftwise train head`` makes the weights.
     Differs: (1) the product covers the token just kept, as section 4.3 defines the stopping rule;
         algorithm 1 and the authors' code judge the token before it (``lag=true``: the last token is
         never judged before it is submitted); (2) where no hidden state is shown (drafts of
@@ -150,8 +141,7 @@ class Head:
 
     @property
     def needs_hidden(self) -> int:
-        """The size of the hidden states that it reads."""
-        return self._weights.hidden_size
+        return len(self._weights.odds)
 
     def should_continue(self, step: DraftStep) -> bool:
         if step.depth == 0:
@@ -163,7 +153,7 @@ class Head:
         return 1.0 - self._survival <= self._threshold
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        """Does nothing."""
+        pass
 
     @property
     def _weights(self) -> HeadWeights:

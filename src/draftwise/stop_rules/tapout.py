@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from draftwise.protocols import Policy, StopRule
 from draftwise.types import Decision, DraftStep, DraftwiseError, Feedback
 
-TABLE_1 = "max-confidence+svip+adaedl+svip-difference+logit-margin"
-"""The five rules of TapOut's table 1, each with the paper's threshold."""
+TABLE_1 = "max-confidence+svip+adaedl+svip-difference+logit-margin"  # with TapOut's thresholds
 
 
 def split_rules(text: str) -> list[str]:
@@ -37,10 +37,7 @@ class Several:
 
     @property
     def needs_hidden(self) -> int:
-        """The size of the hidden states that some of the rules read; 0 where none does.
-
-        Raises DraftwiseError where they read states of different sizes.
-        """
+        """The size of the hidden states that rules read, or 0; DraftwiseError if sizes differ."""
         sizes = sorted({rule.needs_hidden for rule in self._rules} - {0})
         if len(sizes) > 1:
             raise DraftwiseError(
@@ -94,7 +91,7 @@ class TapOutToken(Several):
         bandit: str = "ucb1:beta=1", rules: str = TABLE_1,
     ) -> None:  # fmt: skip
         super().__init__([make_rule(spec) for spec in split_rules(rules)])
-        self._bandit, self._make_bandit = bandit.replace(";", ","), make_bandit
+        self._new_bandit = partial(make_bandit, bandit.replace(";", ","), len(self._rules))
         self._bandits = [self._new_bandit()]
         self._made: list[Decision] = []
 
@@ -115,6 +112,3 @@ class TapOutToken(Several):
             self._bandits[position].learn(decision, Feedback(values, seen))
         self._made = []
         super().learn(num_drafted, num_accepted)
-
-    def _new_bandit(self) -> Policy:
-        return self._make_bandit(self._bandit, len(self._rules))

@@ -16,16 +16,16 @@ class ThresholdRule(ABC):
     threshold outside the range that a rule's docstring gives raises ValueError.
     """
 
-    needs_probs = True
-    is_pure = True
-    never_stops, waits_for_hidden, needs_hidden = False, False, 0
+    needs_probs = is_pure = True
+    never_stops = waits_for_hidden = False
+    needs_hidden = 0
 
     @abstractmethod
     def should_continue(self, step: DraftStep) -> bool:
-        """Whether one more token is drafted."""
+        """Whether to draft one more token."""
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:  # noqa: B027
-        """Does nothing."""
+        pass
 
 
 class Fixed(ThresholdRule):
@@ -68,8 +68,7 @@ class LogitMargin(ThresholdRule):
 
 
 def root_entropy(nats: float) -> float:
-    """The square root of an entropy; rounding errors below 0 count as 0, and nan stays nan."""
-    return math.sqrt(max(nats, 0.0))
+    return math.sqrt(max(nats, 0.0))  # rounding errors below 0 count as 0, and nan stays nan
 
 
 class Svip(ThresholdRule):
@@ -90,8 +89,7 @@ class SvipDifference(ThresholdRule):
     """Stop when the root of the entropy of q rose by more than a threshold over the token before.
 
     Source: TapOut, table 1 and appendix A.1 (SVIPDifference, threshold 0.2), H in nats.
-    Differs: the first token of a draft has none before it (the text's last token was the target's),
-    so the rule continues after it.
+    Differs: the rule continues after the first token, before which the drafter wrote none.
     """
 
     def __init__(self, threshold: float = 0.2) -> None:

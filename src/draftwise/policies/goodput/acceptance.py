@@ -14,21 +14,13 @@ import numpy as np
 from draftwise.policies.state import Kept, dump
 from draftwise.types import Bools, Floats, TreeShape
 
-PRIOR = 0.55
-"""Prior acceptance of a drafter."""
-PRIOR_WEIGHT = 2.0
-"""Weight of a prior, in alphas."""
-POOL_WEIGHT = 4.0
-"""Weight of the prior against the alphas of all LM drafters together."""
-GOOD_POOL = 0.2
-"""Mean acceptance of all LM drafters below which the prior of an unknown one is reduced."""
-FAST_DISCOUNT = 0.8
-"""Discount of the fast rate for each alpha: a memory of five alphas."""
-FAST_ODDS = math.log(0.12 / 0.88)
-"""Prior log odds of the fast rate against the slow one."""
-ERROR_WEIGHT = 3.0
-"""Log odds per unit of squared error by which one rate predicts better than the other."""
-
+PRIOR = 0.55  # prior acceptance of a drafter
+PRIOR_WEIGHT = 2.0  # weight of a prior, in alphas
+POOL_WEIGHT = 4.0  # weight of the prior against the alphas of all LM drafters together
+GOOD_POOL = 0.2  # mean acceptance of them all below which the prior of an unknown one is reduced
+FAST_DISCOUNT = 0.8  # discount of the fast rate for each alpha: a memory of five alphas
+FAST_ODDS = math.log(0.12 / 0.88)  # prior log odds of the fast rate against the slow one
+ERROR_WEIGHT = 3.0  # log odds per unit of squared error by which one rate predicts better
 _DEN, _ERROR, _FAST_ERROR = 1, 4, 5  # rows of a table: num, den; the fast num, den; both errors
 _NUMS, _DENS = slice(0, 4, 2), slice(1, 4, 2)
 
@@ -43,8 +35,7 @@ class Rates(Kept):
         drafter's prior and n its weight (2 for the fast rate). If all drafters fail, the prior of
         an unknown one is reduced: e = prior * min(1, m / 0.2), m = (4 prior + pool num) / (4 + pool
         den), where the pool adds up the alphas of all drafters.
-    State: [6, D] num, den slow, num, den fast, squared errors of slow and fast; the pool's num and
-        den; priors and their weights.
+    State: [6, D] num, den slow, num, den fast, squared errors of both; the pool's; priors, weights.
 
     >>> rates = Rates(num_drafters=2, discount=0.97)
     >>> rates.add(0, [0.0] * 28)
@@ -63,7 +54,7 @@ class Rates(Kept):
         self.forget_what_follows()
 
     def expect(self, priors: Floats, weights: Floats) -> None:
-        """Set the priors [D] and their weights [D] in alphas."""
+        """Set the priors [D] and their weights [D], in alphas."""
         self._prior, self._prior_weight = priors, weights
         self.forget_what_follows()
 
@@ -111,9 +102,8 @@ class Rates(Kept):
 
     def forget_what_follows(self) -> None:
         """Compute the priors' weights [2, D] of slow and fast rates, and weights * priors."""
-        self._weights: Floats = np.stack(
-            [self._prior_weight, np.full_like(self._prior, PRIOR_WEIGHT)]
-        )
+        fast = np.full_like(self._prior, PRIOR_WEIGHT)
+        self._weights: Floats = np.stack([self._prior_weight, fast])
         self._held: Floats = self._weights * self._prior
 
     def _granted(self) -> float:
@@ -121,32 +111,21 @@ class Rates(Kept):
         return min(1.0, (POOL_WEIGHT * PRIOR + num) / (POOL_WEIGHT + den) / GOOD_POOL)
 
 
-CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)
-"""Borders of the nine bins of a drafter's largest probability."""
-BIN_WEIGHT = 3.0
-"""Weight of a bin's prior, in alphas."""
-BIN_DISCOUNT = 0.995
-"""Discount of a bin's sums for each new alpha."""
-_EDGES = (0.0, *CONFIDENCES, 1.0)
-_CENTRES = tuple((low + high) / 2 for low, high in pairwise(_EDGES))
-NUM_SIBLINGS = 7
-"""Most siblings of a token."""
-_SHARES = tuple(
-    share * (1.0 - centre)
-    for centre in _CENTRES
-    for share in (0.18, 0.1, 0.06, 0.05, 0.04, 0.03, 0.03)
-)
+CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)  # borders of nine bins of max q
+BIN_WEIGHT = 3.0  # weight of a bin's prior, in alphas
+BIN_DISCOUNT = 0.995  # discount of a bin's sums for each new alpha
+_CENTRES = tuple((low + high) / 2 for low, high in pairwise((0.0, *CONFIDENCES, 1.0)))
+NUM_SIBLINGS = 7  # most siblings of a token
+_RANKS = (0.18, 0.1, 0.06, 0.05, 0.04, 0.03, 0.03)
+_SHARES = tuple(share * (1.0 - centre) for centre in _CENTRES for share in _RANKS)
 """Prior probability that the first, second, .. sibling is accepted, by bin and rank."""
 BRANCH_PRIORS = (0.03, 0.06, 0.12, 0.2, 0.3, 0.4)
-"""Prior acceptance of a retrieved token where a drafter's other token was rejected, by length of
-the match as in ``MATCH_PRIORS``."""
+"""Prior acceptance of a retrieved token where a drafter's was rejected, by match length."""
 ADDED_PRIORS = (0.25, 0.18, 0.12, 0.08, 0.04, 0.02)
-"""Prior probability that a drafter's token differs from a retrieved one and is accepted."""
+"""Prior probability that a drafter's token differs from a retrieved one and is accepted, too."""
 TREE_PRIORS = (0.18, 0.28, 0.34, 0.39, 0.43, 0.46, 0.49)
-"""Prior probability that one of 1, 2, .. siblings in a tree is accepted after the likeliest was
-rejected."""
-_NEXT = tuple(0.14 + 0.75 * (0.4 + 0.4 * centre) for centre in _CENTRES)
-"""Prior acceptance of the token after one of each bin."""
+"""Prior probability that one of 1, 2, .. siblings in a tree is accepted if the likeliest is not."""
+_NEXT = tuple(0.14 + 0.75 * (0.4 + 0.4 * centre) for centre in _CENTRES)  # of the token after it
 
 
 def bin_of(confidence: float) -> int:
@@ -158,27 +137,25 @@ def bin_of(confidence: float) -> int:
     return bisect_right(CONFIDENCES, confidence)
 
 
-_OWN = ("num", "den", "next_num", "next_den")
+_OWN = ("num", "den", "next_num", "next_den")  # names in a state
 
 
 @dataclass(slots=True)
 class Ratios:
-    """Discounted means of alphas by row, each with a prior.
+    """Discounted means of alphas by row, each with a prior; weight: of a prior, in alphas.
 
-    priors: by row. weight: of a prior, in alphas. num, den: discounted sums of alphas and of their
-    weights.
+    num, den: discounted sums of alphas and of their weights.
     """
 
     priors: Sequence[float]
     weight: float = BIN_WEIGHT
-    num: list[float] = field(default_factory=list)
-    den: list[float] = field(default_factory=list)
+    num: list[float] = field(init=False)
+    den: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.num, self.den = (part or [0.0] * len(self.priors) for part in (self.num, self.den))
+        self.num, self.den = [0.0] * len(self.priors), [0.0] * len(self.priors)
 
     def count(self, row: int, alpha: float) -> None:
-        """Add an alpha."""
         self.num[row] = BIN_DISCOUNT * self.num[row] + alpha
         self.den[row] = BIN_DISCOUNT * self.den[row] + 1.0
 
@@ -192,12 +169,11 @@ class Ratios:
 class Bins:
     """One drafter's acceptance by bin of confidence.
 
-    own: of the token itself. after: of the token after it. ranks: of its siblings, by bin and rank.
+    own: of the token itself. after: of the next one. ranks: of its siblings, by bin and rank.
     branches: of another token that retrieval proposes, by length of its match, given that the
-    drafter's was rejected. added: that the drafter's token differs from the one that retrieval
-    proposes and is accepted, by length of the match. firsts: of the likeliest token at each depth
-    of a tree. others: of one of its siblings, given that it was rejected, by their number. wide:
-    mean worth of a token's siblings less their price, in tokens.
+    drafter's was rejected. added: that the drafter's token differs from it and is accepted. firsts:
+    of the likeliest token at each depth of a tree. others: of one of its siblings, given that it
+    was rejected, by their number. wide: mean worth of a token's siblings less their price.
 
     >>> bins = Bins()
     >>> bins.add([0.97, 0.4], [1.0, 0.0])
@@ -259,30 +235,28 @@ class Bins:
         self.wide += (1.0 - BIN_DISCOUNT) * (worth - self.wide) * 10.0
 
     def state(self) -> dict[str, Any]:
-        own, after = self.own, self.after
-        sums = own.num, own.den, after.num, after.den
-        more = {
-            "siblings": self.ranks, "branches": self.branches, "added": self.added,
-            "firsts": self.firsts, "others": self.others,
-        }  # fmt: skip
+        sums = self.own.num, self.own.den, self.after.num, self.after.den
         return {
             "tokens": dict(zip(_OWN, map(list, sums), strict=True)),
-            **{name: {"kept": list(r.num), "seen": list(r.den)} for name, r in more.items()},
+            **{name: {"kept": [*r.num], "seen": [*r.den]} for name, r in self._further().items()},
         }
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Bins:
         """Restore the result of ``state``; ValueError if it does not fit."""
-        num, den, next_num, next_den = tallies(state["tokens"], _OWN, len(_CENTRES))
+        bins = cls()
+        sums = tallies(state["tokens"], _OWN, len(_CENTRES))
+        bins.own.num, bins.own.den, bins.after.num, bins.after.den = sums
+        for name, ratios in bins._further().items():
+            ratios.num, ratios.den = tallies(state[name], ("kept", "seen"), len(ratios.priors))
+        return bins
 
-        def ratios(name: str, priors: Sequence[float]) -> Ratios:
-            return Ratios(priors, BIN_WEIGHT, *tallies(state[name], ("kept", "seen"), len(priors)))
-
-        return cls(
-            Ratios(_CENTRES, num=num, den=den), Ratios(_NEXT, num=next_num, den=next_den),
-            ratios("siblings", _SHARES), ratios("branches", BRANCH_PRIORS),
-            ratios("added", ADDED_PRIORS), ratios("firsts", (0.0,)), ratios("others", TREE_PRIORS),
-        )  # fmt: skip
+    def _further(self) -> dict[str, Ratios]:
+        """The ratios of other tokens than the drafter's own, by their names in a state."""
+        return {
+            "siblings": self.ranks, "branches": self.branches, "added": self.added,
+            "firsts": self.firsts, "others": self.others,
+        }  # fmt: skip
 
 
 def depth_of(shape: TreeShape, length: int) -> int:
@@ -302,10 +276,8 @@ def num_siblings(shape: TreeShape, length: int) -> int:
 
 MATCH_PRIORS = (0.2, 0.4, 0.6, 0.65, 0.8, 0.9)
 """Prior acceptance of a retrieved token after a match of 1, 2, 3-4, 5-8, 9-16, 17+ tokens."""
-MATCH_WEIGHT = 4.0
-"""Weight of a bucket's prior, in alphas."""
-MATCH_CAP = 17
-"""Longer matches share the last bucket."""
+MATCH_WEIGHT = 4.0  # weight of a bucket's prior, in alphas
+MATCH_CAP = 17  # longer matches share the last bucket
 _BUCKET_OF = (0, 0, 1, *[2] * 2, *[3] * 4, *[4] * 8, 5)  # by match length 0 .. 17
 
 
@@ -330,7 +302,7 @@ class MatchTable(Ratios):
         return [self.rate(row) for row in range(len(MATCH_PRIORS))]
 
     def add(self, alphas: Sequence[float], matches: Sequence[int]) -> None:
-        """Add every alpha to the bucket of its match length; alphas without a match are ignored."""
+        """Add every alpha to the bucket of its match; those without a match are ignored."""
         for alpha, match in zip(alphas, matches, strict=True):
             if match > 0:
                 self.count(bucket(match), alpha)
@@ -351,14 +323,13 @@ class MatchTable(Ratios):
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> MatchTable:
         """Restore the result of ``state``; ValueError if it does not fit."""
-        num, den = tallies(state, ("num", "den"), len(MATCH_PRIORS))
-        return cls(num=num, den=den)
+        table = cls()
+        table.num, table.den = tallies(state, ("num", "den"), len(MATCH_PRIORS))
+        return table
 
 
 def tallies(state: Mapping[str, Any], names: Sequence[str], length: int) -> list[list[float]]:
-    """The named lists, which come in pairs ``num, den`` with 0 <= num <= den.
-
-    Raises ValueError for other names, lengths or numbers.
+    """The named lists, in pairs ``num, den`` with 0 <= num <= den; ValueError for anything else.
 
     >>> tallies({"num": [1], "den": [2]}, ("num", "den"), 1)
     [[1.0], [2.0]]
@@ -389,10 +360,8 @@ class SeenValues(Kept):
         self._counts: Floats = np.zeros(num_plans)
 
     def add(self, values: Floats, seen: Bools) -> None:
-        """The values [K] of those that were seen [K]."""
         self._sums[seen] = self._discount * self._sums[seen] + values[seen]
         self._counts[seen] = self._discount * self._counts[seen] + 1.0
 
     def means(self) -> Floats:
-        means: Floats = (self._sums + PRIOR_WEIGHT * self._prior) / (self._counts + PRIOR_WEIGHT)
-        return means
+        return (self._sums + PRIOR_WEIGHT * self._prior) / (self._counts + PRIOR_WEIGHT)

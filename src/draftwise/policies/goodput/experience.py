@@ -14,22 +14,14 @@ import numpy as np
 from draftwise.policies.goodput.acceptance import PRIOR, Bins, MatchTable
 from draftwise.types import Floats, Ints
 
-NUM_FEATURES = 1024
-"""Number of hashed token features; one more is constant."""
-WINDOW = 128
-"""Last tokens of a text that make up its features."""
-REFRESH_TOKENS = 32
-"""New tokens of an answer after which its features are recomputed."""
-PRIOR_VARIANCE = 5.0
-"""Prior variance of a drafter's log odds."""
-TOKEN_WEIGHT = 0.25
-"""Weight of an alpha in observations; alphas of neighbouring tokens are correlated."""
-MOST_WEIGHT = 20.0
-"""Largest weight of a prediction, in alphas, since texts differ."""
-RESET_THRESHOLD = 6.0
-"""Threshold of the cumulative sum at which a drafter's weights are reset."""
-LABEL_WEIGHT = 16
-"""Weight of a request's label, in tokens."""
+NUM_FEATURES = 1024  # number of hashed token features; one more is constant
+WINDOW = 128  # last tokens of a text that make up its features
+REFRESH_TOKENS = 32  # new tokens of an answer after which its features are recomputed
+PRIOR_VARIANCE = 5.0  # prior variance of a drafter's log odds
+TOKEN_WEIGHT = 0.25  # weight of an alpha in observations: those of neighbours are correlated
+MOST_WEIGHT = 20.0  # largest weight of a prediction, in alphas, since texts differ
+RESET_THRESHOLD = 6.0  # threshold of the cumulative sum at which a drafter's weights are reset
+LABEL_WEIGHT = 16  # weight of a request's label, in tokens
 _BIAS = math.log(PRIOR / (1.0 - PRIOR))
 _SURE = 0.01  # predictions are clipped to this and 1 - this
 _PROBIT = math.pi / 8.0  # MacKay's: a logistic averaged over a Gaussian
@@ -37,10 +29,7 @@ _PROBIT = math.pi / 8.0  # MacKay's: a logistic averaged over a Gaussian
 
 @dataclass(frozen=True, slots=True)
 class TextFeatures:
-    """The features of a text: square roots of hashed token counts, normalised to length 1.
-
-    ids, values, squares: [n] of the features present, their values, and the squared values.
-    """
+    """Square roots of hashed token counts, normalised to length 1: the n that are not 0."""
 
     ids: Ints
     values: Floats
@@ -50,8 +39,7 @@ class TextFeatures:
 def features(tokens: Sequence[int], label: str = "") -> TextFeatures:
     """Features of a text's last tokens, of the request's label, and one that all texts have.
 
-    The last one weighs as much as all others together: what a drafter does on most texts is
-    expected of it on a new one.
+    The last one weighs as much as all others: a new text is first expected to be like most texts.
 
     >>> features([5, 5, 5, 5]).squares.round(3).tolist()
     [0.5, 0.5]
@@ -78,8 +66,7 @@ class Experience:
         than the prior by e^6 (a one-sided cumulative sum).
     State: means and variances [D, F]; cumulative sums [D]; seconds that missing probes may have
         cost [D]; vain scores in a row [D]; bins of confidence by LM drafter and tables by
-        retrieval drafter; numbers of tokens and answers. Its size depends only on the number of
-        drafters.
+        retrieval drafter; numbers of tokens and answers. Its size depends only on D.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -133,7 +120,7 @@ class Experience:
         return needs_reset
 
     def state(self) -> dict[str, Any]:
-        """The statistics as plain JSON by drafter, without features that were never seen."""
+        """The statistics by drafter, without features that were never seen."""
         return {
             "answers": [self.num_tokens, self.num_answers],
             "drafters": {name: self._drafter_state(row) for row, name in enumerate(self.names)},
@@ -142,10 +129,7 @@ class Experience:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state`` for the drafters of this object.
-
-        Errors: ValueError if it does not fit or a number is out of range; nothing is changed.
-        """
+        """Restore the statistics of these drafters; ValueError, and no change, if damaged."""
         fresh = Experience(self.names)
         if set(state) != {"answers", "drafters", "bins", "tables"}:
             raise ValueError(f"it holds {sorted(state)}, not the statistics of requests")
@@ -174,9 +158,8 @@ class Experience:
     def _load_drafter(self, row: int, state: Mapping[str, Any]) -> None:
         ids = np.array(state["features"], dtype=np.int64)
         mean, variance = (np.array(state[key], dtype=np.float64) for key in ("mean", "variance"))
-        alone = np.array(
-            [state["surprise"], state["missed_s"], state["num_vain"]], dtype=np.float64
-        )
+        singles = ("surprise", "missed_s", "num_vain")
+        alone = np.array([state[key] for key in singles], dtype=np.float64)
         is_fit = ids.shape == mean.shape == variance.shape == (len(set(ids.tolist())),)
         if not is_fit or (len(ids) and not (0 <= ids.min() <= ids.max() <= NUM_FEATURES)):
             raise ValueError("its features are inconsistent")
@@ -198,7 +181,7 @@ class Recall:
     def __init__(
         self, experience: Experience, prompt: Sequence[int], label: str = "", private: bool = False
     ) -> None:
-        self._experience, self._label, self._private = experience, label, private
+        self.experience, self._label, self._private = experience, label, private
         if not private:
             experience.num_answers += 1
         seen = deepcopy(experience) if private else experience
@@ -208,31 +191,25 @@ class Recall:
         self._seen = features(self._tokens, label)
         self.expected = experience.predict(self._seen)
 
-    @property
-    def answer_tokens(self) -> float:
-        return self._experience.answer_tokens
-
     def saw_tokens(self, tokens: Sequence[int]) -> bool:
         """Add tokens of the answer; return whether ``expected`` has changed."""
         self._tokens += tokens
         self._num_new += len(tokens)
         if not self._private:
-            self._experience.num_tokens += len(tokens)
+            self.experience.num_tokens += len(tokens)
         if self._num_new < REFRESH_TOKENS:
             return False
         del self._tokens[:-WINDOW]
         self._num_new, self._seen = 0, features(self._tokens, self._label)
-        self.expected = self._experience.predict(self._seen)
+        self.expected = self.experience.predict(self._seen)
         return True
 
     def add(self, drafter: int, alphas: Sequence[float], weight: float) -> None:
-        """Add a drafter's alphas on this text; weight: of each alpha."""
         if alphas and not self._private:
             mean = sum(alphas) / len(alphas)
-            self._experience.add(drafter, self._seen, mean, weight * len(alphas))
+            self.experience.add(drafter, self._seen, mean, weight * len(alphas))
 
     def add_matches(self, name: str, alphas: Sequence[float], matches: Sequence[int]) -> None:
-        """Add a retrieval drafter's alphas by length of the match."""
         if name not in self.tables:
             self.tables[name] = MatchTable()
         self.tables[name].add(alphas, matches)

@@ -11,16 +11,14 @@ from itertools import accumulate
 from draftwise.policies.goodput.acceptance import Bins, bin_of, bucket
 from draftwise.types import DraftStep
 
-RATE_SHARE = 0.9
-"""Seconds are priced at this share of the best plan's rate; a full price would end drafting."""
+RATE_SHARE = 0.9  # of the best plan's rate is the price of a second; all of it would end drafting
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Current prices of a draft.
+    """Prices of a draft: tokens per second that plain decoding or another draft would emit.
 
-    rate: tokens per second that plain decoding or another draft would emit. target_s: seconds of a
-    target forward over 1, 2, .. tokens. draft_s: seconds of a draft step, by drafter.
+    target_s: seconds of a target forward over 1, 2, .. tokens. draft_s: of a step, by drafter.
     """
 
     rate: float
@@ -79,20 +77,18 @@ class Prices:
 class GoodputMixer:
     """Decides before each token of a draft whether ``drafter`` or a match writes it, or ends it.
 
-    Source: this project. The writer with the largest gain wins; the draft ends if no gain is
-        positive.
+    Source: this project. The writer with the largest gain wins; without a gain the draft ends.
     Update: after a token of ``drafter`` the probability of reaching this place is multiplied by
         the acceptance of the token's bin of confidence, and the next token's acceptance is that of
         tokens after the bin; after a copied token it is multiplied by the match's acceptance. All
-        inputs are known before the token is drawn, and drawn tokens stay: lossless
-        (``docs/verification.md``).
+        inputs are known before a token is drawn, which stays: lossless (``docs/verification.md``).
     ladders: by retrieval drafter, the acceptance of a token after a match of 1, 2, .. tokens.
     Branches: where retrieval proposes another token than the draft has, its tokens are bought as a
         branch while they are worth their price; the draft must be rejected there for them to count.
     State: that probability, and the acceptance of the drafter's next token; by depth, the
         probability of reaching it and that a copied token there is accepted (0 = a drawn one).
-    departures, matched: by depth, what ``Goodput`` learns from: the drafter and bucket of a match
-        that proposes another token; the bucket of the longest match where ``drafter`` wrote.
+        For ``Goodput`` to learn from, by depth: departures, the drafter and bucket of a match that
+        proposes another token; matched, the bucket of the longest match where ``drafter`` wrote.
     Cost: O(length) for each token and offer, some microseconds.
     """
 
@@ -121,12 +117,7 @@ class GoodputMixer:
         may_draft: bool = True,
         may_branch: bool = False,
     ) -> str | None:
-        """The writer of the next token; None = the draft ends here.
-
-        matches: length of each retrieval drafter's match at the end of text and draft. may_draft:
-        whether ``drafter`` can continue here. may_branch: whether copied tokens that differ from
-        its own may join the draft as a branch.
-        """
+        """The writer of the next token, as in ``protocols.Mixer``; None = the draft ends here."""
         self._see(step)
         left = self.length - step.depth
         offers: dict[str, Sequence[float]] = {}
@@ -137,13 +128,10 @@ class GoodputMixer:
                 ladder = self._ladders[name]
                 first = min(match, len(ladder) - left) - 1
                 offers[name] = ladder[first : first + left]
-        width, wide = step.depth + self._num_siblings, self._bins.wide
-        gains = {
-            name: self._prices.gain(
-                width, self._reached, alphas, name, wide if name == self.drafter else 0.0
-            )
-            for name, alphas in offers.items()
-        }
+        width, gains = step.depth + self._num_siblings, dict[str, float]()
+        for name, alphas in offers.items():
+            wide = self._bins.wide if name == self.drafter else 0.0
+            gains[name] = self._prices.gain(width, self._reached, alphas, name, wide)
         best = max(gains, key=gains.__getitem__, default=None)
         if best is None or gains[best] < 0:
             return None
@@ -156,10 +144,7 @@ class GoodputMixer:
         return best
 
     def _adds(self, match: int, width: int) -> bool:
-        """Whether a drawn token is worth its price although a copied token is the better first one.
-
-        Where both differ, the copied tokens join as a branch.
-        """
+        """Whether a drawn token is worth its price next to a branch of better copied tokens."""
         prices = self._prices
         target_s, last = prices.target_s, len(prices.target_s) - 1
         seconds = target_s[min(width + 1, last)] - target_s[min(width, last)]
@@ -168,10 +153,9 @@ class GoodputMixer:
         return self._branches and added > prices.rate * seconds
 
     def num_siblings(self, step: DraftStep, room: int) -> int:
-        """The number of siblings of the token that ``drafter`` wrote last.
+        """The number of siblings of the token that ``drafter`` wrote last, as in ``Mixer``.
 
-        room: tokens that the draft may still have. A sibling is left out if the last token of the
-        chain, which it would displace, is more likely to be accepted.
+        One is left out if the chain's last token, which it would displace, is more likely accepted.
         """
         index = bin_of(step.max_prob)
         shares, accepted = self._bins.siblings(index), self._bins.own.rate(index)
@@ -186,10 +170,7 @@ class GoodputMixer:
     def branch(
         self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
     ) -> tuple[str, int]:
-        """The longest match's tokens, as many as are worth their price.
-
-        Notes where retrieval departs from the draft, for ``Goodput`` to learn from.
-        """
+        """The longest match and how many of its tokens are worth their price; notes departures."""
         matches = {name: match for name, match in matches.items() if name in self._ladders}
         if not matches or depth not in self._places:
             return "", 0
@@ -206,7 +187,6 @@ class GoodputMixer:
         return name, num if self._branches else 0
 
     def _see(self, step: DraftStep) -> None:
-        """Update the probability of reaching this place after the latest token."""
         if step.depth == 0:
             return
         if self._copied:

@@ -1,7 +1,4 @@
-"""Goodput: the drafter and length with the most expected tokens per second, none included.
-
-Three parts: expected seconds and tokens of plans, probes of drafters that do not play, the policy.
-"""
+"""Goodput: prices of plans, probes of drafters that do not play, and the policy itself."""
 
 from __future__ import annotations
 
@@ -15,33 +12,14 @@ import numpy as np
 
 from draftwise.checks import flag, share
 from draftwise.policies.base import check_feedback, one_hot
-from draftwise.policies.goodput.acceptance import (
-    MATCH_CAP,
-    PRIOR,
-    PRIOR_WEIGHT,
-    Bins,
-    MatchTable,
-    Rates,
-    SeenValues,
-    depth_of,
-)
+from draftwise.policies.goodput import acceptance
+from draftwise.policies.goodput.acceptance import Bins, MatchTable, Rates, SeenValues, depth_of
 from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.mixing import RATE_SHARE, GoodputMixer, Prices
 from draftwise.policies.state import Kept, dump, load
-from draftwise.types import (
-    NONE,
-    Costs,
-    Decision,
-    Evidence,
-    Feedback,
-    Floats,
-    Ints,
-    Plan,
-    Scores,
-)
+from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, Ints, Plan, Scores
 
-DEFAULT_DRAFT_SHARE = 0.05
-"""Prior seconds of a draft step, as a share of a target forward."""
+DEFAULT_DRAFT_SHARE = 0.05  # prior seconds of a draft step, as a share of a target forward
 
 _NO_BINS = Bins()
 _CERTAIN = 1.0 - 1e-9  # the largest acceptance: the sum is then k + 1 to seven digits
@@ -51,17 +29,14 @@ _TINY = 1e-12  # seconds: avoids division by zero where the clock is too coarse
 class PlanCosts:
     """Seconds of a round of each plan, ``T(n + 1) + k c``, by the latest costs.
 
-    A step of a tree's draft reads as many tokens as the tree is wide.
-
-    A forward longer than any measured costs as much as the longest: an overestimate would end
-    drafting, and with it all learning. Before any measurement a target forward takes 1 s and a
-    draft step 0.05 s. Unless catching up was measured, a drafter's forward is assumed to grow with
-    its tokens as the target's does.
+    A step of a tree's draft reads as many tokens as the tree is wide. A forward longer than any
+    measured costs as much as the longest: an overestimate would end drafting, and all learning.
+    Before any measurement a target forward takes 1 s and a draft step 0.05 s. Unless catching up
+    was measured, a drafter's forward is assumed to grow with its tokens as the target's does.
     target_s: by tokens. draft_s, read_s: [D] seconds of a draft step, and of catching up by one
     token. seconds: [K]. batch_s: as in ``Costs``. names: [D]. places: the plans of each drafter.
     drafters, lengths, sizes, depths: [K] each plan's index in names, its length k, its verified
-    tokens n, and the most tokens of it that may be accepted. trees: index, drafter and shape of the
-    plans of trees.
+    tokens n, and the most of them that may be accepted. trees: index, drafter and shape of trees.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
@@ -97,18 +72,15 @@ class PlanCosts:
             0.0 if name == NONE else costs.draft_s.get(name, DEFAULT_DRAFT_SHARE * first)
             for name in self.names
         ]
-        read_s = [
-            costs.read_s.get(name, growth * step_s)
-            for name, step_s in zip(self.names, draft_s, strict=True)
-        ]
+        steps = zip(self.names, draft_s, strict=True)
+        read_s = [costs.read_s.get(name, growth * step_s) for name, step_s in steps]
         self.draft_s, self.read_s = np.array(draft_s), np.array(read_s)
         forward_s = np.array(self.target_s)[np.minimum(self.sizes, len(self.target_s) - 1)]
         step_s = self.draft_s[self.drafters] + self._wider * self.read_s[self.drafters]
         self.seconds: Floats = forward_s + self.lengths * step_s
 
     def state(self) -> dict[str, Any]:
-        kept = dump(self, ("target_s", "draft_s", "read_s", "batch_s"))
-        return kept | {"names": list(self.names)}
+        return dump(self, ("target_s", "draft_s", "read_s", "batch_s", "names"))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of ``state``; ValueError if it does not fit."""
@@ -122,10 +94,7 @@ class PlanCosts:
         self.take(Costs(np.array(state["target_s"]), next(steps), batch_s, next(steps)))
 
     def expected_tokens(self, rates: Floats, bins: Mapping[str, Bins]) -> Floats:
-        """[K] ``expected_tokens`` of each plan, by the acceptance of each drafter [D].
-
-        bins: by drafter; they raise the acceptance at each depth of a tree.
-        """
+        """[K] ``expected_tokens`` by acceptance [D]; bins raise it at each depth of a tree."""
         own = rates.take(self.drafters)
         for k, name, shape in self.trees:
             own[k] = bins.get(name, _NO_BINS).of_tree(shape, int(self.lengths[k]), float(own[k]))
@@ -135,7 +104,7 @@ class PlanCosts:
         self, tokens: Floats, row: int, ladder: Sequence[float], match: int,
         bins: Mapping[str, Bins],
     ) -> None:  # fmt: skip
-        """Write ``retrieved_tokens`` of the plans of one drafter into tokens [K]."""
+        """Write ``retrieved_tokens`` of one drafter's plans into tokens [K]."""
         found = np.array(retrieved_tokens(ladder, match, self.longest))
         tokens[self.places[row]] = found[self._own_lengths[row]]
         for k, name, shape in self.trees:
@@ -147,9 +116,7 @@ class PlanCosts:
 
 def _are_equal(costs: Costs, others: Costs) -> bool:
     """Whether two costs are equal; False if comparing takes as long as replacing."""
-    if costs is others:
-        return True
-    return (
+    return costs is others or (
         costs.batch_s is others.batch_s is None
         and costs.draft_s == others.draft_s
         and costs.read_s == others.read_s
@@ -166,16 +133,14 @@ def expected_tokens(rates: Floats, lengths: Ints) -> Floats:
     >>> expected_tokens(np.array([0.5, 0.5]), np.array([1, 2])).tolist()
     [1.5, 1.75]
     """
-    alphas = np.minimum(rates, _CERTAIN)
-    found: Floats = (1.0 - alphas ** (lengths + 1)) / (1.0 - alphas)
-    return found
+    alphas: Floats = np.minimum(rates, _CERTAIN)
+    return (1.0 - alphas ** (lengths + 1)) / (1.0 - alphas)
 
 
 def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[float]:
     """[longest + 1] expected tokens of a round of retrieval by length; 0 without a match.
 
-    ladder: acceptance after a match of 1, 2, .. tokens. Each accepted token makes the match longer;
-    a match beyond the ladder counts as its end.
+    ladder: acceptance after a match of 1, 2, .. tokens, which every accepted token makes longer.
 
     >>> retrieved_tokens([0.5, 0.5, 0.5], 1, 2)
     [1.0, 1.5, 1.75]
@@ -187,19 +152,12 @@ def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[
     return list(accumulate(reached, initial=1.0))
 
 
-PROBE_TOKENS_PAID = 32
-"""Most tokens read by a probe."""
-PARTIAL_PROBE_WEIGHT = 0.25
-"""Weight of alphas from a probe that skipped a part of the text."""
-CHANGE_PROBABILITY = 0.02
-"""Probability that a drafter's acceptance has changed to that of an unknown one."""
-VAIN = 0.2
-"""Mean of scored alphas below which they were vain."""
-FIRST_LOOKS = 3
-"""Most probes before the first round of a request that has statistics of other requests."""
-ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)
-"""Acceptances at which expected gains are summed."""
-
+PROBE_TOKENS_PAID = 32  # most tokens read by a probe
+PARTIAL_PROBE_WEIGHT = 0.25  # weight of alphas from a probe that skipped a part of the text
+CHANGE_PROBABILITY = 0.02  # probability that a drafter is now like an unknown one
+VAIN = 0.2  # mean of scored alphas below which they were vain
+FIRST_LOOKS = 3  # most probes before the first round of a request with others' statistics
+ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)  # at which gains are summed
 _NUM_MEANS, _LEAST_WEIGHT, _NUM_WEIGHTS = 51, 0.25, 19  # weights double every other row
 _ROUNDS_A_PRICE = 16  # gains change with costs, which change slowly
 
@@ -229,7 +187,7 @@ def _place(means: Any, weights: Any) -> Any:
 
 @functools.cache
 def _unknown() -> Floats:
-    row: Floats = _beliefs()[_place(PRIOR, PRIOR_WEIGHT)]
+    row: Floats = _beliefs()[_place(acceptance.PRIOR, acceptance.PRIOR_WEIGHT)]
     return row
 
 
@@ -246,11 +204,9 @@ class ProbeScheduler(Kept):
         so far, exceed its seconds; tokens left are those of the answer, at most the memory of the
         rates. With statistics of other requests a drafter is taken for an unknown one with
         probability 2%, which adds to the seconds missed. After n vain scores in a row both gains
-        are divided by n + 1, as in Laplace's rule of succession. Rows of a batch share these
-        seconds, since all of them wait for a probe.
+        are divided by n + 1 (Laplace's rule of succession). Rows that wait for a probe share it.
     State: by drafter the positions up to which it is scored and has read the text; the end of the
-        text; tokens since the last decision; seconds missed and vain scores in a row [D], shared
-        among requests that share statistics.
+        text; tokens since the last decision; seconds missed and vain scores in a row [D], shared.
     Cost: O(D) per round, O(K) every 16 rounds.
     """
 
@@ -273,17 +229,13 @@ class ProbeScheduler(Kept):
         self._doubt, self._most = CHANGE_PROBABILITY, FIRST_LOOKS
 
     def scored(self, drafter: int, end: int, is_partial: bool, mean: float = 1.0) -> None:
-        """A drafter was scored up to ``end``.
-
-        is_partial: without reading all of the text. mean: of its alphas.
-        """
+        """A drafter was scored up to ``end``; is_partial: without reading all of the text."""
         self.num_vain[drafter] = self.num_vain[drafter] + 1.0 if mean < VAIN else 0.0
         self._scored_until[drafter], self.missed_s[drafter] = end, 0.0
         if not is_partial:
             self._read_until[drafter] = end
 
     def reached(self, end: int, num_emitted: int) -> None:
-        """The text now ends at ``end``, after num_emitted more tokens."""
         self._num_new += num_emitted
         self._end = end
 
@@ -302,16 +254,13 @@ class ProbeScheduler(Kept):
     ) -> list[int]:  # fmt: skip
         """Drafters to probe now: the best few before the first round, later only the best.
 
-        best: tokens per second of the best plan. rates, weights: [D] beliefs; weight 0: no model
-        to probe. left: tokens of the answer. rows: rows that wait for the probe. catching_up: [D]
-        the result of ``catching_up``, None = compute it.
+        best: the best plan's rate. rates, weights: [D] beliefs; weight 0: no model to probe. left:
+        tokens of the answer. rows: those that wait. catching_up: [D] if it is computed already.
         """
         if catching_up is None:
             catching_up = self.catching_up(costs.read_s, left)
-        unread, num = (
-            self._end - self._read_until,
-            np.minimum(PROBE_TOKENS_PAID, self._end - self._scored_until),
-        )
+        unread = self._end - self._read_until
+        num = np.minimum(PROBE_TOKENS_PAID, self._end - self._scored_until)
         read = np.minimum(PROBE_TOKENS_PAID, unread)
         num = np.where(unread > PROBE_TOKENS_PAID, PARTIAL_PROBE_WEIGHT, 1.0) * num + 1e-3
         narrow = np.maximum((weights + 1.0) * (num + weights) / num - 1.0, _LEAST_WEIGHT)
@@ -344,8 +293,7 @@ class ProbeScheduler(Kept):
         return self._ideal
 
 
-ANSWER_TOKENS = 256.0
-"""Prior length of an answer, in tokens."""
+ANSWER_TOKENS = 256.0  # prior length of an answer, in tokens
 
 _FIELDS = {
     "rates": "_rates", "probes": "_looks", "values": "_seen", "costs": "_costs",
@@ -356,21 +304,16 @@ _FIELDS = {
 class Goodput:
     """Play the plan with the most expected tokens per second, estimated from free evidence.
 
-    Source: this project. The expected tokens of a draft at a constant acceptance probability are
-        those of Leviathan et al. (2023).
-    Update: each LM drafter has discounted rates of its alphas over about 33 and about 5 tokens,
-        weighted by how well each has predicted (``acceptance``). Without new alphas they decay to
-        a prior: 0.55, or the prediction from earlier requests (``experience``). Each retrieval
-        drafter has a rate for each of six buckets of match length. V = (1 + sum_{j<=k} S(j)) /
-        (T(k + 1) + k c), with S(j) = a^j, or for retrieval the product of the rates of match
-        lengths m, m + 1, ..; 1 / V grows by the seconds per token of catching up; plan = argmax V.
-        Idle drafters are not explored by playing but probed where the expected gain exceeds the
-        cost (``probes``). ``mixer`` then decides before each token whether the best LM drafter or a
-        match writes it, and where the draft ends (``mixing``). In a batch each row assumes that all
-        rows make the same choice: the price of a token is that of one more token in every row,
-        divided by the number of rows.
-        A tree costs all of its tokens; at each of its depths the likeliest token is accepted, or
-        else one of its siblings with a learnt probability.
+    Source: this project; expected tokens at a constant acceptance are Leviathan et al.'s (2023).
+    Update: plan = argmax V, V = (1 + sum_{j<=k} S(j)) / (T(k + 1) + k c), with S(j) = a^j for the
+        acceptance a of an LM drafter (``Rates``), whose prior is 0.55 or the prediction from
+        earlier requests (``Experience``), or for retrieval the product of the rates of match
+        lengths m, m + 1, .. (``MatchTable``); 1 / V grows by the seconds per token of catching up.
+        Idle drafters are probed, not played, to explore (``ProbeScheduler``). ``GoodputMixer`` then
+        decides before each token whether the best LM drafter or a match writes it, and where the
+        draft ends. In a batch each row assumes that all make the same choice: the price of a token
+        is that of one more token in every row, divided by the number of rows. A tree costs all of
+        its tokens; at each depth the likeliest is accepted, or else one of its siblings, as learnt.
     Differs: a plan's stop rule is priced as ``fixed``.
     Feedback: evidence in text order, which every kind carries, ``free`` at once and always. The
         latest costs and matches are the context. Without plans, or before any evidence, plans are
@@ -422,21 +365,16 @@ class Goodput:
     def recall(
         self, memory: Experience, prompt: Sequence[int], label: str = "", private: bool = False
     ) -> None:
-        """Begin a request with the statistics of others.
-
-        prompt: its tokens. label: its kind, such as a task or a template. private: other requests
-        do not learn from it.
-        """
+        """Begin a request with the statistics of others, as in ``protocols.Remembering``."""
         self._recall = recall = Recall(memory, prompt, label, private)
         self._rates.expect(*recall.expected)
         self._looks.remember(recall.missed_s, recall.num_vain)
         self._bins = recall.bins
-        self._left = recall.answer_tokens
+        self._left = recall.experience.answer_tokens
         self._tables = {name: MatchTable([*table.rates]) for name, table in recall.tables.items()}
         self._tell_apart()
 
     def choose(self) -> Decision:
-        """The best price (ties go to the first plan)."""
         self._num_chosen += 1
         best = int((prices := self._prices()).argmax())
         self.mixer = None if self._is_blind or not self._mix else self._mixer(prices, best)
@@ -450,21 +388,20 @@ class Goodput:
     def drafters_to_probe(self, num_rows: int = 1) -> list[str]:
         """Idle LM drafters to score on the last tokens now.
 
-        Without the drafter of the best plan, and empty with a single LM drafter: playing it is as
-        informative, and may emit tokens.
+        Not the best plan's drafter, nor an only one: playing it tells as much, and may emit tokens.
         """
         if not self._wants_looks or self._is_blind or int(self._has_model.sum()) < 2:
             return []
         prices, left = self._prices(), self._left
         best = int(prices.argmax())
-        weights = self._rates.weights() * self._has_model
-        weights[self._costs.drafters[best]] = 0.0
-        beliefs, costs = (self._believed, weights), self._costs
-        due = self._looks.due(float(prices[best]), *beliefs, costs, left, num_rows, self._reading_s)
-        return [self._costs.names[row] for row in due]
+        costs, weights = self._costs, self._rates.weights() * self._has_model
+        weights[costs.drafters[best]] = 0.0
+        due = self._looks.due(
+            float(prices[best]), self._believed, weights, costs, left, num_rows, self._reading_s
+        )
+        return [costs.names[row] for row in due]
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Learn from the evidence; without evidence or plans, from the seen values."""
         values, seen = check_feedback(decision, feedback, self._num_plans)
         self._made = None
         if feedback.evidence is not None and self._has_plans:
@@ -475,7 +412,6 @@ class Goodput:
             self._seen.add(values, seen)
 
     def probabilities(self) -> Floats:
-        """[K] one-hot on the plan with the best price."""
         return one_hot(int(self._prices().argmax()), self._num_plans)
 
     def estimates(self) -> Floats:
@@ -484,9 +420,7 @@ class Goodput:
         return prices.copy() if self._is_blind else prices / max(float(prices.max()), _TINY)
 
     def state(self) -> dict[str, Any]:
-        bins = {name: bins.state() for name, bins in self._bins.items()}
-        tables = {name: table.state() for name, table in self._tables.items()}
-        return dump(self, _FIELDS) | {"bins": bins, "tables": tables}
+        return dump(self, _FIELDS | {"bins": "_bins", "tables": "_tables"})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of ``state``; ValueError if it does not fit."""
@@ -518,7 +452,11 @@ class Goodput:
             self._add_table(name)
         if evidence.costs is not None:
             self._costs.take(evidence.costs)
-        self._go_on(evidence)
+        recall = self._recall
+        if recall is not None and recall.saw_tokens(evidence.tokens):
+            self._rates.expect(*recall.expected)
+        left = ANSWER_TOKENS if recall is None else recall.experience.answer_tokens
+        self._left = left if evidence.num_left is None else min(evidence.num_left, left)
 
     def _judge(self, evidence: Evidence, mixer: GoodputMixer) -> None:
         """Update the acceptance of the mixed draft's tokens, of siblings and of branches."""
@@ -536,14 +474,6 @@ class Goodput:
             place = evidence.emitted_start + departed - scores.start
             if 0 <= place < len(scores.ratios):  # whether retrieval had what was emitted instead
                 own.branches.count(row, float(scores.ratios[place]))
-
-    def _go_on(self, evidence: Evidence) -> None:
-        """Update predictions and remaining tokens after the text has grown."""
-        recall = self._recall
-        if recall is not None and recall.saw_tokens(evidence.tokens):
-            self._rates.expect(*recall.expected)
-        left = ANSWER_TOKENS if recall is None else recall.answer_tokens
-        self._left = left if evidence.num_left is None else min(evidence.num_left, left)
 
     def _score(self, name: str, row: int, scores: Scores) -> None:
         alphas, recall = scores.alphas.tolist(), self._recall
@@ -564,8 +494,7 @@ class Goodput:
     def _mixer(self, prices: Floats, best: int) -> GoodputMixer | None:
         """The mixer of the coming draft; None without an LM drafter, or if a tree is best.
 
-        Nor is there one while the best LM drafter would have to catch up and does not promise more
-        than plain decoding.
+        None, too, while the best one has to catch up and promises less than plain decoding.
         """
         costs = self._costs
         if costs.sizes[best] != costs.lengths[best] or not self._has_lms:
@@ -576,15 +505,9 @@ class Goodput:
             return None
         name, writers = costs.names[row], (costs.names[row], *self._tables)
         draft_s = {n: float(costs.draft_s[self._row[n]]) for n in writers if n in self._row}
-        return GoodputMixer(
-            name,
-            costs.longest,
-            float(self._believed[row]),
-            self._bins.setdefault(name, Bins()),
-            Prices(RATE_SHARE * float(prices[best]), costs.target_s, draft_s),
-            self._ladders,
-            self._branches,
-        )
+        own = Prices(RATE_SHARE * float(prices[best]), costs.target_s, draft_s)
+        bins, alpha = self._bins.setdefault(name, Bins()), float(self._believed[row])
+        return GoodputMixer(name, costs.longest, alpha, bins, own, self._ladders, self._branches)
 
     def _add_table(self, name: str) -> None:
         self._tables[name] = MatchTable()
@@ -610,7 +533,7 @@ class Goodput:
 
     def _tokens(self) -> Floats:
         """[K] expected tokens; 0 for a plan without a proposal."""
-        costs, reach = self._costs, MATCH_CAP + self._costs.longest
+        costs, reach = self._costs, acceptance.MATCH_CAP + self._costs.longest
         self._believed = self._rates.of()
         self._ladders = {name: table.ladder(reach) for name, table in self._tables.items()}
         tokens = costs.expected_tokens(self._believed, self._bins)

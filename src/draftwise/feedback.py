@@ -1,4 +1,8 @@
-"""From evidence to feedback: builders, plans' values under a reward, and scores by position."""
+"""What a round reveals to a policy: the played plan, its prefixes, all that is free, or everything.
+
+The engine passes every round's decision and evidence to ``reveal``, and what it returns to the
+policy, in order; at the end of a request, what ``flush`` returns.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,41 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import ClassVar
+from typing import Protocol
 
 import numpy as np
 
 from draftwise.checks import LARGE, MANY, flag, number, optional, whole
-from draftwise.feedback import DueFeedback
 from draftwise.protocols import Reward, looks_ahead
 from draftwise.rewards import Acceptance
-from draftwise.types import NONE, Decision, Evidence, Feedback, Floats, Outcome, Plan
+from draftwise.types import LONGEST_PLAN, NONE, Decision, Evidence, Feedback, Floats, Outcome, Plan
 
-MAX_WAIT = 64
-"""Tokens of text after which a pending value is dropped; no backlog is longer."""
+DueFeedback = list[tuple[Decision, Feedback]]
+"""Feedback that is due, with its decisions, in the order in which to learn it."""
+
+
+class FeedbackBuilder(Protocol):
+    """Turns evidence into feedback, at once or later; one per request.
+
+    panoramic: whether the engine must score every drafter on the verified text; every: in how many
+    rounds it must do so once, which may change from round to round. compares_rules: whether a
+    drafter's other rules are evaluated for where they would have stopped.
+    """
+
+    panoramic: bool
+    compares_rules: bool
+
+    @property
+    def every(self) -> int: ...
+
+    def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
+        """Feedback that the policy may learn from now, in order; may be empty."""
+
+    def flush(self) -> DueFeedback:
+        """Pending feedback at the end of the request, as far as its values are known."""
+
+
+MAX_WAIT = 64  # tokens of text after which a pending value is dropped; no backlog is longer
 
 
 class SwitchingCost:
@@ -43,7 +70,6 @@ class SwitchingCost:
         self._first: int | None = None
 
     def charge(self, evidence: Evidence) -> float:
-        """The cost of this round's switch, in units of value; 0 for none."""
         drafter, start = evidence.plan.drafter, evidence.emitted_start
         self._first = start if self._first is None else self._first
         scores = evidence.scores.get(drafter)
@@ -58,18 +84,13 @@ _EMPTY: Floats = np.zeros(0)
 
 
 class RewardEvaluator:
-    """Values of plans under one reward, shared by all kinds of feedback.
-
-    Without a reward nothing is ever seen, and the evidence alone is delivered (``goodput`` reads
-    no values, so computing them can be spared).
-    """
+    """Values of plans under one reward; None, for a policy that reads none, values nothing."""
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
     ) -> None:
         self._switching, self._charge = SwitchingCost(switching), 0.0
-        self.plans = list(plans)
-        self.reward = reward
+        self.plans, self.reward = list(plans), reward
         self.max_length = max(plan.length for plan in plans)
         self.drafters = {plan.drafter for plan in plans} - {NONE}
         self._of: dict[str, list[int]] = {}
@@ -86,7 +107,7 @@ class RewardEvaluator:
     def feedback(
         self, known: dict[int, float], evidence: Evidence | None, more: int = 0
     ) -> Feedback:
-        """The values that are numbers, as [K] arrays."""
+        """The values that are numbers, as [K] arrays; ``known`` is by plan."""
         values, seen = np.zeros(len(self.plans)), np.zeros(len(self.plans), dtype=np.bool_)
         for index, value in known.items():
             if not math.isnan(value):
@@ -94,16 +115,12 @@ class RewardEvaluator:
         return Feedback(values, seen, evidence, more)
 
     def played(self, index: int, evidence: Evidence) -> float:
-        """The played plan's value."""
         return self._value(index, evidence, evidence.num_drafted, evidence.seconds)
 
     def prefixes(
         self, index: int, evidence: Evidence, longer: bool, rules: bool
     ) -> dict[int, float]:
-        """Values that the played draft determines, by plan.
-
-        longer: of longer plans, too. rules: of other rules, too.
-        """
+        """Values that the played draft determines: of longer plans, and of other rules, too."""
         if self.reward is None:
             return {}
         known = self.nothing_drafted()
@@ -116,32 +133,27 @@ class RewardEvaluator:
         known[index] = self.played(index, evidence)
         return known
 
-    def nothing_drafted(self, most: int | None = None) -> dict[int, float]:
+    def nothing_drafted(self, most: int = LONGEST_PLAN) -> dict[int, float]:
         """The value of the plan ``none``: no draft, one token; ``most`` as in ``scored``."""
-        rest = self._longest(most), _EMPTY, _EMPTY, _EMPTY, 0, 0
-        return {
-            index: self._judge(Outcome(self.plans[index], *rest))
-            for index in self._of.get(NONE, [])
-        }
+        rest = min(self.max_length, most), _EMPTY, _EMPTY, _EMPTY, 0, 0
+        plans = self._of.get(NONE, [])
+        return {index: self._judge(Outcome(self.plans[index], *rest)) for index in plans}
 
     def scored(
-        self, drafter: str, alphas: Floats, ratios: Floats, most: int | None = None
+        self, drafter: str, alphas: Floats, ratios: Floats, most: int = LONGEST_PLAN
     ) -> dict[int, float]:
         """Values of a drafter's plans from its alphas along the verified text.
 
         most: cut every length to this many tokens (a game by chunks), the longest one included.
         """
         values: dict[int, float] = {}
-        longest = self._longest(most)
+        longest = min(self.max_length, most)
         for index in self._of.get(drafter, []) if self.reward is not None else ():
             plan = self.plans[index]
             if plan.length > longest:
                 plan = Plan(plan.drafter, longest, plan.rule)
             values[index] = self._judge(Outcome(plan, longest, alphas, ratios, alphas))
         return values
-
-    def _longest(self, most: int | None) -> int:
-        return self.max_length if most is None else min(self.max_length, most)
 
     def _value(
         self, index: int, evidence: Evidence, num_drafted: int, seconds: float = 0.0
@@ -212,7 +224,6 @@ class ScoreHistory:
         return sum(map(len, self._pairs.values()))
 
     def note(self, evidence: Evidence) -> None:
-        """Store the new alphas by position."""
         for name in self._pairs.keys() & evidence.scores.keys():
             scores, known = evidence.scores[name], self._pairs[name]
             pairs = zip(scores.alphas.tolist(), scores.ratios.tolist(), strict=True)
@@ -225,12 +236,10 @@ class ScoreHistory:
         """Alphas and ratios from position ``start`` up to the first gap."""
         pairs = self._pairs[name]
         known = takewhile(pairs.__contains__, range(start, start + num))
-        found = [pairs[position] for position in known]
-        columns = np.array(found, dtype=np.float64).reshape(len(found), 2)
+        columns = np.array([pairs[position] for position in known], np.float64).reshape(-1, 2)
         return columns[:, 0], columns[:, 1]
 
     def forget(self, low: int) -> None:
-        """Drop the positions before ``low``."""
         for known in self._pairs.values():
             for position in range(self._low, low):
                 known.pop(position, None)
@@ -241,8 +250,7 @@ class ScoreHistory:
 class PendingFeedback:
     """Feedback whose values are pending: those of ``width`` tokens of text from ``start`` on.
 
-    evidence: delivered with the values. more: number of further feedbacks of the same decision.
-    names: drafters that are not scored far enough.
+    evidence, more: of the feedback. names: drafters that are not scored far enough.
     """
 
     decision: Decision
@@ -256,13 +264,11 @@ class PendingFeedback:
 class Bandit:
     """Reveal the value of the played plan, and nothing else.
 
-    Source: MetaSD, Algorithm 1; BanditSpec, Algorithm 3. Differs: none. switching: cost of a missed
-    token, at least 0 (``SwitchingCost``).
+    Source: MetaSD, Algorithm 1; BanditSpec, Algorithm 3. Differs: none. switching: per token.
     """
 
-    panoramic: ClassVar[bool] = False
-    compares_rules = False
-    every: ClassVar[int] = 1
+    panoramic = compares_rules = False
+    every = 1
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
@@ -272,7 +278,6 @@ class Bandit:
         self._waiting: deque[PendingFeedback] = deque()
 
     def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
-        """The values that the round itself determines, by plan."""
         return {decision.plan: self._evaluator.played(decision.plan, evidence)}
 
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
@@ -291,18 +296,15 @@ class Bandit:
 class Prefix(Bandit):
     """Reveal every plan whose accepted count the played draft determines.
 
-    On a chain, after ``a`` accepted tokens, length k of the same drafter and rule would have had
-    min(a, k) accepted; a fully accepted draft of n tokens says this for k <= n only. The plan
-    ``none`` always emits one token. Of trees only the played plan's value is known.
-
-    Lengths beyond the played one are shown after a rejection only, so a policy that averages what
-    it sees underrates them; ``longer=false`` shows none of them, and every mean is then unbiased.
-
-    With ``rules=true`` also every rule that would have stopped the same draft: after s tokens it
-    would have had min(a, s). A rule is then shown in the rounds in which it stops no later than the
-    played one; unless it always does, means are off (``docs/stopping.md`` has figures).
-
-    Source: this project's own. Cost: one reward for each plan of the drafter.
+    Source: this project's own. On a chain, after ``a`` accepted tokens, length k of the same
+        drafter and rule would have had min(a, k) accepted; a fully accepted draft of n tokens says
+        this for k <= n only. ``none`` emits one token; of trees only the played one is known.
+    longer: lengths beyond the played one are shown after a rejection only, so a policy that
+        averages what it sees underrates them; without them every mean is unbiased.
+    rules: also shows every rule that would have stopped the same draft: after s tokens it would
+        have had min(a, s). It is shown where it stops no later than the played one; unless it
+        always does, means are off (``docs/stopping.md`` has figures).
+    Cost: one reward for each plan of the drafter.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("a", 2), Plan("a", 4), Plan("b", 1)]
     >>> from draftwise.rewards import Length
@@ -332,9 +334,8 @@ class Free(Prefix):
     token on, once as many of its tokens are scored as its longest plan has: later, in feedback of
     its own, unless the round emitted them. The evidence is always delivered at once.
 
-    Source: this project's own; the delay is HedgeSpec's (section 3.3, appendix B.4): without it
-        the values would be those of bad rounds only, since a short round leaves a good drafter's
-        length open and a bad one's not.
+    Source: this project's own; the delay is HedgeSpec's (section 3.3, appendix B.4): without it,
+        as a short round leaves only good drafters' lengths open, bad values alone would be shown.
     Differs: what the text's end, or a gap that was not scored, leaves open is never revealed.
     State: alphas by drafter and position; the rounds that wait, with the drafters they wait for,
         for ``MAX_WAIT`` tokens of text at most. Cost: one reward for each plan that is scored.
@@ -361,7 +362,7 @@ class Free(Prefix):
         return [*told, (decision, self._evaluator.feedback(known, evidence))]
 
     def _due(self, step: PendingFeedback) -> dict[int, float]:
-        """The values of the drafters that are scored far enough; they wait no longer."""
+        """The values of the drafters that are scored far enough, which then wait no longer."""
         known: dict[int, float] = {}
         is_far = looks_ahead(self._evaluator.reward)
         for name in sorted(step.names):
@@ -382,9 +383,8 @@ class Panoramic:
         first out. ``per_token`` is its token-level game, one loss vector for each verified token;
         ``delay=0`` its chunk-level game (appendix B.3), where K is cut to the tokens of the round;
         ``every``, ``warmup`` and ``hybrid`` are appendix B.5 (there 12 and 6; hybrid "a few").
-    A step is due when each drafter is scored on the ``delay`` positions from the
-        step's first token on (default: the longest length), or, for a reward that does not look
-        ahead, on the step's own tokens.
+    Update: a step is due when each drafter is scored on the ``delay`` positions from its first
+        token on (default: the longest length), or, if the reward does not look ahead, on its own.
     Differs: (1) by default one vector for each decision, at its first token; (2) an unscored
         drafter delays the queue by at most ``every`` rounds, then counts as unseen; (3) the plan
         ``none`` emits one token; (4) where alphas do not determine a value (``throughput``), the
@@ -397,8 +397,8 @@ class Panoramic:
         hybrid 0 to 100,000.
     """
 
-    panoramic: ClassVar[bool] = True
-    compares_rules: ClassVar[bool] = False
+    panoramic = True
+    compares_rules = False
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, every: int = 1,
@@ -426,8 +426,12 @@ class Panoramic:
         if decision.round == 0:
             return [(decision, self._own.feedback({}, evidence))]
         self._num_rounds += 1
-        self._text_ends.append(evidence.emitted_start + evidence.num_emitted)
-        self._waiting.extend(self._steps(decision, evidence))
+        start, num = evidence.emitted_start, evidence.num_emitted
+        self._text_ends.append(start + num)
+        width = 1 if self._per_token else num
+        for i in range(0, num, width):
+            own, more = None if i else evidence, (num - i) // width - 1
+            self._waiting.append(PendingFeedback(decision, start + i, width, own, more))
         told: DueFeedback = []
         while self._waiting and self._is_ready(self._waiting[0]):
             told.append(self._tell(self._waiting.popleft()))
@@ -441,17 +445,7 @@ class Panoramic:
         self._forget()
         return told
 
-    def _steps(self, decision: Decision, evidence: Evidence) -> list[PendingFeedback]:
-        start, num = evidence.emitted_start, evidence.num_emitted
-        if not self._per_token:
-            return [PendingFeedback(decision, start, num, evidence)]
-        return [
-            PendingFeedback(decision, start + i, 1, None if i else evidence, num - 1 - i)
-            for i in range(num)
-        ]
-
     def _forget(self) -> None:
-        """Drop the positions before the oldest pending step."""
         waits = self._waiting[0].start if self._waiting else max(self._text_ends, default=0)
         self._history.forget(waits)
 
@@ -467,9 +461,8 @@ class Panoramic:
 
     def _is_ready(self, step: PendingFeedback) -> bool:
         end = step.start + self._window(step)
-        if all(known_to >= end for known_to in self._history.ends.values()):
-            return True
-        return len(self._text_ends) > self._every and self._text_ends[0] >= end
+        is_late = len(self._text_ends) > self._every and self._text_ends[0] >= end
+        return is_late or all(known_to >= end for known_to in self._history.ends.values())
 
     def _tell(self, step: PendingFeedback) -> tuple[Decision, Feedback]:
         evaluator, window = self._evaluator, self._window(step)
