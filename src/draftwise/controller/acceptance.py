@@ -31,33 +31,26 @@ Int32 = NDArray[np.int32]
 
 NUM_OUTCOMES = 4
 """Outcomes of a request's last draft: none yet, all rejected, partly accepted, all accepted."""
-NUM_MATCHES = 7
-"""Buckets of a matched suffix: none, 1, 2, 3-4, 5-8, 9-16 and 17 or more tokens."""
+NUM_MATCHES = 7  # buckets of a matched suffix: none, 1, 2, 3-4, 5-8, 9-16 and 17 or more tokens
 NUM_KINDS = 5
 """Kinds of retrieval: places disagree; agree; after 1, 2, 3 or more tokens of the model."""
 
-DISCOUNT = 0.9995
-"""Discount of a shared table, for each observation."""
+DISCOUNT = 0.9995  # discount of a shared table, for each observation
 REQUEST_DISCOUNT = 0.99, 0.97
 """Discount of a request's factor, for each observation: the model drafter's, retrieval's."""
 REQUEST_WEIGHT = 16.0, 8.0
 """Prior weight of a request's factor, in rejections: the model drafter's, retrieval's."""
-MODEL_PRIOR = 0.7
-"""Prior acceptance of a model drafter."""
+MODEL_PRIOR = 0.7  # prior acceptance of a model drafter
 MATCH_PRIOR = (0.05, 0.25, 0.45, 0.6, 0.75, 0.85, 0.95)
 """Prior acceptance of retrieval, by bucket of the match."""
-PRIOR_WEIGHT = 6.0
-"""Prior weight of the tables, in observations."""
-LOWEST, HIGHEST = 0.005, 0.98
-"""Bounds of a hazard."""
+PRIOR_WEIGHT = 6.0  # prior weight of the tables, in observations
+LOWEST, HIGHEST = 0.005, 0.98  # bounds of a hazard
 JOINT_PRIOR = 6.0, 10.0
 """Tokens that a second branch adds to the better one: observed, and expected if independent."""
-JOINT_DISCOUNT = 0.9995
-"""Discount of those sums, for each depth that both branches reach."""
+JOINT_DISCOUNT = 0.9995  # discount of those sums, for each depth that both branches reach
 AFTER_DISCOUNT = 0.99
 """Discount of retrieval's mean survival after tokens of the model, for each observation."""
-AFTER_PRIOR, AFTER_WEIGHT = 0.05, 4.0
-"""Prior of that survival, and its weight in observations."""
+AFTER_PRIOR, AFTER_WEIGHT = 0.05, 4.0  # prior of that survival, and its weight in observations
 
 # columns of ``Slots.facts``
 OFFERED, FOUND, MATCH, KIND, AFTER_FOUND, AFTER_MATCH, AFTER_KIND = range(7)

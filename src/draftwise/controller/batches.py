@@ -24,20 +24,14 @@ often the slowest one is drafted."""
 LEAST_CREDIT = 4.0
 """The same in plain steps, at least, with a model drafter: it also drafts for the slowest request,
 but at first that one falls behind by chance, the more requests the further."""
-EARNED = 4.0
-"""Largest balance, which earlier batches have earned, relative to the one at the start."""
-STEP_SHARE = 0.125
-"""Share of the balance that the drafts of one step may cost."""
-LEAST_SHARE = 0.25
-"""Share of the balance at the start below which the account counts as empty."""
+EARNED = 4.0  # largest balance, which earlier batches have earned, relative to the one at the start
+STEP_SHARE = 0.125  # share of the balance that the drafts of one step may cost
+LEAST_SHARE = 0.25  # share of the balance at the start below which the account counts as empty
 SKIPPED = 8, 256
 """Closed batches decoded without drafts before the next trial: at first, and at most."""
-STEPS = 8.0
-"""Weight of the mean speed of all requests in the speed of one, in steps."""
-CHANCE = 0.5
-"""Standard deviation of the steps that a request still takes, over their square root."""
-ANSWER = 256
-"""Tokens expected of an answer without a limit."""
+STEPS = 8.0  # weight of the mean speed of all requests in the speed of one, in steps
+CHANCE = 0.5  # standard deviation of the steps that a request still takes, over their square root
+ANSWER = 256  # tokens expected of an answer without a limit
 
 
 @dataclass

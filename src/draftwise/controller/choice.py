@@ -35,8 +35,7 @@ from draftwise.controller.acceptance import (
 from draftwise.controller.compiled import compiled, warms_up
 from draftwise.types import Floats, Ints
 
-NUM_PRICES = 512
-"""Number of bins for prices between 0 and 1 expected token."""
+NUM_PRICES = 512  # number of bins for prices between 0 and 1 expected token
 PRICE_STEP = 1.0 / NUM_PRICES
 FORGET = 3.0
 """Rate at which the early means of the model's worth lose weight: FORGET / (FORGET + steps)."""

@@ -37,24 +37,17 @@ from draftwise.types import Ints
 RATE_DISCOUNT = 0.98, 0.995
 """Discount of the engine's speed relative to plain decoding, for each step: for choosing tokens,
 and for the model's length, which pays over the steps that follow."""
-PRICE_DISCOUNT = 0.8
-"""Discount of the average price of a token, for each step."""
+PRICE_DISCOUNT = 0.8  # discount of the average price of a token, for each step
 FLOOR_SHARE = 0.7
 """Share of that price below which the end of a draft is not searched for a continuation."""
-FLOOR_CHECK = 64
-"""Steps between two searches for continuations of all drafts."""
+FLOOR_CHECK = 64  # steps between two searches for continuations of all drafts
 IDLE_STEPS = 64
 """Steps without a draft after which texts are searched in every 2nd step; twice that: 3rd, .."""
-IDLE_MOST = 8
-"""Most steps between two searches."""
-SLICE = 4096
-"""Tokens indexed by one call of ``work``."""
-WORTH_DISCOUNT = 0.998
-"""Discount of the means of the look-ahead, for each observation."""
-PROBE_EVERY = 64
-"""Steps between two probes with longer drafts of the model."""
-PROBE_LONGER = 2
-"""Additional tokens of a probe."""
+IDLE_MOST = 8  # most steps between two searches
+SLICE = 4096  # tokens indexed by one call of ``work``
+WORTH_DISCOUNT = 0.998  # discount of the means of the look-ahead, for each observation
+PROBE_EVERY = 64  # steps between two probes with longer drafts of the model
+PROBE_LONGER = 2  # additional tokens of a probe
 FIRST_PLAIN = 4
 """Steps with drafts before the first one that drafts nothing on purpose, which tells the price of
 drafts from that of the step; without a model drafter, a quarter of their number. The next follow
@@ -62,8 +55,7 @@ after 4, 16, .. times as many."""
 PLAIN_SHARE, LEAST_GAIN = 0.0015, 0.025
 """Share of the time for further such steps, and the least gain that one is assumed to forgo,
 relative to a plain step. They measure what drafting is compared with."""
-FEW_REQUESTS = 32
-"""Requests up to which all of them have 2 tokens in the second step with drafts."""
+FEW_REQUESTS = 32  # requests up to which all of them have 2 tokens in the second step with drafts
 STATE_VERSION = 4
 
 _NOTHING = np.zeros(0, np.int64)

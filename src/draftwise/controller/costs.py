@@ -35,47 +35,36 @@ CUDA graph, prefill of the drafter). ATTENTION: of drafted tokens to the text be
 NUM_OTHERS = 8
 SIZE = NUM_OTHERS + len(EDGES)
 
-JUMP = 0.03
-"""Prior mean increase for twice the tokens, as a share of a plain step."""
-JUMP_SPREAD = 0.1
-"""Prior standard deviation of one jump, as a share of a plain step."""
-DRAFT_SHARE = 0.04
-"""Prior seconds of a token of the model drafter, as a share of a plain step."""
+JUMP = 0.03  # prior mean increase for twice the tokens, as a share of a plain step
+JUMP_SPREAD = 0.1  # prior standard deviation of one jump, as a share of a plain step
+DRAFT_SHARE = 0.04  # prior seconds of a token of the model drafter, as a share of a plain step
 NOISE = 0.05
 """Prior standard deviation of a measurement, as a share of it; engines report steps late."""
 DRIFT = 2e-4
 """Standard deviation by which a jump may change in one step, as a share of a plain step."""
-LEAST_NOISE = 2e-3
-"""Smallest standard deviation of a measurement, as a share of a plain step."""
-NOISE_DISCOUNT = 0.98
-"""Discount of the measured variance, for each step."""
-FIRST_STEPS = 16
-"""Steps within which one that takes half as long as the first resets the prior."""
+LEAST_NOISE = 2e-3  # smallest standard deviation of a measurement, as a share of a plain step
+NOISE_DISCOUNT = 0.98  # discount of the measured variance, for each step
+FIRST_STEPS = 16  # steps within which one that takes half as long as the first resets the prior
 WARM_UP, FASTER = 64, 0.85
 """Steps within which the prior is reset by two in a row whose mean is below FASTER times the
 prior's seconds, with at least as many tokens: the engine was not warm. Two, since a step is short
 where the one before it was reported late."""
-OUTLIER = 4.0
-"""Standard deviations at which an innovation is clipped."""
-NEW = 4.0
-"""A shape counts as unknown while its variance exceeds this multiple of the noise."""
+OUTLIER = 4.0  # standard deviations at which an innovation is clipped
+NEW = 4.0  # A shape counts as unknown while its variance exceeds this multiple of the noise
 SCALE_STEPS = 6
 """Steps in a row that are slower (or faster) by SCALE_CHANGE before all seconds are rescaled."""
 SCALE_CHANGE = 0.12
-PAUSE = 4.0
-"""A step counts for at most this multiple of its predicted seconds (the machine paused)."""
+PAUSE = 4.0  # A step counts for at most this multiple of its predicted seconds (the machine paused)
 INTERRUPTED = 2.0
 """Multiple of its predicted seconds beyond which a step was interrupted: an engine loads or
 compiles a kernel when a shape first occurs, which says nothing about the shape's later steps."""
 EXCUSED, EXCUSED_EVERY = 16, 256
 """Interrupted steps with drafts that are excused, at first, and one more for each EXCUSED_EVERY
 steps: they count as predicted and teach nothing. A shape is not excused twice in a row."""
-MOST_LOADED = 1e9
-"""Largest number of a state: squares of larger ones end in infinities."""
+MOST_LOADED = 1e9  # largest number of a state: squares of larger ones end in infinities
 FIRST_MIXED = 32
 """Prefill steps that are skipped at the start while no pure decoding step was measured."""
-TABLE_SPREAD = 0.02
-"""Standard deviation of a jump from a price table, as a share of a plain step."""
+TABLE_SPREAD = 0.02  # standard deviation of a jump from a price table, as a share of a plain step
 
 PLAIN, VARIANCE, RUN, RATIOS = range(4)
 """Scalars: seconds of the plain step behind the prior, variance of a measurement, steps since the

@@ -17,16 +17,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-CREDIT = 4.0
-"""Balance at the start, and largest balance, in plain steps."""
-SHARE = 0.001
-"""Share of the time that the account receives."""
-PROBE_SHARE = 0.0015
-"""Share of the time for probes of a model drafter that does not pay at present."""
-MARGIN = 2.0
-"""Least gain of drafts, relative to their price, while the account is empty."""
-RECENT = 0.995
-"""Discount of the recent speed, for each step."""
+CREDIT = 4.0  # balance at the start, and largest balance, in plain steps
+SHARE = 0.001  # share of the time that the account receives
+PROBE_SHARE = 0.0015  # share of the time for probes of a model drafter that does not pay at present
+MARGIN = 2.0  # least gain of drafts, relative to their price, while the account is empty
+RECENT = 0.995  # discount of the recent speed, for each step
 
 
 class Guard:

@@ -20,16 +20,13 @@ from draftwise.controller.compiled import warms_up
 from draftwise.controller.kernels import Int32
 from draftwise.types import Ints
 
-SLICE = 2048
-"""Prompt tokens that ``open`` indexes: less than half a millisecond."""
+SLICE = 2048  # prompt tokens that ``open`` indexes: less than half a millisecond
 LONGEST_DRAFT = 128
 """Tokens that are copied beyond those to be indexed, and of a text's end: the longest draft."""
-FULL = 0.7
-"""Share of a block beyond which ``work`` prepares a larger one."""
+FULL = 0.7  # share of a block beyond which ``work`` prepares a larger one
 CLEARED = 32
 """Heads of a larger block that ``work`` clears in the time of a token: new memory is slow."""
-PROMPT_TAIL = 8
-"""Last prompt tokens that enter the history with an answer: the longest context."""
+PROMPT_TAIL = 8  # last prompt tokens that enter the history with an answer: the longest context
 
 Numbers: TypeAlias = Sequence[int] | Ints
 Tokens: TypeAlias = Sequence[int] | Int32
