@@ -133,11 +133,7 @@ class Bars(p.Progress):
         is_shown: bool = True, stays: bool = False,
     ) -> None:  # fmt: skip
         console = Console(stderr=True)
-        times = (
-            p.TimeElapsedColumn(),
-            p.TextColumn("left"),
-            p.TimeRemainingColumn(),
-        )
+        times = (p.TimeElapsedColumn(), p.TextColumn("left"), p.TimeRemainingColumn())
         super().__init__(
             p.TextColumn(what), p.BarColumn(), p.MofNCompleteColumn(),
             *(columns or times), console=console, transient=not stays,
