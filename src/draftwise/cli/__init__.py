@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from draftwise.cli.lab import (
         COMMANDS as LAB_COMMANDS, GROUP as LAB_GROUP, find as find_part,
     )
-    from draftwise.cli.load import alone_in, read_template
-    from draftwise.cli.prompts import read_batch
+    from draftwise.cli.load import alone_in, read_batch, read_template
     from draftwise.cli.show import Bars, Wrap, colours, painted, percentages, total
     from draftwise.cli.train import LAYOUTS as TRAIN_LAYOUTS, claim
 

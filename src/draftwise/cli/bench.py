@@ -15,7 +15,7 @@ from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, note, refused_values, say
-from draftwise.cli.load import alone_in, check, load
+from draftwise.cli.load import alone_in
 from draftwise.cli.show import Bars, broken, make_table, yes_or_no
 from draftwise.install import lab_hint
 from draftwise.registry import PRESETS
@@ -73,7 +73,7 @@ def bench(
     wanted = models.settings(seed=seed, compile=compile_)
     with ExitStack() as held:
         with refused_values():
-            check(wanted)
+            o.check(wanted)
             from draftwise.bench.runs import BenchSettings, prepare
 
             chosen = BenchSettings(
@@ -94,7 +94,7 @@ def bench(
                     "without it name one: --method fixed:DRAFTERxLENGTH"
                 )
             held.enter_context(alone_in(out))
-        speculator = load(wanted)
+        speculator = o.load(wanted)
         from draftwise.bench.session import measure
 
         with graceful() as is_stopped, Bars(is_shown=not as_json) as bars:

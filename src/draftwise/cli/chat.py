@@ -25,7 +25,7 @@ from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli import show
 from draftwise.cli.failures import Output, graceful, note, refused_values, say
-from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load
+from draftwise.cli.load import check_chat, check_template, keeping_memory
 from draftwise.cli.show import Pen, colours, counted, legend, percentages, summary, total
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
@@ -68,10 +68,10 @@ def chat(
     Enter sends a message; without a terminal, each line of stdin is one. /help lists the commands.
     """
     with refused_values():
-        check(settings)
+        o.check(settings)
         check_chat(settings.target, chat_template)
     with hold(settings.state):
-        speculator = load(settings, chat_template)
+        speculator = o.load(settings, chat_template)
         o.check_vocabulary(params, speculator.target.vocab_size)
         check_template(settings.target, speculator.tokenizer)
         opening = [] if system is None else [{"role": "system", "content": system}]

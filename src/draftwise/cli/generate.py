@@ -13,10 +13,9 @@ import typer
 from rich.progress import TextColumn, TimeElapsedColumn
 
 from draftwise.checks import option
+from draftwise.cli import load
 from draftwise.cli import options as o
 from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, note, refused_values, say
-from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load
-from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
 from draftwise.cli.show import Bars, Pen, summary, total
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
@@ -59,20 +58,20 @@ def generate(
         target = settings.target
         prompts = _prompts(prompt, file, batch, batch_size)
         if is_chat or system is not None:
-            prompts = [as_chat(given, system) for given in prompts]
-        check(settings)
+            prompts = [load.as_chat(given, system) for given in prompts]
+        o.check(settings)
         are_chats = any(not isinstance(given.prompt, str) for given in prompts)
         if are_chats:
-            check_chat(target, chat_template)
+            load.check_chat(target, chat_template)
         elif chat_template is not None:
             raise DraftwiseError("--chat-template is for --chat, or prompts with `messages`")
         if trace is not None:
             trace.open("a").close()  # keep existing files for now
     with hold(settings.state):
-        speculator = load(settings, chat_template)
+        speculator = o.load(settings, chat_template)
         o.check_vocabulary(params, speculator.target.vocab_size)
         if are_chats:
-            check_template(target, speculator.tokenizer)
+            load.check_template(target, speculator.tokenizer)
         from draftwise.engine.records import TraceWriter
 
         # all prompts before any answer, and before an earlier trace is overwritten
@@ -82,7 +81,7 @@ def generate(
             writer = None if trace is None else TraceWriter(trace)
         job = Job(speculator, params, writer, as_json)
         closing_trace = nullcontext() if writer is None else closing(writer)
-        with keeping_memory(speculator, settings.state), closing_trace:
+        with load.keeping_memory(speculator, settings.state), closing_trace:
             single = batch is None
             code = run_single(job, texts[0]) if single else run_batch(job, texts, batch_size)
     raise SystemExit(code)
@@ -102,14 +101,14 @@ def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Spe
 
 def _prompts(
     prompt: str | None, file: Path | None, batch: Path | None, batch_size: int
-) -> list[Given]:
+) -> list[load.Given]:
     if batch_size < 1:
         raise DraftwiseError(f"--batch-size {batch_size}: it must be 1 or more")
     if batch is None:
-        return [Given(read_prompt(prompt, file))]
+        return [load.Given(load.read_prompt(prompt, file))]
     if prompt is not None or file is not None:
         raise DraftwiseError("give one prompt, or many with --batch, not both")
-    return read_batch(batch)
+    return load.read_batch(batch)
 
 
 @dataclass(frozen=True, slots=True)

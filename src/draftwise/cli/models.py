@@ -19,8 +19,6 @@ from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, refused_values
-from draftwise.cli.load import check as check_wanted
-from draftwise.cli.load import load
 from draftwise.cli.show import make_table
 from draftwise.registry import PRESETS
 from draftwise.specs import signature
@@ -63,8 +61,8 @@ def models(
         return
     with refused_values():
         settings = replace(wanted, target=wanted.target or "zoo").settings()
-        check_wanted(settings)
-        found = _describe(settings.target, load(settings))
+        o.check(settings)
+        found = _describe(settings.target, o.load(settings))
     console.print(found)
 
 

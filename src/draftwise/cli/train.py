@@ -20,9 +20,8 @@ from draftwise.chat import Message, encode
 from draftwise.checks import comma_separated, known, option
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, note, refused_values, say
-from draftwise.cli.load import alone_in, check_chat, check_models, load, loading
+from draftwise.cli.load import Given, alone_in, check_chat, check_models, loading, read_batch
 from draftwise.cli.options import Hardware
-from draftwise.cli.prompts import Given, read_batch
 from draftwise.cli.show import Bars
 from draftwise.files import TRACE_BYTES, json_line, numbered_lines, read_text
 from draftwise.registry import DRAFTERS
@@ -116,7 +115,7 @@ def begin(
     check_models(target, [] if drafter is None else [model_spec(drafter)])
     if str(prompts) == SELF or any(not isinstance(one.prompt, str) for one in given):
         check_chat(target)
-    return load(hardware.settings(target=target, drafters=[])), given
+    return o.load(hardware.settings(target=target, drafters=[])), given
 
 
 def gather(given: list[Given], base: Speculator, folder: Path, how: AnswerOptions) -> list[Given]:
