@@ -45,7 +45,6 @@ class Hardware:
         checks.whole("threads", self.threads, 1, 16 * (os.cpu_count() or 1))
 
     def settings(self, **more: Any) -> Settings:
-        """``Settings`` with these fields, and the others as given or at their defaults."""
         return Settings(**asdict(self), **more)
 
 

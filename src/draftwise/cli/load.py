@@ -30,7 +30,6 @@ PATIENCE_S = 2.0
 
 
 def check_models(target: str, drafters: Sequence[str]) -> None:
-    """Refuse missing models, without torch."""
     check_target(target)
     for spec in drafters:
         check_spec(spec)
@@ -74,13 +73,11 @@ def check_template(target: str, tokenizer: Any = None) -> None:
 
 def read_template(file: Path) -> str:
     """The text of a chat template; DraftwiseError if it cannot be read or parsed."""
-    from jinja2 import Environment, TemplateError
+    from jinja2 import Environment, TemplateError, TemplateSyntaxError
     from jinja2.ext import Extension
 
     class GenerationTag(Extension):
-        """The tag that marks the assistant's text for training."""
-
-        tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
+        tags = {"generation"}  # noqa: RUF012  # marks the assistant's text for training
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
@@ -90,8 +87,7 @@ def read_template(file: Path) -> str:
         text = read_text(file, _TEMPLATE_BYTES)
         Environment(extensions=[GenerationTag, "jinja2.ext.loopcontrols"]).from_string(text)
     except TemplateError as error:
-        line = getattr(error, "lineno", None)
-        where = "" if line is None else f", line {line}"
+        where = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
         raise DraftwiseError(f"--chat-template {file}{where}: {error}") from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
@@ -171,7 +167,6 @@ def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]
 
 
 def alone_in(folder: Path) -> AbstractContextManager[None]:
-    """Lock a folder for this process; DraftwiseError if another process holds it."""
     taken = f"another draftwise is at work in {folder}: wait for it, or give another folder"
     return holding(folder / ".lock", taken)
 
@@ -198,8 +193,7 @@ class Given:
     where: str = ""
 
     def encoded(self, speculator: Speculator) -> Prompt:
-        """Token ids; DraftwiseError names the line of a file."""
-        from draftwise.engine.options import encode_all
+            from draftwise.engine.options import encode_all
 
         try:
             return encode_all(self.prompt, speculator.tokenizer, speculator.target)[0]
