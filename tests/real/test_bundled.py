@@ -12,7 +12,7 @@ import pytest
 
 from draftwise import specs
 from draftwise.real import PRETRAINED, RETRIEVAL, drafter_specs, own_folders, own_specs
-from draftwise.specs import BUNDLED, check_spec
+from draftwise.settings import BUNDLED, check_spec
 from draftwise.train import RUN, Runs, make_prompts, runs, runs_of
 from draftwise.types import DraftwiseError
 from modules import module_of

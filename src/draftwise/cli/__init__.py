@@ -86,9 +86,6 @@ _STYLE: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode":
 class Commands(TyperGroup):
     is_listing = False
 
-    def get_help_option(self, ctx: Any) -> Any:
-        return _help_option(super().get_help_option, ctx)
-
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *(lab.COMMANDS if lab.is_installed() else ())]
 
@@ -117,8 +114,7 @@ class Commands(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the list without importing the commands."""
         self.is_listing = True
-        for option in self.params:
-            option.metavar = ""  # all are flags
+        tidied(self)
         super().format_help(ctx, formatter)
 
 

@@ -33,8 +33,8 @@ _METHODS = (
     "`transformers:DRAFTERxLENGTH[/heuristic|/confidence]`, or the groups presets, fixed, "
     "peers; repeatable. Default: all groups."
 )
-_QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
 _USUAL: dict[str, Any] = {"tokens": 128, "prompts": 4, "minutes": None}
+_QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
 
 
 @o.command
@@ -67,9 +67,9 @@ def bench(
     compile_: o.Compile = False,
 ) -> None:  # fmt: skip
     """Time draftwise, its presets, fixed plans and transformers' own methods side by side."""
-    usual = _QUICK if is_quick else _USUAL
-    began = time.monotonic()
-    limit = usual["minutes"] if minutes is None else minutes
+    began, own = time.monotonic(), {"tokens": tokens, "prompts": prompts, "minutes": minutes}
+    sizes = (_QUICK if is_quick else _USUAL) | {k: n for k, n in own.items() if n is not None}
+    limit = sizes.pop("minutes")
     wanted = models.settings(seed=seed, compile=compile_)
     with ExitStack() as held:
         with refused_values():
@@ -77,9 +77,7 @@ def bench(
             from draftwise.bench.runs import BenchSettings, prepare
 
             chosen = BenchSettings(
-                suite, out, methods=tuple(method or ()), domains=tuple(domain or ()),
-                prompts=usual["prompts"] if prompts is None else prompts,
-                tokens=usual["tokens"] if tokens is None else tokens,
+                suite, out, methods=tuple(method or ()), domains=tuple(domain or ()), **sizes,
                 repeats=repeats, temperature=temperature, seed=seed, clock=clock, setup=wanted,
             )  # fmt: skip
             o.request({"temperature": temperature}, seed=seed)
@@ -146,8 +144,7 @@ def methods_table(results: dict[str, Any]) -> Table:
         title=f"{results['suite']}: {extent(results['settings'])}",
         caption="Seconds are of whole answers, reading the prompt (prefill) included.",
     )
-    rows = results["methods"]
-    for name, row in sorted(rows.items(), key=lambda item: -item[1]["tok_per_s"]):
+    for name, row in sorted(results["methods"].items(), key=lambda item: -item[1]["tok_per_s"]):
         shown = Text(broken(name, _NAME), "bold" if name == "draftwise" else "")
         speed, is_same = row["speedup"], row["lossless"]
         rates = f"{row['tok_per_s']:.1f}", f"{speed['median']:.2f}", interval(speed)

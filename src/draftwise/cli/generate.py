@@ -92,11 +92,9 @@ def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Spe
     room = min(positions - len(prompt.tokens) for prompt in prompts)
     if max_new_tokens > room:
         which = "this prompt" if len(prompts) == 1 else "the longest prompt"
-        say(
-            f"--max-new-tokens {max_new_tokens}: the context of {positions} tokens has room for "
-            f"{room} after {which}; the answer ends there at the latest",
-            style="yellow",
-        )
+        said = f"the context of {positions} tokens has room for {room} after {which}"
+        said += "; the answer ends there at the latest"
+        say(f"--max-new-tokens {max_new_tokens}: {said}", style="yellow")
 
 
 def _prompts(
@@ -113,7 +111,7 @@ def _prompts(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all prompts share. as_json: print results as JSON."""
+    """What all prompts share."""
 
     speculator: Speculator
     params: RequestParams
@@ -143,7 +141,7 @@ class Job:
 
 
 def run_single(job: Job, prompt: Prompt) -> int:
-    """Answer one prompt, streamed unless as JSON; return the exit code."""
+    """Answer one prompt, streamed unless as JSON."""
     from draftwise.engine.attribution import SourceAttribution
 
     generation, text = job.start([prompt], 0), ""
@@ -152,9 +150,8 @@ def run_single(job: Job, prompt: Prompt) -> int:
     with graceful() as is_stopped:
         for output, _ in job.outputs(generation, 0, is_stopped):
             text += output.text
-            pieces = attribution.grow(output, text)
             if not job.as_json:
-                pen.write(pieces)
+                pen.write(attribution.grow(output, text))
     result = generation.results()[0]
     if job.as_json:
         print(json.dumps(result.as_json()), flush=True)

@@ -17,7 +17,7 @@ from draftwise.cli.failures import NOT_WRITTEN, say, waiting
 from draftwise.files import TRACE_BYTES, holding, prompt_lines, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.real.unpack import check_pieces, is_pretrained
-from draftwise.specs import ZOO, check_spec
+from draftwise.settings import ZOO, check_spec
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Given:
     where: str = ""
 
     def encoded(self, speculator: Speculator) -> Prompt:
-            from draftwise.engine.options import encode_all
+        from draftwise.engine.options import encode_all
 
         try:
             return encode_all(self.prompt, speculator.tokenizer, speculator.target)[0]

@@ -25,7 +25,7 @@ from draftwise.cli.options import Hardware
 from draftwise.cli.show import Bars
 from draftwise.files import TRACE_BYTES, json_line, numbered_lines, read_text
 from draftwise.registry import DRAFTERS
-from draftwise.specs import BUNDLED, expand, name_and_spec
+from draftwise.settings import BUNDLED, expand, name_and_spec
 from draftwise.train.options import DrafterOptions, HeadOptions, LearningOptions
 from draftwise.types import DraftwiseError
 
@@ -312,8 +312,8 @@ def drafter(
             nonlocal costs
             model.eval()
             costs = costs or measure_costs(base.target, CausalModel(model, "drafter"))
-            both = {"drafter": model}
-            alpha = d.measure_acceptance(base.target.module, both, held_out)["drafter"]
+            named = {"drafter": model}
+            alpha = d.measure_acceptance(base.target.module, named, held_out)["drafter"]
             pays = break_even(costs.target_s, costs.draft_s["drafter"])
             found = worth(when, alpha, costs, f"; it pays from acceptance {pays:.2f} on")
             looks.append({"when": when, "acceptance": alpha, "break_even": pays, **found})
@@ -355,7 +355,6 @@ def _start(
 
 
 def _save(base: Speculator, model: Any, out: Path, lends: bool) -> None:
-    """Write the drafter in the target's dtype, with the tokenizer unless it borrows weights."""
     from draftwise.nn.cpu.layout import put_back
     from draftwise.nn.load import save_borrower
 
@@ -457,7 +456,6 @@ def eagle(
 
 
 def read_examples(file: Path) -> list[Example]:
-    """The example of each line; DraftwiseError names the first invalid line."""
     lines = numbered_lines(file, TRACE_BYTES, pipes=True)
     found = [_example(json_line(line, file, n), f"{file}, line {n}") for n, line in lines]
     if not found:
@@ -508,7 +506,6 @@ def _train(
     base: Speculator, taught: Sequence[Text], held_out: Sequence[Text], chosen: EagleOptions,
     learning: LearningOptions, seed: int, folder: Path, out: Path, bars: Bars,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train a head and write it in the target's dtype; returns the report."""
     import torch
 
     from draftwise.nn.heads.eagle import save_head
@@ -605,14 +602,12 @@ def head(
     with keeping(folder, inputs) as bars:
         texts = answer_all(base, given, [temperature], folder / "answers.jsonl", answers, bars)
         judged = h.judge_texts(setting, texts, folder / "judged", bars.stage("judging", len(texts)))
-        kind = "tied" if options.tied else "head"
-        name = f"{kind}-D{options.num_layers}-w{options.w_rej:g}-{options.label}-{seed}-"
-        name += f"{options.epochs:g}-{options.lr:g}.pt"
-        steps = h.head_settings(judged.taught, options).steps
+        name = f"{'tied' if options.tied else 'head'}-D{options.num_layers}-w{options.w_rej:g}-"
+        name += f"{options.label}-{seed}-{options.epochs:g}-{options.lr:g}.pt"
+        tick = bars.stage("training", h.head_settings(judged.taught, options).steps)
         measured = h.make_head(
-            setting, judged, options, out, checkpoint=folder / name,
-            progress=bars.stage("training", steps),
-        )  # fmt: skip
+            setting, judged, options, out, checkpoint=folder / name, progress=tick
+        )
         write_report(out, measured.numbers)
     try:
         h.plot_reliability(measured.curves, out / "reliability.png")

@@ -17,7 +17,7 @@ from draftwise.cli import options as o
 from draftwise.cli.failures import Output, refusals, refused_values, say
 from draftwise.cli.load import as_chat, check_chat, read_batch
 from draftwise.cli.show import Bars, broken, counted, make_table
-from draftwise.specs import expand
+from draftwise.settings import expand
 from draftwise.types import NONE, DraftwiseError
 from draftwise_lab.bench.advice import (
     ADAPTIVE,
