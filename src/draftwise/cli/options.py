@@ -51,7 +51,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     @refusals()
     def run(quiet: bool = False, **given: Any) -> None:
-        VOICE.notes = VOICE.loads = not quiet
+        VOICE.notes = not quiet
         with refused_values():
             values = {
                 name: _value(name, hints[name], parameter.default, given)

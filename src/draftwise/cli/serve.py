@@ -29,7 +29,7 @@ def serve(
     needed = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
     if missing := [name for name in needed if find_spec(name) is None]:
         raise DraftwiseError(f"serve needs {', '.join(missing)}: {hint('serve')}")
-    VOICE.notes = VOICE.loads = False  # stderr is the log's, which programs read
+    VOICE.notes = False  # stderr is the log's, which programs read
     target, state = settings.target, settings.state
     with refused_values():
         o.check(settings)

@@ -21,7 +21,6 @@ from draftwise.checks import comma_separated, known, option
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, note, refused_values, say
 from draftwise.cli.load import Given, alone_in, check_chat, check_models, loading, read_batch
-from draftwise.cli.options import Hardware
 from draftwise.cli.show import Bars
 from draftwise.files import TRACE_BYTES, json_line, numbered_lines, read_text
 from draftwise.registry import DRAFTERS
@@ -108,7 +107,7 @@ def answer_all(
 
 
 def begin(
-    target: str, hardware: Hardware, prompts: Path | None = None, drafter: str | None = None
+    target: str, hardware: o.Hardware, prompts: Path | None = None, drafter: str | None = None
 ) -> tuple[Speculator, list[Given]]:
     """The loaded target, and the file's prompts, none for ``self``; first refuses invalid input."""
     given = [] if prompts is None or str(prompts) == SELF else read_batch(prompts)
@@ -156,7 +155,7 @@ def model_spec(text: str) -> str:
     return spec
 
 
-def load_drafter(spec: str, base: Speculator, hardware: Hardware) -> Any:
+def load_drafter(spec: str, base: Speculator, hardware: o.Hardware) -> Any:
     with loading(spec, hardware.threads):
         from draftwise.pool import load_drafters
 
@@ -343,7 +342,7 @@ def _start(
     base: Speculator, init: str | None, num_layers: int, lend: bool, seed: int, threads: int
 ) -> Any:
     if init is not None:
-        single = Hardware("float32", str(base.target.device), threads)
+        single = o.Hardware("float32", str(base.target.device), threads)
         return load_drafter(init, base, single).model.module
     with loading("the target's first layers", threads):
         import torch
