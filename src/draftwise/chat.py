@@ -13,8 +13,7 @@ from draftwise.types import DraftwiseError
 
 Message = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_PROBE = "Certainly"
-"""An answer whose end shows how a template ends the assistant's turn."""
+_PROBE = "Certainly"  # an answer whose end shows how a template ends the assistant's turn
 
 
 @dataclass(frozen=True, slots=True)

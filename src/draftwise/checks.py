@@ -18,10 +18,8 @@ from typing import Any
 
 from draftwise.errors import BadValue, DraftwiseError, shown
 
-LARGE = 1e6
-"""The largest scale of an option: its square, and a sum of many, stay finite."""
-MANY = 100_000
-"""The most rounds, tokens or tries that an option counts."""
+LARGE = 1e6  # the largest scale of an option: its square, and a sum of many, stay finite
+MANY = 100_000  # the most rounds, tokens or tries that an option counts
 _LARGEST_SEED = 2**128 - 1
 
 
@@ -50,13 +48,11 @@ def number(
     1.0
     """
     if isinstance(value, Real) and not isinstance(value, bool):
-        try:
+        with suppress(OverflowError):
             found = float(value)
-        except OverflowError:
-            found = math.inf
-        fits = (least is None or found >= least) and (most is None or found <= most)
-        if math.isfinite(found) and fits and (above is None or found > above):
-            return found
+            fits = (least is None or found >= least) and (most is None or found <= most)
+            if math.isfinite(found) and fits and (above is None or found > above):
+                return found
     bounds = _range(least, most, note)
     if above is not None:
         bounds = f" above {above:g}" + ("" if most is None else f", at most {most:g}")

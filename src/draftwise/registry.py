@@ -133,9 +133,8 @@ def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
         raise DraftwiseError(f"the {kind} has {num:,} characters: {most}")
     name, _, text = spec.partition(":")
     parameters, options = _signature(kind, lookup(kind, name))
-    is_wrapper = "make_base" in parameters
     for key, value in parse_options(f"{kind} {name!r}", text, options).items():
-        if key == "base" and is_wrapper:
+        if key == "base" and "make_base" in parameters:
             if depth == _REMOTE_DEPTH:
                 raise DraftwiseError(f"{kind}: at most {depth} may stand inside each other")
             check_remote_spec(kind, value, depth + 1)

@@ -24,8 +24,7 @@ from draftwise.registry import DRAFTERS, FEEDBACKS, FILLED, GUIDES, POLICIES, PR
 ZOO = "zoo"
 BUNDLED = (ZOO, "smollm2", "gemma3")
 """Targets with drafters of their own: each is a spec of all of them, ``smollm2:NAME`` of one."""
-LM_OPTIONS = {"window": int, "sink": int}
-"""Options of ``lm:PATH``, and their types."""
+LM_OPTIONS = {"window": int, "sink": int}  # options of ``lm:PATH``, and their types
 _models, _learning = partial(option, panel="Models"), partial(option, panel="Learning")
 
 

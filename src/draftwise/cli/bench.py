@@ -24,8 +24,7 @@ from draftwise.types import DraftwiseError
 if TYPE_CHECKING:
     from draftwise.bench.session import ContestResult
 
-_NAME = 34
-"""Width of the names in a table of 80 columns."""
+_NAME = 34  # width of the names in a table of 80 columns
 
 _METHODS = (
     f"plain, {', '.join(p for p in PRESETS if p != 'plain')} (with `@LENGTHS`), "

@@ -101,8 +101,7 @@ def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
     ]
 
 
-WIDE = 100
-"""Least number of columns for panels side by side."""
+WIDE = 100  # least number of columns for panels side by side
 _FRAME_S = 1 / 12
 _MOST_LINES, _FEWEST_LINES = 16, 4
 

@@ -17,14 +17,11 @@ from rich.text import Text
 from draftwise.errors import DraftwiseError
 from draftwise.files import not_text
 
-BROKEN = 1
-"""Exit code for logits that are not finite."""
-REFUSED = 2
-"""Exit code for invalid options or input, as click has it for unknown options."""
+BROKEN = 1  # exit code for logits that are not finite
+REFUSED = 2  # exit code for invalid options or input, as click has it for unknown options
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + 13
-NOT_WRITTEN = 74
-"""Exit code for output that could not be written (EX_IOERR of sysexits.h)."""
+NOT_WRITTEN = 74  # exit code for output that could not be written (EX_IOERR of sysexits.h)
 
 VOICE = SimpleNamespace(notes=True)
 """Whether more than warnings and errors goes to stderr; ``options.command`` sets it."""

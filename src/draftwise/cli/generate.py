@@ -82,8 +82,7 @@ def generate(
         job = Job(speculator, params, writer, as_json)
         closing_trace = nullcontext() if writer is None else closing(writer)
         with load.keeping_memory(speculator, settings.state), closing_trace:
-            single = batch is None
-            code = run_single(job, texts[0]) if single else run_batch(job, texts, batch_size)
+            code = run_batch(job, texts, batch_size) if batch else run_single(job, texts[0])
     raise SystemExit(code)
 
 

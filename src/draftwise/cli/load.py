@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 _TEMPLATE_BYTES = 1 << 20
-PATIENCE_S = 2.0
-"""Timeout of connecting to the hub, and of its answer."""
+PATIENCE_S = 2.0  # timeout of connecting to the hub, and of its answer
 
 
 def check_models(target: str, drafters: Sequence[str]) -> None:

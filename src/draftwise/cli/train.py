@@ -37,10 +37,8 @@ if TYPE_CHECKING:
 LAYOUTS = ("authors", "speculators")
 HELD_OUT, MOST_HELD_OUT = 10, 64
 """Every tenth prompt or text is held out; of an EAGLE head's texts, at most this number."""
-MOST_KEPT_BYTES = 4 << 30
-"""If the target's hidden states take more, every epoch recomputes them."""
-SELF = "self"
-"""Instead of a file: the model writes its own prompts."""
+MOST_KEPT_BYTES = 4 << 30  # if the target's hidden states take more, every epoch recomputes them
+SELF = "self"  # instead of a file: the model writes its own prompts
 PROMPTS = option(
     ...,
     "Prompts like your users': one per line, or jsonl with `prompt` or `messages`. `self`: an "
