@@ -64,7 +64,7 @@ def _text_of(line: str, file: Path, number: int) -> str:
         for keys in (["text"], ["prompt", "completion"]):
             parts = [found.get(key) for key in keys]
             if all(isinstance(part, str) for part in parts):
-                return "".join(parts)
+                return "".join(map(str, parts))
     raise DraftwiseError(
         f"{file}, line {number}: write an object with a string `text`, or `prompt` and `completion`"
     )
