@@ -66,7 +66,8 @@ def bench(
     compile_: o.Compile = False,
 ) -> None:  # fmt: skip
     """Time draftwise, its presets, fixed plans and transformers' own methods side by side."""
-    began, own = time.monotonic(), {"tokens": tokens, "prompts": prompts, "minutes": minutes}
+    began = time.monotonic()
+    own = {"tokens": tokens, "prompts": prompts, "minutes": minutes}
     sizes = (_QUICK if is_quick else _USUAL) | {k: n for k, n in own.items() if n is not None}
     limit = sizes.pop("minutes")
     wanted = models.settings(seed=seed, compile=compile_)
