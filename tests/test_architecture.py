@@ -32,7 +32,7 @@ WORDS = {
     "install",
     "lazy",
 }
-FACADE = {"pool", "settings", "specs", "speculator"}
+FACADE = {"pool", "settings", "speculator"}
 """Where concrete things are wired together; only the outermost rooms may look at it."""
 
 ARROWS: dict[str, set[str]] = {
@@ -57,9 +57,8 @@ ARROWS: dict[str, set[str]] = {
     "zoo": WORDS,
     "engine": WORDS | {"chat", "controller", "feedback", "nn", "drafters.protocol"},
     "real": WORDS | {"nn", "drafters", "train"},
-    "specs": {"errors", "checks", "registry", "nn.folder", "zoo", "real.bundled"},
-    "settings": WORDS | {"engine.options", "nn.folder", "registry", "specs"},
-    "pool": WORDS | {"registry", "specs", "nn", "drafters", "zoo", "real"},
+    "settings": WORDS | {"engine.options", "nn.folder", "registry", "zoo", "real.bundled"},
+    "pool": WORDS | {"registry", "settings", "nn", "drafters", "zoo", "real"},
     "speculator": WORDS
     | {"chat", "nn", "drafters.protocol", "engine", "feedback", "pool", "registry", "settings"},
     "integrations": WORDS | {"__version__", "controller", "engine", "speculator"},
@@ -68,7 +67,7 @@ ARROWS: dict[str, set[str]] = {
     "serve": WORDS | {"__version__", "chat", "controller", "engine", "registry", "speculator"},
     "cli": WORDS
     | {"__version__", "chat", "drafters", "engine", "nn", "registry", "train", "zoo", "real"}
-    | {"pool", "settings", "specs", "speculator", "bench", "serve"},
+    | {"pool", "settings", "speculator", "bench", "serve"},
     "__init__": {"types", "lazy", "registry", "engine", "speculator", "integrations"},
     "__main__": {"cli"},
 }
@@ -91,7 +90,6 @@ WITHOUT_TORCH = {
 } | {
     "registry",
     "settings",
-    "specs",
 }
 
 

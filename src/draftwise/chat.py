@@ -1,7 +1,6 @@
 """Messages to token ids, by the tokenizer's own chat template; text without special tokens twice.
 
 A message is a mapping with a ``role`` and a ``content``, as transformers and OpenAI's API have it.
-No torch here: the tokenizer is whatever ``AutoTokenizer`` loads.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from draftwise.types import DraftwiseError
 
 Message = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_PROBE = "Certainly"
-"""An answer whose end shows how a template ends the assistant's turn."""
+_PROBE = "Certainly"  # an answer whose end shows how a template ends the assistant's turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +30,8 @@ def is_messages(given: Any) -> bool:
     >>> is_messages([{"role": "user", "content": "Hello"}]), is_messages(["Hello"])
     (True, False)
     """
-    return (
-        isinstance(given, Sequence)
-        and len(given) > 0
-        and isinstance(given[0], Mapping)
-        and "input_ids" not in given[0]
-    )
+    first = given[0] if isinstance(given, Sequence) and len(given) > 0 else None
+    return isinstance(first, Mapping) and "input_ids" not in first
 
 
 def render(messages: Sequence[Message], tokenizer: Any, **options: Any) -> Prompt:
@@ -96,10 +90,8 @@ def encode(prompt: str | Sequence[Message], tokenizer: Any) -> Prompt:
 
 def check_size(prompt: str | Sequence[Message], tokenizer: Any, max_positions: int) -> None:
     """DraftwiseError for what cannot fit: encoding takes seconds for each 10 MB."""
-    if isinstance(prompt, str):
-        num = len(prompt)
-    else:
-        num = sum(len(str(turn.get("content", ""))) for turn in prompt if isinstance(turn, Mapping))
+    turns = [{"content": prompt}] if isinstance(prompt, str) else prompt
+    num = sum(len(str(turn.get("content", ""))) for turn in turns if isinstance(turn, Mapping))
     if num <= 16 * max_positions or tokenizer is None:  # to walk a vocabulary takes time as well
         return
     most = max_positions * max(map(len, tokenizer.get_vocab()))
@@ -137,7 +129,6 @@ def turn_ends(tokenizer: Any) -> frozenset[int]:
 
 
 def _turn(number: int, message: Message, tokenizer: Any) -> dict[str, Any]:
-    """A message with its role checked and its content as one text."""
     if not isinstance(message, Mapping) or not isinstance(role := message.get("role"), str):
         raise DraftwiseError(
             f'message {number} has no role: write {{"role": "user", "content": "..."}}'

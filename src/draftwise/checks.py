@@ -1,9 +1,8 @@
 """The checks of values: type, range and finiteness, each named in the error that it raises.
 
-Whatever a person, a file or a request may set goes through these functions once, where it enters:
-the options of a request (``engine.options``), and those of policies, rules, rewards, feedbacks and
-drafters (their constructors). They raise ``BadValue``, which is a DraftwiseError and a ValueError,
-and return the value as a plain Python object.
+What a person, a file or a request may set goes through these functions once, where it enters:
+``engine.options``, and the constructors of policies, rules, rewards, feedbacks and drafters. They
+raise ``BadValue`` and return the value as a plain Python object.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
@@ -18,10 +18,8 @@ from typing import Any
 
 from draftwise.errors import BadValue, DraftwiseError, shown
 
-LARGE = 1e6
-"""The largest scale of an option: its square, and a sum of many, stay finite."""
-MANY = 100_000
-"""The most rounds, tokens or tries that an option counts."""
+LARGE = 1e6  # the largest scale of an option: its square, and a sum of many, stay finite
+MANY = 100_000  # the most rounds, tokens or tries that an option counts
 _LARGEST_SEED = 2**128 - 1
 
 
@@ -50,17 +48,15 @@ def number(
     1.0
     """
     if isinstance(value, Real) and not isinstance(value, bool):
-        try:
+        with suppress(OverflowError):
             found = float(value)
-        except OverflowError:
-            found = math.inf
-        fits = (least is None or found >= least) and (most is None or found <= most)
-        if math.isfinite(found) and fits and (above is None or found > above):
-            return found
-    must = f"a finite number{_range(least, most, note)}"
+            fits = (least is None or found >= least) and (most is None or found <= most)
+            if math.isfinite(found) and fits and (above is None or found > above):
+                return found
+    bounds = _range(least, most, note)
     if above is not None:
-        must = f"a finite number above {above:g}" + ("" if most is None else f", at most {most:g}")
-    raise BadValue(name, value, must)
+        bounds = f" above {above:g}" + ("" if most is None else f", at most {most:g}")
+    raise BadValue(name, value, f"a finite number{bounds}")
 
 
 def seed(name: str, value: Any) -> int:
@@ -112,17 +108,13 @@ def wholes(
     name: str, value: Any, least: int | None = None, most: int | None = None, num: int | None = None
 ) -> tuple[int, ...]:
     """A list, tuple, range or array of ints from ``least`` to ``most``, at most ``num``."""
-    must = f"a list of whole numbers{_range(least, most, '')}"
-    must += "" if num is None else f", no more than {num:,} of them"
     plain = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(plain, (str, bytes, Mapping)) or not isinstance(plain, Collection):
-        raise BadValue(name, value, must)
-    if num is not None and len(plain) > num:
-        raise BadValue(name, value, must)
-    try:
-        return tuple(whole(name, part, least, most) for part in plain)
-    except BadValue as error:
-        raise BadValue(name, value, must) from error
+    is_list = isinstance(plain, Collection) and not isinstance(plain, (str, bytes, Mapping))
+    if is_list and (num is None or len(plain) <= num):
+        with suppress(BadValue):
+            return tuple(whole(name, part, least, most) for part in plain)
+    must = f"a list of whole numbers{_range(least, most, '')}"
+    raise BadValue(name, value, must + ("" if num is None else f", no more than {num:,} of them"))
 
 
 def function(name: str, value: Any) -> Any:
@@ -158,9 +150,8 @@ def comma_separated(text: str, kind: Callable[[str], Any], least: float, said: s
 def known(kind: str, name: Any, names: Collection[str], kinds: str = "") -> None:
     """Raise DraftwiseError, which lists the names, for what is none. kinds: the plural of kind."""
     if name not in names:
-        raise DraftwiseError(
-            f"unknown {kind} {shown(name)}; the {kinds or kind + 's'} are: {', '.join(names)}"
-        )
+        said = f"unknown {kind} {shown(name)}; the {kinds or kind + 's'} are: {', '.join(names)}"
+        raise DraftwiseError(said)
 
 
 def _range(least: float | None, most: float | None, note: str) -> str:

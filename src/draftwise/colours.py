@@ -10,8 +10,8 @@ PALETTE = (
     "#5f9000", "#a8683f", "#5872a8", "#d0607a",
 )  # fmt: skip
 """Each at least 3:1 on the light and on the dark background of page and report (WCAG 1.4.11)."""
-_TURN, _LUMINANCE = 0.618033988749895, 0.205
-"""A golden section of the circle of hues: no two are ever the same; and how light they are."""
+_TURN = 0.618033988749895  # a golden section of the circle of hues: no two are ever the same
+_LUMINANCE = 0.205
 
 
 def drafter_colours(drafters: Iterable[str]) -> dict[str, str]:

@@ -17,10 +17,8 @@ from typing import Any, NoReturn
 
 from draftwise.errors import DraftwiseError
 
-STATE_BYTES = 64 << 20
-"""No state that was learnt, cost table or list of shards is larger."""
-TRACE_BYTES = 1 << 30
-"""Nor is a trace, which is read whole, nor a file of prompts or texts."""
+STATE_BYTES = 64 << 20  # no state that was learnt, cost table or list of shards is larger
+TRACE_BYTES = 1 << 30  # nor is a trace, which is read whole, nor a file of prompts or texts
 
 
 def read_text(file: Path, most: int | None = None, *, pipes: bool = False) -> str:
@@ -121,10 +119,9 @@ def replacing(path: Path) -> Iterator[Path]:
     """A new, empty file to be written, which takes the place of ``path`` when the block ends well.
 
     A reader sees the old file or the new one, and a crash or a full disk leaves the old one whole:
-    the new file has a random name in the same folder, is on the disk before it is renamed, and is
-    gone if the block raises. A ``path`` that is a link stays one: what it points to is replaced.
-    Raises OSError that names ``path``, also for what is there and no plain file: as root,
-    ``/dev/null`` would be replaced for the whole machine.
+    the new one is on the disk before it is renamed, and is gone if the block raises. A ``path``
+    that is a link stays one: what it points to is replaced. Raises OSError that names ``path``,
+    also for what is no plain file: as root, ``/dev/null`` would be replaced for the whole machine.
     """
     final = Path(os.path.realpath(path))
     _check_plain(final)
@@ -146,7 +143,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file by ``replacing``."""
     with replacing(path) as part:
         part.write_text(text, "utf-8")
 
@@ -198,8 +194,7 @@ def _check_plain(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The rename itself is on the disk; where folders cannot be opened (Windows) it may be late."""
-    with suppress(OSError):
+    with suppress(OSError):  # where folders cannot be opened (Windows) the rename may be late
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

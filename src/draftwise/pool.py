@@ -15,7 +15,7 @@ from draftwise.nn.load import load_borrower, load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.real.bundled import drafter_specs
 from draftwise.real.unpack import is_pretrained, unpacked
-from draftwise.specs import LM_OPTIONS, ZOO, expand, name_and_spec
+from draftwise.settings import LM_OPTIONS, ZOO, expand, name_and_spec
 from draftwise.types import NONE, DraftwiseError
 
 

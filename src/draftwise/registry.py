@@ -6,8 +6,7 @@ is ``name: (module:class, options for the contract test)``; modules are imported
 A program may add a class of its own: ``POLICIES["mine"] = (Mine, {})``.
 
 A spec is text: ``"ucb1"``, ``"ucb1:beta=0.01"``, ``"lm:path/to/model"`` (a bare value belongs to
-the first option), several options separated by commas. A preset is a paper's system as settings of
-the same four words: plans, feedback, reward, policy.
+the first option), several options separated by commas. A preset is a paper's system.
 """
 
 from __future__ import annotations
@@ -118,26 +117,24 @@ _REMOTE_INT, _REMOTE_FLOAT = 4096, 1e6
 def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
     """Refuse a spec that a remote request may not set.
 
-    kind: a key of ``TABLES``. A request may name any entry and set options annotated as int, float,
-    bool, or one of these or None. Constructors bound such numbers; integers that decide the size of
-    an allocation are bounded more tightly here. All other options are refused, because text may
-    name a file. The spec of a wrapped policy is checked in turn. The parser is that of ``build``,
-    so no spelling passes this check and means something else there. Raises DraftwiseError.
+    kind: a key of ``TABLES``. A request may name any entry and set its numbers and flags, which
+    constructors bound, and this check more tightly, as some decide the size of an allocation. Text
+    may name a file and is refused, except the spec of a wrapped policy, which is checked in turn.
+    The parser is that of ``build``, so no spelling means something else there.
+    Raises DraftwiseError.
 
     >>> check_remote_spec("policy", "delayed:base=sliding-ucb: window=50")
     >>> check_remote_spec("policy", "router: examples=FILE")
     Traceback (most recent call last):
     draftwise.errors.DraftwiseError: policy 'router': a request may not set 'examples'
     """
-    if len(spec) > _REMOTE_CHARACTERS:
-        raise DraftwiseError(
-            f"the {kind} has {len(spec):,} characters: at most {_REMOTE_CHARACTERS} are read"
-        )
+    if (num := len(spec)) > _REMOTE_CHARACTERS:
+        most = f"at most {_REMOTE_CHARACTERS} are read"
+        raise DraftwiseError(f"the {kind} has {num:,} characters: {most}")
     name, _, text = spec.partition(":")
     parameters, options = _signature(kind, lookup(kind, name))
-    is_wrapper = "make_base" in parameters
     for key, value in parse_options(f"{kind} {name!r}", text, options).items():
-        if key == "base" and is_wrapper:
+        if key == "base" and "make_base" in parameters:
             if depth == _REMOTE_DEPTH:
                 raise DraftwiseError(f"{kind}: at most {depth} may stand inside each other")
             check_remote_spec(kind, value, depth + 1)
@@ -173,12 +170,10 @@ def make_policy(
         raise ValueError(f"num_plans is {num_plans}: a policy needs at least one plan")
     if plans is not None and len(plans) != num_plans:
         raise ValueError(f"{len(plans)} plans were given for num_plans={num_plans}")
-    of_request: dict[str, Any] = {
-        "num_plans": num_plans, "plans": plans, "request_tokens": request_tokens
-    }  # fmt: skip
+    given: dict[str, Any] = dict(num_plans=num_plans, plans=plans, request_tokens=request_tokens)
     # no closure: policies are pickled
-    made = {"rng": np.random.default_rng(seed), "make_base": partial(make_policy, **of_request)}
-    return cast(Policy, build("policy", spec, of_request | made))
+    made = {"rng": np.random.default_rng(seed), "make_base": partial(make_policy, **given)}
+    return cast(Policy, build("policy", spec, given | made))
 
 
 def make_reward(spec: str) -> Reward:
@@ -188,8 +183,7 @@ def make_reward(spec: str) -> Reward:
 
 def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) -> FeedbackBuilder:
     """The feedback of one request from a spec; reward None: the evidence alone is delivered."""
-    given = {"plans": plans, "reward": reward}
-    return cast(FeedbackBuilder, build("feedback", spec, given))
+    return cast(FeedbackBuilder, build("feedback", spec, {"plans": plans, "reward": reward}))
 
 
 def make_guide(spec: str, seed: Seed = 0, *, home: Path | None = None) -> StopRule:
@@ -274,12 +268,10 @@ def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:
         if text.lower() in {"true", "false"}:
             return text.lower() == "true"
         raise DraftwiseError(f"{owner}: {key} is {shown(text)}; write true or false")
-    for kind in (int, float):
+    for kind in (int, float, str):
         if kind in kinds:
             with suppress(ValueError):
                 return kind(text)
-    if str in kinds:
-        return text
     wanted = " or ".join(sorted(k.__name__ for k in kinds if k is not type(None)))
     raise DraftwiseError(f"{owner}: {key} is {shown(text)}, which is not {wanted}")
 
@@ -293,7 +285,7 @@ MAX_LENGTH = 16
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One system: the lengths of its plans (with ``none`` or not), and three specs.
+    """One system: the lengths of its plans (with ``none`` or not), and specs.
 
     rules: guide specs; plans are drafters x lengths x rules, and x trees (None = a chain) for
     drafters that can branch. source: where it comes from.
@@ -312,11 +304,9 @@ class Preset:
         """All plans over these drafters, ``none`` first where it belongs.
 
         branching: those that can draft trees; the others draft chains. Rules end chains only.
-
-        Raises DraftwiseError for a length below 1 or where no plan is left.
+        Raises DraftwiseError for a length below 1.
         """
-        short = [length for length in self.lengths if length < 1]
-        if short:
+        if short := [length for length in self.lengths if length < 1]:
             raise DraftwiseError(
                 f"plan length {short[0]}: lengths are 1 or more tokens (plain decoding is the plan "
                 f"{NONE!r}, which the presets plain and draftwise contain)"

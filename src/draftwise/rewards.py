@@ -203,8 +203,8 @@ class Throughput:
 class GoodputReward:
     """Emitted tokens minus the tokens that the current rate would emit in the round's seconds.
 
-    Source: this project's own: tokens - lambda * seconds is above 0 exactly
-        for rounds that raise the rate lambda, so its best plan is the fastest.
+    Source: this project's own: tokens - lambda * seconds is above 0 exactly for rounds that raise
+        the rate lambda, so its best plan is the fastest.
     Update: value = 1/2 + (tokens - lambda * seconds) / (2 (L + 1)), cut to [0, 1]; then tokens and
         seconds are added to sums, discounted by ``discount`` in (0, 1], whose ratio is lambda.
     """

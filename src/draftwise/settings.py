@@ -1,7 +1,10 @@
-"""The settings of a ``Speculator``: their defaults and checks, for Python and all commands."""
+"""The settings of a ``Speculator``, and drafters' specs, all checked before anything is loaded."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,12 +13,18 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from draftwise import checks, registry
+from draftwise import checks, registry, zoo
 from draftwise.checks import comma_separated, option
 from draftwise.engine.options import SEED_HELP
-from draftwise.nn.folder import DTYPES, check_hardware
-from draftwise.specs import BUNDLED
+from draftwise.errors import BadValue, DraftwiseError
+from draftwise.nn.folder import DTYPES, check_hardware, place
+from draftwise.real.bundled import own_specs
+from draftwise.registry import DRAFTERS, FEEDBACKS, FILLED, GUIDES, POLICIES, PRESETS, REWARDS
 
+ZOO = "zoo"
+BUNDLED = (ZOO, "smollm2", "gemma3")
+"""Targets with drafters of their own: each is a spec of all of them, ``smollm2:NAME`` of one."""
+LM_OPTIONS = {"window": int, "sink": int}  # options of ``lm:PATH``, and their types
 _models, _learning = partial(option, panel="Models"), partial(option, panel="Learning")
 
 
@@ -45,7 +54,6 @@ class Hardware:
         checks.whole("threads", self.threads, 1, 16 * (os.cpu_count() or 1))
 
     def settings(self, **more: Any) -> Settings:
-        """``Settings`` with these fields, and the others as given or at their defaults."""
         return Settings(**asdict(self), **more)
 
 
@@ -65,7 +73,7 @@ class Models(Hardware):
         "`NAME=SPEC`; repeatable. Default: `lookup`; with `zoo` also its drafters, with "
         "`smollm2` and `gemma3` also `suffix` and their head.",
         "--drafter", "-d", metavar="SPEC", kind=list[str] | None,
-        known=[*registry.DRAFTERS, *BUNDLED],
+        known=[*DRAFTERS, *BUNDLED],
     )  # fmt: skip
 
 
@@ -76,29 +84,25 @@ class Settings(Models):
     compile: bool = _models(
         False, "Compile the models with torch.compile: minutes to start, faster steps.", "--compile"
     )
-    preset: str = _learning(
-        "draftwise", f"{', '.join(registry.PRESETS)}.", metavar="NAME", known=registry.PRESETS
-    )
+    preset: str = _learning("draftwise", f"{', '.join(PRESETS)}.", metavar="NAME", known=PRESETS)
     policy: str | None = _learning(
         None,
         "Chooses drafter and length: `goodput`, `ucb1:beta=0.01`, `fixed:0`, ...; `draftwise "
-        f"models` lists all {len(registry.POLICIES)}.",
-        "--policy", "-p", metavar="SPEC", known=registry.POLICIES,
+        f"models` lists all {len(POLICIES)}.",
+        "--policy", "-p", metavar="SPEC", known=POLICIES,
     )  # fmt: skip
     lengths: Sequence[int] | None = _learning(
         None, "Draft lengths to choose from: `1,2,4,8`.", "--plan-lengths",
         metavar="N,N", kind=str | None, read=read_lengths,
     )  # fmt: skip
-    reward: str | None = _learning(
-        None, f"{', '.join(registry.REWARDS)}.", metavar="SPEC", known=registry.REWARDS
-    )
+    reward: str | None = _learning(None, f"{', '.join(REWARDS)}.", metavar="SPEC", known=REWARDS)
     feedback: str | None = _learning(
-        None, f"{', '.join(registry.FEEDBACKS)}.", metavar="SPEC", known=registry.FEEDBACKS
+        None, f"{', '.join(FEEDBACKS)}.", metavar="SPEC", known=FEEDBACKS
     )
     rules: Sequence[str] | None = _learning(
         None,
-        f"Stop rule, which ends drafts early: {', '.join(registry.GUIDES)}; repeatable.",
-        "--rule", "--guide", metavar="SPEC", known=registry.GUIDES, kind=list[str] | None,
+        f"Stop rule, which ends drafts early: {', '.join(GUIDES)}; repeatable.",
+        "--rule", "--guide", metavar="SPEC", known=GUIDES, kind=list[str] | None,
     )  # fmt: skip
     trees: Sequence[str] | None = _learning(
         None,
@@ -127,3 +131,109 @@ class Settings(Models):
 
 
 DEFAULTS = Settings()
+
+
+def name_and_spec(given: Any) -> tuple[str, Any]:
+    """``NAME=SPEC``, or a name taken from the spec; a model is named by its class."""
+    if not isinstance(given, (str, Path)):
+        return type(given).__name__, given
+    text = str(given)
+    name, equals, spec = text.partition("=")
+    if equals and ":" not in name and "," not in name:
+        return name, spec
+    if text.startswith("lm:"):
+        return Path(text.removeprefix("lm:").partition(",")[0]).name, text
+    return text.partition(":")[0], text
+
+
+def expand(specs: Sequence[Any]) -> list[Any]:
+    """``zoo`` stands for every bundled model, ``zoo:NAME`` for one of them or an EAGLE head;
+    ``smollm2`` for all drafters of that target, ``smollm2:NAME`` for one."""
+    expanded: list[Any] = []
+    for spec in specs:
+        name, comma, options = spec.partition(",") if isinstance(spec, str) else ("", "", "")
+        bundle, _, wanted = name.partition(":")
+        if bundle not in BUNDLED:
+            expanded.append(spec)
+            continue
+        known = _bundled(bundle, is_named=bool(wanted))
+        if wanted not in {"", *known}:
+            raise DraftwiseError(f"no {bundle} drafter {wanted!r}; there are: {', '.join(known)}")
+        expanded += [f"{n}={s}{comma}{options}" for n, s in known.items() if wanted in {"", n}]
+    return expanded
+
+
+def _bundled(target: str, *, is_named: bool) -> dict[str, str]:
+    """The drafters of a bundled target, name -> spec; the zoo's heads only where one is named."""
+    if target != ZOO:
+        return own_specs(target)
+    models = {name: f"lm:{path}" for name, path in zoo.drafter_paths().items()}
+    heads = {name: f"eagle:{path}" for name, path in zoo.eagle_paths().items()}
+    return models | heads if is_named else models
+
+
+def check_spec(given: str) -> None:
+    """Refuse, without loading, an unknown drafter or option, and a file that is not there."""
+    for spec in expand([given]):
+        _check_one(given, *name_and_spec(spec))
+
+
+def _check_one(given: str, name: str, spec: str) -> None:
+    if not spec or not name:
+        raise DraftwiseError(f"the drafter {given!r} names nothing; {_KINDS}")
+    kind, _, rest = spec.partition(":")
+    kind = kind.partition(",")[0]
+    if kind == "lm":
+        path, _, text = rest.partition(",")
+        place(path)
+        registry.parse_options("drafter 'lm'", text, LM_OPTIONS)
+        return
+    if kind not in DRAFTERS:
+        if Path(spec).is_dir():
+            raise DraftwiseError(f"drafter {spec!r} is a folder: write lm:{spec}")
+        raise DraftwiseError(f"unknown drafter {kind!r}; {_KINDS}")
+    if not isinstance(where := DRAFTERS[kind][0], str):
+        return
+    options = {option: hint for option, (hint, _) in signature(where)[0].items()}
+    found = registry.parse_options(f"drafter {kind!r}", rest, options)
+    if "prompt_lookup_min" in options:
+        least, most = found.get("prompt_lookup_min", 1), found.get("prompt_lookup_max", 8)
+        if checks.whole("prompt_lookup_min", least, 1) > checks.whole("prompt_lookup_max", most, 1):
+            must = f"at most prompt_lookup_max, which is {most}"
+            raise BadValue("prompt_lookup_min", least, must)
+    # heads lie in folders, at home or on the hub; datastores are files
+    if file := found.get("path") or found.get("file"):
+        is_local = kind == "datastore" or file.startswith((".", "/", "~")) or file.count("/") != 1
+        if is_local and not Path(file).expanduser().exists():
+            raise DraftwiseError(f"drafter {kind!r}: there is no {file}")
+
+
+def signature(where: str) -> tuple[dict[str, tuple[Any, str | None]], str]:
+    """Options (type, default) and first sentence, read from the source: torch takes seconds."""
+    module, _, name = where.partition(":")
+    source = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    found = _named(ast.parse(source.read_text("utf-8")), name)
+    made = _named(found, "__init__") if isinstance(found, ast.ClassDef) else found
+    given = [*made.args.args, *made.args.kwonlyargs]
+    missing = len(made.args.args) - len(made.args.defaults)
+    defaults = [*[None] * missing, *made.args.defaults, *made.args.kw_defaults]
+    options = {
+        arg.arg: (_type_of(arg.annotation), None if default is None else ast.unparse(default))
+        for arg, default in zip(given, defaults, strict=True)
+        if arg.arg not in FILLED["drafter"] | {"self"}
+    }
+    return options, (ast.get_docstring(found) or "").split("\n")[0]
+
+
+def _named(body: Any, name: str) -> Any:
+    return next(node for node in body.body if getattr(node, "name", None) == name)
+
+
+def _type_of(annotation: ast.expr | None) -> Any:
+    """The type of a value of ``int | None``; types that no spec can set are read as text."""
+    known: dict[str, Any] = {"int": int, "float": float, "bool": bool, "None": None}
+    names = ["str"] if annotation is None else ast.unparse(annotation).split(" | ")
+    return functools.reduce(operator.or_, (known.get(name, str) for name in names))
+
+
+_KINDS = f"the drafter names are: {', '.join([*DRAFTERS, *BUNDLED])}"

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 import typer
 
 from cli.conftest import run_command
-from draftwise.cli import COMMANDS
+from draftwise.cli import COMMANDS, find_command
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_each_line_is_the_commands_own(name: str) -> None:
-    place, line = COMMANDS[name]
-    module, _, attribute = place.partition(":")
-    found = getattr(importlib.import_module(f"draftwise.cli.{module}"), attribute)
+    found = find_command(name)
     ran = run_command(name, "--help")
     assert ran.code == 0
     if not isinstance(found, typer.Typer):
-        assert (found.__doc__ or "").split("\n")[0] == line
+        assert (found.__doc__ or "").split("\n")[0] == COMMANDS[name]
 
 
 def test_the_list_and_what_is_not_in_it() -> None:

@@ -217,7 +217,7 @@ def test_what_a_spec_cannot_say(folder: Path, options: str, complaint: str) -> N
 
 
 def test_windows_of_the_zoo() -> None:
-    from draftwise.specs import expand
+    from draftwise.settings import expand
 
     (one,) = expand(["zoo:python,window=64"])
     assert one.startswith("python=lm:")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from draftwise import specs
+from draftwise import settings
 from draftwise.real import PRETRAINED, RETRIEVAL, drafter_specs, own_folders, own_specs
-from draftwise.specs import BUNDLED, check_spec
+from draftwise.settings import BUNDLED, check_spec
 from draftwise.train import RUN, Runs, make_prompts, runs, runs_of
 from draftwise.types import DraftwiseError
 from modules import module_of
@@ -106,13 +106,13 @@ def test_a_target_drafts_with_retrieval_and_its_own() -> None:
 def test_what_comes_along_is_named_by_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """``smollm2`` is all of it, ``smollm2:NAME`` one; a name that is not there says which are."""
     there = {"eagle": "eagle:PATH", "layer": "lm:PATH"}
-    monkeypatch.setattr(specs, "own_specs", {"smollm2": there, "gemma3": {}}.__getitem__)
+    monkeypatch.setattr(settings, "own_specs", {"smollm2": there, "gemma3": {}}.__getitem__)
     everything = ["eagle=eagle:PATH", "layer=lm:PATH"]
-    assert specs.expand(["lookup", "smollm2"]) == ["lookup", *everything]
-    assert specs.expand(["smollm2:layer,window=64"]) == ["layer=lm:PATH,window=64"]
+    assert settings.expand(["lookup", "smollm2"]) == ["lookup", *everything]
+    assert settings.expand(["smollm2:layer,window=64"]) == ["layer=lm:PATH,window=64"]
     with pytest.raises(DraftwiseError, match=r"no smollm2 drafter 'x'; there are: eagle, layer"):
-        specs.expand(["smollm2:x"])
-    assert (specs.ZOO, *PRETRAINED) == BUNDLED
+        settings.expand(["smollm2:x"])
+    assert (settings.ZOO, *PRETRAINED) == BUNDLED
     check_spec("smollm2:layer")  # what commands ask before they load anything
     for name in ("zoo", "gemma3"):
         with pytest.raises(DraftwiseError, match=f"no {name} drafter 'layer'"):

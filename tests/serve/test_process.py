@@ -208,7 +208,7 @@ def test_answers_that_take_longer_than_the_drain_end_properly() -> None:
     ],
 )
 def test_refusals(more: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.cli.serve.load", None)  # all of it is said before
+    monkeypatch.setattr("draftwise.cli.options.load", None)  # all of it is said before
     assert words in run_command("serve", *more).refusal
 
 
@@ -225,7 +225,7 @@ def test_a_state_of_another_policy_is_refused_and_stays(
 
 
 def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.cli.serve.load", None)
+    monkeypatch.setattr("draftwise.cli.options.load", None)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -27,40 +27,38 @@ if TYPE_CHECKING:
     from draftwise.cli.lab import (
         COMMANDS as LAB_COMMANDS, GROUP as LAB_GROUP, find as find_part,
     )
-    from draftwise.cli.load import alone_in, read_template
-    from draftwise.cli.prompts import read_batch
+    from draftwise.cli.load import alone_in, read_batch, read_template
     from draftwise.cli.show import Bars, Wrap, colours, painted, percentages, total
     from draftwise.cli.train import LAYOUTS as TRAIN_LAYOUTS, claim
 
 __getattr__, __dir__ = exports(__name__)
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "generate": ("generate:generate", "Complete a prompt with speculative decoding."),
-    "chat": ("chat:chat", "Chat with a model in the terminal; tokens are coloured by drafter."),
+COMMANDS: Mapping[str, str] = {
+    "generate": "Complete a prompt with speculative decoding.",
+    "chat": "Chat with a model in the terminal; tokens are coloured by drafter.",
     "demo": (
-        "demo:demo",
-        "Compare plain decoding and draftwise on the same prompts; tokens are coloured by drafter.",
+        "Compare plain decoding and draftwise on the same prompts; tokens are coloured by drafter."
     ),
-    "serve": (
-        "serve:serve",
-        "Serve an OpenAI-compatible API at http://127.0.0.1:8000/v1, with a live page at /.",
-    ),
+    "serve": "Serve an OpenAI-compatible API at http://127.0.0.1:8000/v1, with a live page at /.",
     "models": (
-        "models:models",
-        "List models, drafters and policies; with --target or --drafter, load and check these.",
+        "List models, drafters and policies; with --target or --drafter, load and check these."
     ),
-    "check": (
-        "check:check",
-        "Compare answers with and without drafts in this dtype and on this device.",
-    ),
-    "bench": (
-        "bench:bench",
-        "Time draftwise, its presets, fixed plans and transformers' own methods side by side.",
-    ),
-    "datastore": ("datastore:app", "Build a datastore to draft from."),
-    "prompts": ("train:prompts_app", "Let an instruct model write training prompts."),
-    "train": ("train:app", "Train drafters, EAGLE heads and stop heads."),
+    "check": "Compare answers with and without drafts in this dtype and on this device.",
+    "bench": "Time draftwise, its presets, fixed plans and transformers' own methods side by side.",
+    "datastore": "Build a datastore to draft from.",
+    "prompts": "Let an instruct model write training prompts.",
+    "train": "Train drafters, EAGLE heads and stop heads.",
 }
-"""Name -> (module:function or app, help line)."""
+"""Name -> help line."""
+_APPS = {"datastore": "datastore:app", "prompts": "train:prompts_app", "train": "train:app"}
+"""Where commands with subcommands are; every other one is a function in the file of its name."""
+
+
+def find_command(name: str) -> Any:
+    """The command's function or app; DraftwiseError for the lab's where that is not installed."""
+    if name in lab.COMMANDS:
+        return lab.need(name, f"draftwise {name}")
+    module, _, attribute = _APPS.get(name, f"{name}:{name}").partition(":")
+    return getattr(importlib.import_module(f"draftwise.cli.{module}"), attribute)
 
 
 def tidied(command: Any) -> Any:
@@ -87,25 +85,18 @@ _STYLE: dict[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode":
 class Commands(TyperGroup):
     is_listing = False
 
-    def get_help_option(self, ctx: Any) -> Any:
-        return _help_option(super().get_help_option, ctx)
-
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *(lab.COMMANDS if lab.is_installed() else ())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command; while the list is printed, a stand-in with its help line."""
-        place, line = COMMANDS.get(cmd_name, ("", lab.COMMANDS.get(cmd_name, "")))
+        line = COMMANDS.get(cmd_name) or lab.COMMANDS.get(cmd_name)
+        if line is None:
+            return None
         if self.is_listing:
             return TyperCommand(cmd_name, help=line)
-        if place:
-            module, _, attribute = place.partition(":")
-            found = getattr(importlib.import_module(f"draftwise.cli.{module}"), attribute)
-        elif line:
-            with refusals():
-                found = lab.need(cmd_name, f"draftwise {cmd_name}")
-        else:
-            return None
+        with refusals():
+            found = find_command(cmd_name)
         if isinstance(found, typer.Typer):
             command: Any = get_group(found)
         else:
@@ -118,8 +109,7 @@ class Commands(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the list without importing the commands."""
         self.is_listing = True
-        for option in self.params:
-            option.metavar = ""  # all are flags
+        tidied(self)
         super().format_help(ctx, formatter)
 
 

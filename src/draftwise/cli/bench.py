@@ -15,7 +15,7 @@ from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, note, refused_values, say
-from draftwise.cli.load import alone_in, check, load
+from draftwise.cli.load import alone_in
 from draftwise.cli.show import Bars, broken, make_table, yes_or_no
 from draftwise.install import lab_hint
 from draftwise.registry import PRESETS
@@ -24,8 +24,7 @@ from draftwise.types import DraftwiseError
 if TYPE_CHECKING:
     from draftwise.bench.session import ContestResult
 
-_NAME = 34
-"""Width of the names in a table of 80 columns."""
+_NAME = 34  # width of the names in a table of 80 columns
 
 _METHODS = (
     f"plain, {', '.join(p for p in PRESETS if p != 'plain')} (with `@LENGTHS`), "
@@ -33,8 +32,8 @@ _METHODS = (
     "`transformers:DRAFTERxLENGTH[/heuristic|/confidence]`, or the groups presets, fixed, "
     "peers; repeatable. Default: all groups."
 )
-_QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
 _USUAL: dict[str, Any] = {"tokens": 128, "prompts": 4, "minutes": None}
+_QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
 
 
 @o.command
@@ -67,19 +66,18 @@ def bench(
     compile_: o.Compile = False,
 ) -> None:  # fmt: skip
     """Time draftwise, its presets, fixed plans and transformers' own methods side by side."""
-    usual = _QUICK if is_quick else _USUAL
     began = time.monotonic()
-    limit = usual["minutes"] if minutes is None else minutes
+    own = {"tokens": tokens, "prompts": prompts, "minutes": minutes}
+    sizes = (_QUICK if is_quick else _USUAL) | {k: n for k, n in own.items() if n is not None}
+    limit = sizes.pop("minutes")
     wanted = models.settings(seed=seed, compile=compile_)
     with ExitStack() as held:
         with refused_values():
-            check(wanted)
+            o.check(wanted)
             from draftwise.bench.runs import BenchSettings, prepare
 
             chosen = BenchSettings(
-                suite, out, methods=tuple(method or ()), domains=tuple(domain or ()),
-                prompts=usual["prompts"] if prompts is None else prompts,
-                tokens=usual["tokens"] if tokens is None else tokens,
+                suite, out, methods=tuple(method or ()), domains=tuple(domain or ()), **sizes,
                 repeats=repeats, temperature=temperature, seed=seed, clock=clock, setup=wanted,
             )  # fmt: skip
             o.request({"temperature": temperature}, seed=seed)
@@ -94,7 +92,7 @@ def bench(
                     "without it name one: --method fixed:DRAFTERxLENGTH"
                 )
             held.enter_context(alone_in(out))
-        speculator = load(wanted)
+        speculator = o.load(wanted)
         from draftwise.bench.session import measure
 
         with graceful() as is_stopped, Bars(is_shown=not as_json) as bars:
@@ -146,8 +144,7 @@ def methods_table(results: dict[str, Any]) -> Table:
         title=f"{results['suite']}: {extent(results['settings'])}",
         caption="Seconds are of whole answers, reading the prompt (prefill) included.",
     )
-    rows = results["methods"]
-    for name, row in sorted(rows.items(), key=lambda item: -item[1]["tok_per_s"]):
+    for name, row in sorted(results["methods"].items(), key=lambda item: -item[1]["tok_per_s"]):
         shown = Text(broken(name, _NAME), "bold" if name == "draftwise" else "")
         speed, is_same = row["speedup"], row["lossless"]
         rates = f"{row['tok_per_s']:.1f}", f"{speed['median']:.2f}", interval(speed)

@@ -25,7 +25,7 @@ from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli import show
 from draftwise.cli.failures import Output, graceful, note, refused_values, say
-from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load
+from draftwise.cli.load import check_chat, check_template, keeping_memory
 from draftwise.cli.show import Pen, colours, counted, legend, percentages, summary, total
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
@@ -68,10 +68,10 @@ def chat(
     Enter sends a message; without a terminal, each line of stdin is one. /help lists the commands.
     """
     with refused_values():
-        check(settings)
+        o.check(settings)
         check_chat(settings.target, chat_template)
     with hold(settings.state):
-        speculator = load(settings, chat_template)
+        speculator = o.load(settings, chat_template)
         o.check_vocabulary(params, speculator.target.vocab_size)
         check_template(settings.target, speculator.tokenizer)
         opening = [] if system is None else [{"role": "system", "content": system}]
@@ -84,7 +84,6 @@ def chat(
 
 
 def adapters_of(speculator: Speculator) -> list[DrafterAdapter]:
-    """An adapter for each EAGLE head; DraftwiseError without one."""
     from draftwise.nn.heads.eagle import EagleHead
     from draftwise.train.adapt import DrafterAdapter
 
@@ -101,7 +100,7 @@ def learning_from(
     """The same messages; while waiting for one, heads are trained on the answers so far."""
     num_heard = 0
     while True:
-        new = talk.turns[num_heard:] if num_heard <= len(talk.turns) else talk.turns
+        new = talk.turns[num_heard if num_heard <= len(talk.turns) else 0 :]
         num_heard = len(talk.turns)
         with ExitStack() as idle:
             for adapter in adapters:
@@ -115,7 +114,6 @@ def learning_from(
 
 
 def messages() -> Iterator[str]:
-    """The typed messages, or the lines of stdin."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     ask = Keyboard().ask if is_terminal else lambda _: input()
     if is_terminal:
@@ -162,7 +160,10 @@ class Keyboard:
         """
         while True:
             try:
-                text = self._read(prompt)
+                lines = [input(prompt)]
+                # without bracketed paste, the lines of a pasted text are all there at once
+                while not self._knows_pastes and _has_more():
+                    lines.append(input())
             except KeyboardInterrupt:
                 typed = "" if self._readline is None else self._readline.get_line_buffer()
                 if self._was_cleared and not typed:
@@ -178,14 +179,7 @@ class Keyboard:
                     raise
             else:
                 self._was_cleared = False
-                return text
-
-    def _read(self, prompt: str) -> str:
-        lines = [input(prompt)]
-        # without bracketed paste, the lines of a pasted text are all there at once
-        while not self._knows_pastes and _has_more():
-            lines.append(input())
-        return "\n".join(lines)
+                return "\n".join(lines)
 
 
 def _has_more() -> bool:
@@ -215,7 +209,6 @@ def converse(talk: Conversation, messages: Iterator[str]) -> None:
 
 
 def obey(talk: Conversation, name: str, rest: str, is_stopped: Callable[[], bool]) -> None:
-    """Run a slash command; DraftwiseError for an unknown one, or one with an extra argument."""
     alone: dict[str, Callable[[], None]] = {
         "continue": partial(talk.go_on, is_stopped), "stats": talk.stats, "plain": talk.plain,
         "reset": talk.reset, "help": talk.help,
@@ -248,7 +241,7 @@ class ChatTurn:
 
 
 class Conversation:
-    """A conversation with one model, which begins with the messages ``opening``."""
+    """A conversation that begins with the messages ``opening``."""
 
     def __init__(
         self, speculator: Speculator, opening: Sequence[Message], params: RequestParams
@@ -260,7 +253,6 @@ class Conversation:
         self.turns: list[ChatTurn] = []
 
     def answer(self, text: str, is_stopped: Callable[[], bool]) -> None:
-        """Answer a message; DraftwiseError where the conversation exceeds the model's context."""
         asked = [*self.messages, {"role": "user", "content": text}]
         prompt = render(asked, self._speculator.tokenizer)
         positions = self._speculator.target.max_positions
@@ -273,7 +265,6 @@ class Conversation:
         self._close()
 
     def go_on(self, is_stopped: Callable[[], bool]) -> None:
-        """Resume the last answer; DraftwiseError if it is complete or the context is full."""
         turn = self._last("continue")
         before = turn.result
         if before.finish_reason not in {"length", "interrupted"}:
@@ -315,7 +306,7 @@ class Conversation:
         say("a new conversation", style="dim")
 
     def system(self, text: str) -> None:
-        """Show or replace the system message; DraftwiseError if the template refuses it."""
+        """Show or replace the system message, unless the template refuses it."""
         if text:
             opening = [{"role": "system", "content": text}]
             render([*opening, _PROBE], self._speculator.tokenizer)
@@ -325,7 +316,6 @@ class Conversation:
         say(f"system message: {found[0]}" if found else "no system message", style="dim")
 
     def temperature(self, text: str) -> None:
-        """Show or set the temperature; DraftwiseError for an invalid one."""
         if text:
             try:
                 value = float(text)
@@ -345,7 +335,6 @@ class Conversation:
         say(f"wrote {file}: {counted(len(self.messages), 'message')}", style="dim")
 
     def load(self, text: str) -> None:
-        """Continue a saved conversation; DraftwiseError for another file, OSError."""
         file = _file("load", text)
         messages = _read(file)
         render([*messages, _PROBE], self._speculator.tokenizer)
@@ -426,12 +415,11 @@ class Conversation:
             if whole.finish_reason is None:  # else a stop string that began before the cut
                 whole.finish(result.finish_reason)
             result = replace(
-                result,
+                before,
                 finish_reason=whole.finish_reason or result.finish_reason,
                 text=whole.text,
                 tokens=[*before.tokens, *result.tokens],
                 sources=[*before.sources, *result.sources],
-                prompt_tokens=before.prompt_tokens,
                 stats=total([before.stats, result.stats]),
             )
         pen.write(attribution.finish(result.text))

@@ -13,9 +13,7 @@ from draftwise.checks import comma_separated, option
 from draftwise.cli import options as o
 from draftwise.cli.demo import choose_prompts, plain_like
 from draftwise.cli.failures import Output, note, refused_values
-from draftwise.cli.load import check as check_wanted
-from draftwise.cli.load import check_chat, load
-from draftwise.cli.prompts import Given, as_chat, read_batch
+from draftwise.cli.load import Given, as_chat, check_chat, read_batch
 from draftwise.cli.show import Bars, make_table
 from draftwise.registry import Preset
 
@@ -23,8 +21,7 @@ if TYPE_CHECKING:
     from draftwise.engine import LosslessnessReport
     from draftwise.speculator import Speculator
 
-LENGTHS = (1, 2, 4, 8, 15)
-"""Draft lengths: the forwards that verify them have 2 to 16 tokens."""
+LENGTHS = (1, 2, 4, 8, 15)  # draft lengths: the forwards that verify them have 2 to 16 tokens
 EVERYTHING = Preset("random", "length", "free", LENGTHS, with_none=False)
 """Every drafter and length at random, so that slow ones are checked, too."""
 _NUM_PROMPTS = 10
@@ -62,10 +59,10 @@ def check(
         if is_chat:
             given = [as_chat(one, None) for one in given]
         wanted = models.settings(seed=seed)
-        check_wanted(wanted)
+        o.check(wanted)
         if is_chat or any(not isinstance(one.prompt, str) for one in given):
             check_chat(wanted.target)
-    base = load(wanted)
+    base = o.load(wanted)
     from draftwise.engine import LosslessnessReport
 
     if prompts is None:

@@ -64,7 +64,7 @@ def _text_of(line: str, file: Path, number: int) -> str:
         for keys in (["text"], ["prompt", "completion"]):
             parts = [found.get(key) for key in keys]
             if all(isinstance(part, str) for part in parts):
-                return "".join(str(part) for part in parts)
+                return "".join(map(str, parts))
     raise DraftwiseError(
         f"{file}, line {number}: write an object with a string `text`, or `prompt` and `completion`"
     )
@@ -115,7 +115,6 @@ def build(
 
 
 def _load(source: str) -> tuple[Any, int]:
-    """The target's tokenizer, and the vocabulary size of its config."""
     from transformers import AutoConfig
 
     from draftwise.nn.load import load_tokenizer

@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.rule import Rule
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from draftwise import zoo
@@ -24,7 +24,6 @@ from draftwise.chat import Message
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, refused_values, say
-from draftwise.cli.load import check, load
 from draftwise.cli.show import colours, legend, make_table, painted, shares, total, yes_or_no
 from draftwise.engine.options import RequestParams
 from draftwise.types import NONE, DraftwiseError
@@ -82,7 +81,7 @@ CHATS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class DemoPrompt:
-    """domain: kind of prompt; text: as shown; prompt: as given to the target."""
+    """domain: its kind; text: as shown; prompt: as given to the target."""
 
     domain: str
     text: str
@@ -102,8 +101,7 @@ def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
     ]
 
 
-WIDE = 100
-"""Least number of columns for panels side by side."""
+WIDE = 100  # least number of columns for panels side by side
 _FRAME_S = 1 / 12
 _MOST_LINES, _FEWEST_LINES = 16, 4
 
@@ -140,9 +138,7 @@ class Stage(Live):
         ]
         if not is_wide:
             return Group(*panels)
-        grid = Table.grid(expand=True)
-        for _ in panels:
-            grid.add_column(ratio=1)
+        grid = Table.grid(*(Column(ratio=1) for _ in panels), expand=True)
         grid.add_row(*panels)
         return grid
 
@@ -212,19 +208,17 @@ def report(
     parts = shares(fast.seconds_by_phase)
     phases = make_table("time by phase", right=list(parts), box=None, padding=(0, 1))
     phases.add_row("", *(f"{part:.1%}" for part in parts.values()))
-    facts = [Text(" output: same distribution (sampled)", "bold")]
-    if is_greedy:
-        facts = [Text.assemble((" output identical: ", "bold"), _same(pairs))]
-    if (peak := peak_memory_bytes()) is not None:
+    identical = Text.assemble((" output identical: ", "bold"), _same(pairs))
+    facts = [identical if is_greedy else Text(" output: same distribution (sampled)", "bold")]
+    if (peak := _peak_memory_bytes()) is not None:
         facts.append(Text.assemble((" peak memory: ", "bold"), f"{peak / 1e6:.0f} MB"))
     speeds, writers = _speeds(pairs, title, is_greedy), _writers(pairs, fast, styles)
     return Group(speeds, "", writers, "", phases, "", *facts)
 
 
 def _speeds(pairs: Sequence[Pair], title: str, is_greedy: bool) -> Table:
-    rates = ("plain\ntok/s", f"{title}\ntok/s")
-    headings = ("tokens", *rates, "ratio", "MAT", "accepted\n/drafted")
-    table = make_table("prompt", right=headings, padding=(0, 1))
+    rates = "plain\ntok/s", f"{title}\ntok/s", "ratio", "MAT", "accepted\n/drafted"
+    table = make_table("prompt", right=("tokens", *rates), padding=(0, 1))
     if is_greedy:
         table.add_column("same\ntext", no_wrap=True)
     for pair in pairs:
@@ -250,9 +244,8 @@ def _same(pairs: Sequence[Pair]) -> Text:
 def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> Table:
     pulls = shares(fast.pulls)
     written = shares(Counter(source for pair in pairs for source in pair.fast.sources))
-    headings = ("drafter", "pulls (rounds)", "tokens written")
-    table = make_table(*headings, box=None, padding=(0, 1))
-    names = [name for name in {**pulls, **written} if name not in {NONE, "target"}]
+    table = make_table("drafter", "pulls (rounds)", "tokens written", box=None, padding=(0, 1))
+    names = [name for name in pulls | written if name not in {NONE, "target"}]
     rows = [(name, name, name, styles.get(name, "")) for name in names]
     rows.append(("none / target", NONE, "target", styles["target"]))
     for shown, pulled, writer, style in rows:
@@ -267,8 +260,7 @@ def _bar(part: float, style: str) -> Text:
     return Text.assemble((blocks, style), " " if blocks else "", f"{part:.0%}")
 
 
-def peak_memory_bytes() -> int | None:
-    """Peak resident memory of this process; None on Windows."""
+def _peak_memory_bytes() -> int | None:
     if sys.platform == "win32":
         return None
     import resource
@@ -279,7 +271,6 @@ def peak_memory_bytes() -> int | None:
 
 _PROMPT_LINES = 4
 _WARM_UP_TOKENS = 24
-_PICTURE_SIZE = (110, 40)
 
 
 @o.command
@@ -300,13 +291,13 @@ def demo(
     params = o.request({"temperature": temperature}, max_new_tokens=max_new_tokens, seed=seed)
     with refused_values():
         choose_prompts(prompts)
-        check(wanted)
+        o.check(wanted)
         if svg is not None:
             svg.open("a").close()  # refuse an unwritable output before anything runs
-        fast = load(wanted)
+        fast = o.load(wanted)
         chosen = choose_prompts(prompts, fast.tokenizer)
+    show = Show(fast, preset, params)
     with graceful() as is_stopped:
-        show = Show(fast, preset, params)
         show.run(chosen, is_stopped)
         if svg is not None:
             show.film.save_svg(str(svg), title="draftwise demo")
@@ -329,9 +320,9 @@ class Show:
     def __init__(self, fast: Speculator, title: str, params: RequestParams) -> None:
         self._fast, self._plain, self._title = fast, plain_like(fast), title
         self._params, self._console = params, Output()
-        width, height = _PICTURE_SIZE
+        # a second screen, of which the picture is made
         self.film = Console(
-            record=True, file=io.StringIO(), force_terminal=True, width=width, height=height
+            record=True, file=io.StringIO(), force_terminal=True, width=110, height=40
         )
         self._styles = colours([drafter.name for drafter in fast.drafters])
 
@@ -348,11 +339,12 @@ class Show:
             self._print(Group("", Rule(heading, align="left", style="bright_black")))
             for line in asked.text.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
                 self._print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
-            lanes = []
-            for title, one in (("plain decoding", self._plain), (self._title, self._fast)):
-                lanes.append(Lane(title, one.start(asked.prompt, self._params), one.tokenizer))
+            lanes = [
+                Lane(title, one.start(asked.prompt, self._params), one.tokenizer)
+                for title, one in (("plain decoding", self._plain), (self._title, self._fast))
+            ]
             # the first to move alternates; on the screen plain decoding stays on the left
-            self._race(lanes, number % 2 == 0, is_stopped)
+            self._race(lanes, lanes[::-1] if number % 2 == 0 else lanes, is_stopped)
             if is_stopped():
                 break
             plain, fast = (lane.generation.results()[0] for lane in lanes)
@@ -366,16 +358,14 @@ class Show:
         self.film.print(shown)
 
     def _race(
-        self, lanes: Sequence[Lane], is_reversed: bool, is_stopped: Callable[[], bool]
+        self, lanes: Sequence[Lane], order: Sequence[Lane], is_stopped: Callable[[], bool]
     ) -> None:
-        order = lanes[::-1] if is_reversed else lanes
         if self._console.is_terminal:
             with Stage(self._console, lanes, self._styles) as stage:
                 for _ in race(order, is_stopped):
                     stage.draw()
         else:
-            for _ in race(order, is_stopped):
-                pass
+            list(race(order, is_stopped))
             for lane in lanes:
                 self._console.print(Text(f"--- {lane.title}: {lane.stats.tok_per_s:.1f} tok/s"))
             self._console.print(painted(lanes[-1].pieces, {}), soft_wrap=True)

@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 
 from rich.console import Console
@@ -17,21 +17,14 @@ from rich.text import Text
 from draftwise.errors import DraftwiseError
 from draftwise.files import not_text
 
-BROKEN = 1
-"""Exit code for logits that are not finite."""
-REFUSED = 2
-"""Exit code for invalid options or input, as click has it for unknown options."""
+BROKEN = 1  # exit code for logits that are not finite
+REFUSED = 2  # exit code for invalid options or input, as click has it for unknown options
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + 13
-NOT_WRITTEN = 74
-"""Exit code for output that could not be written (EX_IOERR of sysexits.h)."""
+NOT_WRITTEN = 74  # exit code for output that could not be written (EX_IOERR of sysexits.h)
 
-VOICE = SimpleNamespace(notes=True, loads=False)
-"""Output on stderr besides warnings and errors; ``options.command`` sets it.
-
-notes: summaries, progress, names of written files. loads: what is being loaded, also without a
-terminal.
-"""
+VOICE = SimpleNamespace(notes=True)
+"""Whether more than warnings and errors goes to stderr; ``options.command`` sets it."""
 
 
 def say(message: str, style: str = "red") -> None:
@@ -51,13 +44,10 @@ def note(message: str) -> None:
 def waiting(what: str, *, is_load: bool = False) -> Iterator[None]:
     """Show a spinner on a terminal; elsewhere, one line if it is a load."""
     console = Console(stderr=True)
-    if VOICE.notes and console.is_terminal:
-        with console.status(what):
-            yield
-        return
-    if is_load and VOICE.loads:
-        say(what, style="dim")
-    yield
+    if is_load and not console.is_terminal:
+        note(what)
+    with console.status(what) if VOICE.notes and console.is_terminal else nullcontext():
+        yield
 
 
 @contextmanager
@@ -89,8 +79,7 @@ class Output(Console):
 
 @contextmanager
 def standing_streams() -> Iterator[None]:
-    """Make the standard streams safe for a whole process: replace characters that stdout cannot
-    encode."""
+    """Make the standard streams safe for a whole process, whatever stdout can encode."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:

@@ -13,10 +13,9 @@ import typer
 from rich.progress import TextColumn, TimeElapsedColumn
 
 from draftwise.checks import option
+from draftwise.cli import load
 from draftwise.cli import options as o
 from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, note, refused_values, say
-from draftwise.cli.load import check, check_chat, check_template, keeping_memory, load
-from draftwise.cli.prompts import Given, as_chat, read_batch, read_prompt
 from draftwise.cli.show import Bars, Pen, summary, total
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
@@ -59,20 +58,20 @@ def generate(
         target = settings.target
         prompts = _prompts(prompt, file, batch, batch_size)
         if is_chat or system is not None:
-            prompts = [as_chat(given, system) for given in prompts]
-        check(settings)
+            prompts = [load.as_chat(given, system) for given in prompts]
+        o.check(settings)
         are_chats = any(not isinstance(given.prompt, str) for given in prompts)
         if are_chats:
-            check_chat(target, chat_template)
+            load.check_chat(target, chat_template)
         elif chat_template is not None:
             raise DraftwiseError("--chat-template is for --chat, or prompts with `messages`")
         if trace is not None:
             trace.open("a").close()  # keep existing files for now
     with hold(settings.state):
-        speculator = load(settings, chat_template)
+        speculator = o.load(settings, chat_template)
         o.check_vocabulary(params, speculator.target.vocab_size)
         if are_chats:
-            check_template(target, speculator.tokenizer)
+            load.check_template(target, speculator.tokenizer)
         from draftwise.engine.records import TraceWriter
 
         # all prompts before any answer, and before an earlier trace is overwritten
@@ -82,9 +81,8 @@ def generate(
             writer = None if trace is None else TraceWriter(trace)
         job = Job(speculator, params, writer, as_json)
         closing_trace = nullcontext() if writer is None else closing(writer)
-        with keeping_memory(speculator, settings.state), closing_trace:
-            single = batch is None
-            code = run_single(job, texts[0]) if single else run_batch(job, texts, batch_size)
+        with load.keeping_memory(speculator, settings.state), closing_trace:
+            code = run_batch(job, texts, batch_size) if batch else run_single(job, texts[0])
     raise SystemExit(code)
 
 
@@ -93,28 +91,26 @@ def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Spe
     room = min(positions - len(prompt.tokens) for prompt in prompts)
     if max_new_tokens > room:
         which = "this prompt" if len(prompts) == 1 else "the longest prompt"
-        say(
-            f"--max-new-tokens {max_new_tokens}: the context of {positions} tokens has room for "
-            f"{room} after {which}; the answer ends there at the latest",
-            style="yellow",
-        )
+        said = f"the context of {positions} tokens has room for {room} after {which}"
+        said += "; the answer ends there at the latest"
+        say(f"--max-new-tokens {max_new_tokens}: {said}", style="yellow")
 
 
 def _prompts(
     prompt: str | None, file: Path | None, batch: Path | None, batch_size: int
-) -> list[Given]:
+) -> list[load.Given]:
     if batch_size < 1:
         raise DraftwiseError(f"--batch-size {batch_size}: it must be 1 or more")
     if batch is None:
-        return [Given(read_prompt(prompt, file))]
+        return [load.Given(load.read_prompt(prompt, file))]
     if prompt is not None or file is not None:
         raise DraftwiseError("give one prompt, or many with --batch, not both")
-    return read_batch(batch)
+    return load.read_batch(batch)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all prompts share. as_json: print results as JSON."""
+    """What all prompts share."""
 
     speculator: Speculator
     params: RequestParams
@@ -144,7 +140,7 @@ class Job:
 
 
 def run_single(job: Job, prompt: Prompt) -> int:
-    """Answer one prompt, streamed unless as JSON; return the exit code."""
+    """Answer one prompt, streamed unless as JSON."""
     from draftwise.engine.attribution import SourceAttribution
 
     generation, text = job.start([prompt], 0), ""
@@ -153,9 +149,8 @@ def run_single(job: Job, prompt: Prompt) -> int:
     with graceful() as is_stopped:
         for output, _ in job.outputs(generation, 0, is_stopped):
             text += output.text
-            pieces = attribution.grow(output, text)
             if not job.as_json:
-                pen.write(pieces)
+                pen.write(attribution.grow(output, text))
     result = generation.results()[0]
     if job.as_json:
         print(json.dumps(result.as_json()), flush=True)

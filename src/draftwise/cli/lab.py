@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from draftwise.errors import DraftwiseError
@@ -23,8 +24,6 @@ COMMANDS: Mapping[str, str] = {
 
 
 def is_installed() -> bool:
-    from importlib.util import find_spec
-
     return find_spec("draftwise_lab") is not None
 
 

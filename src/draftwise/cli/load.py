@@ -1,79 +1,34 @@
-"""Checks settings before anything is loaded, and loads the ``Speculator``."""
+"""What commands read before they load a model: prompts, templates and models, all checked."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwise import registry, zoo
-from draftwise.cli.failures import NOT_WRITTEN, note, say, waiting
-from draftwise.engine.memory import REQUEST, check_scope
-from draftwise.files import holding, read_text
+from draftwise import zoo
+from draftwise.chat import Message, check_unicode, is_messages
+from draftwise.cli.failures import NOT_WRITTEN, say, waiting
+from draftwise.files import TRACE_BYTES, holding, prompt_lines, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.real.unpack import check_pieces, is_pretrained
-from draftwise.settings import Settings
-from draftwise.specs import ZOO, check_spec
+from draftwise.settings import ZOO, check_spec
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
+    from draftwise.chat import Prompt
     from draftwise.speculator import Speculator
 
 _TEMPLATE_BYTES = 1 << 20
-PATIENCE_S = 2.0
-"""Timeout of connecting to the hub, and of its answer."""
-
-
-def check(wanted: Settings) -> None:
-    """Refuse invalid settings without loading a model: names, options, files, devices."""
-    setting = wanted.learning
-    plans = setting.plans(["drafter"])
-    _check_policy(setting)
-    registry.make_reward(setting.reward)
-    registry.make_feedback(setting.feedback, plans=plans, reward=None)
-    for rule in wanted.rules or ():
-        registry.make_guide(rule)
-    if check_scope(wanted.scope) == REQUEST and wanted.state is not None:
-        raise DraftwiseError(
-            f"--state keeps what requests teach each other, and with --scope {REQUEST} they do not:"
-            " add --scope auto, --scope session, or --scope task:LABEL"
-        )
-    check_models(wanted.target, wanted.drafters or ())
-    if wanted.state is not None:
-        _check_state(wanted.state)
-
-
-def _check_policy(setting: registry.Preset) -> None:
-    """Refuse a policy that fails for one drafter and for many, as their number is still unknown."""
-    refusals = []
-    for num in (1, 8):
-        plans = setting.plans([f"drafter{n}" for n in range(num)])
-        try:
-            registry.make_policy(setting.policy, len(plans), plans=plans)
-            return
-        except DraftwiseError as error:
-            refusals.append(error)
-    raise refusals[0]
-
-
-def _check_state(state: Path) -> None:
-    """Refuse a state file that cannot be read now, or written at the end."""
-    if state.is_dir() or not state.parent.is_dir():
-        why = "it is a folder" if state.is_dir() else f"there is no folder {state.parent}"
-        raise DraftwiseError(f"--state {state}: {why}")
-    real = Path(os.path.realpath(state))  # a link may point to a file that does not exist yet
-    if os.path.lexists(real) and not real.is_file():
-        raise DraftwiseError(f"--state {state}: it is no plain file")
-    if not os.access(state.parent, os.W_OK) or (state.exists() and not os.access(state, os.R_OK)):
-        raise DraftwiseError(f"--state {state}: it cannot be read and written")
+PATIENCE_S = 2.0  # timeout of connecting to the hub, and of its answer
 
 
 def check_models(target: str, drafters: Sequence[str]) -> None:
-    """Refuse missing models, without torch."""
     check_target(target)
     for spec in drafters:
         check_spec(spec)
@@ -117,13 +72,11 @@ def check_template(target: str, tokenizer: Any = None) -> None:
 
 def read_template(file: Path) -> str:
     """The text of a chat template; DraftwiseError if it cannot be read or parsed."""
-    from jinja2 import Environment, TemplateError
+    from jinja2 import Environment, TemplateError, TemplateSyntaxError
     from jinja2.ext import Extension
 
     class GenerationTag(Extension):
-        """The tag that marks the assistant's text for training."""
-
-        tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
+        tags = {"generation"}  # noqa: RUF012  # marks the assistant's text for training
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
@@ -133,8 +86,7 @@ def read_template(file: Path) -> str:
         text = read_text(file, _TEMPLATE_BYTES)
         Environment(extensions=[GenerationTag, "jinja2.ext.loopcontrols"]).from_string(text)
     except TemplateError as error:
-        line = getattr(error, "lineno", None)
-        where = "" if line is None else f", line {line}"
+        where = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
         raise DraftwiseError(f"--chat-template {file}{where}: {error}") from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
@@ -195,24 +147,6 @@ def check_hub(model: str) -> None:
         )
 
 
-def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
-    """Load the speculator; chat_template: a Jinja file in place of the tokenizer's."""
-    with loading(wanted.target, wanted.threads):
-        from draftwise.speculator import Speculator
-
-        names = {one.name for one in fields(wanted)} - {"state", "threads"}
-        speculator = Speculator.from_pretrained(**{name: getattr(wanted, name) for name in names})
-        if wanted.state is not None and (said := speculator.memory.load_or_set_aside(wanted.state)):
-            say(said, style="yellow")
-        if chat_template is not None:
-            speculator.tokenizer.chat_template = read_template(chat_template)
-    if wanted.dtype == "auto" and is_pretrained(wanted.target):
-        from draftwise.nn.cpu.layout import weights_of
-
-        note(f"--dtype auto: {weights_of(speculator.target.module)}")
-    return speculator
-
-
 @contextmanager
 def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]:
     """Save the learnt state, however the block ends; exit code 74 if only saving fails."""
@@ -232,7 +166,6 @@ def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]
 
 
 def alone_in(folder: Path) -> AbstractContextManager[None]:
-    """Lock a folder for this process; DraftwiseError if another process holds it."""
     taken = f"another draftwise is at work in {folder}: wait for it, or give another folder"
     return holding(folder / ".lock", taken)
 
@@ -249,3 +182,70 @@ def loading(what: str, threads: int) -> Iterator[None]:
         logging.disable_progress_bar()
         torch.set_num_threads(threads)
         yield
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A prompt with its file and line for error messages (empty for a single prompt)."""
+
+    prompt: str | Sequence[Message]
+    where: str = ""
+
+    def encoded(self, speculator: Speculator) -> Prompt:
+        from draftwise.engine.options import encode_all
+
+        try:
+            return encode_all(self.prompt, speculator.tokenizer, speculator.target)[0]
+        except DraftwiseError as error:
+            raise DraftwiseError(f"{self.where}: {error}" if self.where else str(error)) from error
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """A single prompt from the argument, a file or stdin, without its last line break."""
+    if prompt is not None and file is not None:
+        raise DraftwiseError("give the prompt as an argument or with --file, not both")
+    if prompt is not None and prompt != "-":
+        return _checked(prompt, "the prompt")
+    if file is not None:
+        return _checked(read_text(file, TRACE_BYTES, pipes=True).removesuffix("\n"), str(file))
+    if prompt is None and sys.stdin.isatty():
+        raise DraftwiseError("no prompt: give it as an argument, with --file, or on stdin")
+    return _checked(sys.stdin.read().removesuffix("\n"), "the prompt on stdin")
+
+
+def read_batch(file: Path) -> list[Given]:
+    """The prompts of a file: one per line, or ``prompt`` or ``messages`` of each jsonl line."""
+    places = ((f"{file}, line {number}", entry) for number, entry in prompt_lines(file))
+    return [Given(_prompt_of(where, entry), where) for where, entry in places]
+
+
+def as_chat(given: Given, system: str | None) -> Given:
+    """The prompt as messages; DraftwiseError for a second system message."""
+    if isinstance(given.prompt, str):
+        messages: list[Message] = [{"role": "user", "content": given.prompt}]
+    else:
+        messages = list(given.prompt)
+    if system is not None:
+        if any(message.get("role") == "system" for message in messages):
+            raise DraftwiseError(f"{given.where}: there is a system message; leave out --system")
+        messages = [{"role": "system", "content": system}, *messages]
+    return replace(given, prompt=messages)
+
+
+def _prompt_of(where: str, entry: Any) -> str | Sequence[Message]:
+    if isinstance(entry, dict) and "messages" in entry:
+        messages: Sequence[Message] = entry["messages"]
+        if is_messages(messages):
+            return messages
+        raise DraftwiseError(f'{where}: "messages" is no list of messages with role and content')
+    prompt = entry.get("prompt") if isinstance(entry, dict) else entry
+    if not isinstance(prompt, str):
+        raise DraftwiseError(f'{where}: no text under "prompt", and no "messages"')
+    return _checked(prompt, where)
+
+
+def _checked(prompt: str, where: str) -> str:
+    if not prompt:
+        raise DraftwiseError(f"{where} is empty: there is nothing to continue")
+    check_unicode(where, prompt)
+    return prompt

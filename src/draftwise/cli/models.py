@@ -19,11 +19,9 @@ from draftwise.checks import option
 from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, refused_values
-from draftwise.cli.load import check as check_wanted
-from draftwise.cli.load import load
 from draftwise.cli.show import make_table
 from draftwise.registry import PRESETS
-from draftwise.specs import signature
+from draftwise.settings import signature
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 _CHECKING = "Checking types of models"
 LISTING = o.Models(target=None)
-_LM_OPTIONS = "window=None, sink=4"
 
 
 @o.command
@@ -63,8 +60,8 @@ def models(
         return
     with refused_values():
         settings = replace(wanted, target=wanted.target or "zoo").settings()
-        check_wanted(settings)
-        found = _describe(settings.target, load(settings))
+        o.check(settings)
+        found = _describe(settings.target, o.load(settings))
     console.print(found)
 
 
@@ -89,7 +86,6 @@ def _facts(model: CausalModel) -> list[str]:
 
 
 def _other_facts(drafter: Drafter) -> list[str]:
-    """The kind of drafter; for an EAGLE head also its tapped layers, size and dtype."""
     from draftwise.drafters.eagle import EagleDrafter
 
     if not isinstance(drafter, EagleDrafter):
@@ -133,7 +129,6 @@ def _zoo() -> Iterator[RenderableType]:
 
 
 def _count(weights: Path) -> int:
-    """The number of stored parameters, from the file's header."""
     from safetensors import safe_open
 
     with safe_open(weights, "np") as stored:
@@ -146,7 +141,8 @@ def _drafters() -> Table:
     for name, (where, _) in registry.DRAFTERS.items():
         options, about = signature(where)
         told = ", ".join(n if d is None else f"{n}={d}" for n, (_, d) in options.items())
-        rows.append(("lm:PATH", _LM_OPTIONS, about) if name == "lm" else (name, told, about))
+        lm = "lm:PATH", "window=None, sink=4", about
+        rows.append(lm if name == "lm" else (name, told, about))
     rows.append(("zoo, zoo:NAME", "", "All bundled drafters, or one of them (also EAGLE heads)."))
     return _entries("drafters", "--drafter", rows)
 

@@ -1,26 +1,34 @@
-"""Declares and reads the options of commands; options that several commands share."""
+"""The options of commands: declared, read, checked, and made into a ``Speculator``."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from draftwise import registry
 from draftwise.checks import Option, option
-from draftwise.cli.failures import VOICE, own_warnings, refusals, refused_values
+from draftwise.cli.failures import VOICE, note, own_warnings, refusals, refused_values, say
+from draftwise.cli.load import check_models, loading, read_template
+from draftwise.engine.memory import REQUEST, check_scope
 from draftwise.engine.options import RequestParams
 from draftwise.errors import BadValue, DraftwiseError, shown
+from draftwise.real.unpack import is_pretrained
 from draftwise.settings import Hardware as Hardware
 from draftwise.settings import Models as Models
 from draftwise.settings import Settings as Settings
 from draftwise.types import SamplingParams
+
+if TYPE_CHECKING:
+    from draftwise.speculator import Speculator
 
 _QUIET = option(False, "Print results, warnings and errors only.", "--quiet", "-q")
 
@@ -43,7 +51,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     @refusals()
     def run(quiet: bool = False, **given: Any) -> None:
-        VOICE.notes = VOICE.loads = not quiet
+        VOICE.notes = not quiet
         with refused_values():
             values = {
                 name: _value(name, hints[name], parameter.default, given)
@@ -192,3 +200,65 @@ def check_vocabulary(params: RequestParams, vocab_size: int) -> None:
     if (largest := max(bias, default=0)) >= vocab_size:
         said = f"the target's token ids are 0 to {vocab_size - 1}"
         raise DraftwiseError(f"--logit-bias {largest}={bias[largest]:g}: {said}")
+
+
+def check(wanted: Settings) -> None:
+    """Refuse invalid settings without loading a model: names, options, files, devices."""
+    setting = wanted.learning
+    plans = setting.plans(["drafter"])
+    _check_policy(setting)
+    registry.make_reward(setting.reward)
+    registry.make_feedback(setting.feedback, plans=plans, reward=None)
+    for rule in wanted.rules or ():
+        registry.make_guide(rule)
+    if check_scope(wanted.scope) == REQUEST and wanted.state is not None:
+        raise DraftwiseError(
+            f"--state keeps what requests teach each other, and with --scope {REQUEST} they do not:"
+            " add --scope auto, --scope session, or --scope task:LABEL"
+        )
+    check_models(wanted.target, wanted.drafters or ())
+    if wanted.state is not None:
+        _check_state(wanted.state)
+
+
+def _check_policy(setting: registry.Preset) -> None:
+    """Refuse a policy that fails for one drafter and for many, as their number is still unknown."""
+    refusals = []
+    for num in (1, 8):
+        plans = setting.plans([f"drafter{n}" for n in range(num)])
+        try:
+            registry.make_policy(setting.policy, len(plans), plans=plans)
+            return
+        except DraftwiseError as error:
+            refusals.append(error)
+    raise refusals[0]
+
+
+def _check_state(state: Path) -> None:
+    """Refuse a state file that cannot be read now, or written at the end."""
+    if state.is_dir() or not state.parent.is_dir():
+        why = "it is a folder" if state.is_dir() else f"there is no folder {state.parent}"
+        raise DraftwiseError(f"--state {state}: {why}")
+    real = Path(os.path.realpath(state))  # a link may point to a file that does not exist yet
+    if os.path.lexists(real) and not real.is_file():
+        raise DraftwiseError(f"--state {state}: it is no plain file")
+    if not os.access(state.parent, os.W_OK) or (state.exists() and not os.access(state, os.R_OK)):
+        raise DraftwiseError(f"--state {state}: it cannot be read and written")
+
+
+def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
+    """Load the speculator; chat_template: a Jinja file in place of the tokenizer's."""
+    with loading(wanted.target, wanted.threads):
+        from draftwise.speculator import Speculator
+
+        names = {one.name for one in fields(wanted)} - {"state", "threads"}
+        speculator = Speculator.from_pretrained(**{name: getattr(wanted, name) for name in names})
+        if wanted.state is not None and (said := speculator.memory.load_or_set_aside(wanted.state)):
+            say(said, style="yellow")
+        if chat_template is not None:
+            speculator.tokenizer.chat_template = read_template(chat_template)
+    if wanted.dtype == "auto" and is_pretrained(wanted.target):
+        from draftwise.nn.cpu.layout import weights_of
+
+        note(f"--dtype auto: {weights_of(speculator.target.module)}")
+    return speculator

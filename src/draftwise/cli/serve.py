@@ -9,7 +9,7 @@ from pathlib import Path
 from draftwise import zoo
 from draftwise.cli import options as o
 from draftwise.cli.failures import VOICE, refused_values, say
-from draftwise.cli.load import check, load, read_template
+from draftwise.cli.load import read_template
 from draftwise.engine.memory import hold
 from draftwise.install import hint
 from draftwise.serve.settings import ServerSettings, bind, hosts_of
@@ -29,10 +29,10 @@ def serve(
     needed = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
     if missing := [name for name in needed if find_spec(name) is None]:
         raise DraftwiseError(f"serve needs {', '.join(missing)}: {hint('serve')}")
-    VOICE.notes = VOICE.loads = False  # stderr is the log's, which programs read
+    VOICE.notes = False  # stderr is the log's, which programs read
     target, state = settings.target, settings.state
     with refused_values():
-        check(settings)
+        o.check(settings)
         if server.trace is not None:
             server.trace.open("a").close()  # refused before a model is loaded
         from draftwise.serve.middleware import set_up_logs
@@ -52,7 +52,7 @@ def serve(
             state=state,
         )
     with hold(state), listener:
-        speculator = load(replace(settings, state=None))  # the server loads it itself
+        speculator = o.load(replace(settings, state=None))  # the server loads it itself
         if not server.keys and server.host not in {"127.0.0.1", "localhost", "::1"}:
             say(f"every client that reaches {server.host} may ask: give --api-key", style="yellow")
         answer(speculator, server, listener)

@@ -22,20 +22,14 @@ if TYPE_CHECKING:
     from draftwise.engine.attribution import Piece
     from draftwise.engine.request import Stats
 
-PLAIN_STYLE = "dim"
-"""Style of the target's own tokens, and of rounds without a draft."""
-
 
 def colours(drafters: Sequence[str]) -> dict[str, str]:
-    """The style of each drafter by index; the target's own tokens are dim."""
-    return drafter_colours(drafters) | {"target": PLAIN_STYLE, NONE: PLAIN_STYLE}
+    """The style of each drafter; dim for the target's own tokens, and rounds without a draft."""
+    return drafter_colours(drafters) | {"target": "dim", NONE: "dim"}
 
 
 def painted(pieces: Sequence[Piece], styles: Mapping[str, str]) -> Text:
-    text = Text()
-    for piece, source in pieces:
-        text.append(piece, styles.get(source, ""))
-    return text
+    return Text.assemble(*((piece, styles.get(source, "")) for piece, source in pieces))
 
 
 class Wrap:
@@ -133,11 +127,7 @@ class Bars(p.Progress):
         is_shown: bool = True, stays: bool = False,
     ) -> None:  # fmt: skip
         console = Console(stderr=True)
-        times = (
-            p.TimeElapsedColumn(),
-            p.TextColumn("left"),
-            p.TimeRemainingColumn(),
-        )
+        times = (p.TimeElapsedColumn(), p.TextColumn("left"), p.TimeRemainingColumn())
         super().__init__(
             p.TextColumn(what), p.BarColumn(), p.MofNCompleteColumn(),
             *(columns or times), console=console, transient=not stays,

@@ -20,13 +20,11 @@ from draftwise.chat import Message, encode
 from draftwise.checks import comma_separated, known, option
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, note, refused_values, say
-from draftwise.cli.load import alone_in, check_chat, check_models, load, loading
-from draftwise.cli.options import Hardware
-from draftwise.cli.prompts import Given, read_batch
+from draftwise.cli.load import Given, alone_in, check_chat, check_models, loading, read_batch
 from draftwise.cli.show import Bars
 from draftwise.files import TRACE_BYTES, json_line, numbered_lines, read_text
 from draftwise.registry import DRAFTERS
-from draftwise.specs import BUNDLED, expand, name_and_spec
+from draftwise.settings import BUNDLED, expand, name_and_spec
 from draftwise.train.options import DrafterOptions, HeadOptions, LearningOptions
 from draftwise.types import DraftwiseError
 
@@ -39,10 +37,8 @@ if TYPE_CHECKING:
 LAYOUTS = ("authors", "speculators")
 HELD_OUT, MOST_HELD_OUT = 10, 64
 """Every tenth prompt or text is held out; of an EAGLE head's texts, at most this number."""
-MOST_KEPT_BYTES = 4 << 30
-"""If the target's hidden states take more, every epoch recomputes them."""
-SELF = "self"
-"""Instead of a file: the model writes its own prompts."""
+MOST_KEPT_BYTES = 4 << 30  # if the target's hidden states take more, every epoch recomputes them
+SELF = "self"  # instead of a file: the model writes its own prompts
 PROMPTS = option(
     ...,
     "Prompts like your users': one per line, or jsonl with `prompt` or `messages`. `self`: an "
@@ -109,14 +105,14 @@ def answer_all(
 
 
 def begin(
-    target: str, hardware: Hardware, prompts: Path | None = None, drafter: str | None = None
+    target: str, hardware: o.Hardware, prompts: Path | None = None, drafter: str | None = None
 ) -> tuple[Speculator, list[Given]]:
     """The loaded target, and the file's prompts, none for ``self``; first refuses invalid input."""
     given = [] if prompts is None or str(prompts) == SELF else read_batch(prompts)
     check_models(target, [] if drafter is None else [model_spec(drafter)])
     if str(prompts) == SELF or any(not isinstance(one.prompt, str) for one in given):
         check_chat(target)
-    return load(hardware.settings(target=target, drafters=[])), given
+    return o.load(hardware.settings(target=target, drafters=[])), given
 
 
 def gather(given: list[Given], base: Speculator, folder: Path, how: AnswerOptions) -> list[Given]:
@@ -157,7 +153,7 @@ def model_spec(text: str) -> str:
     return spec
 
 
-def load_drafter(spec: str, base: Speculator, hardware: Hardware) -> Any:
+def load_drafter(spec: str, base: Speculator, hardware: o.Hardware) -> Any:
     with loading(spec, hardware.threads):
         from draftwise.pool import load_drafters
 
@@ -313,8 +309,8 @@ def drafter(
             nonlocal costs
             model.eval()
             costs = costs or measure_costs(base.target, CausalModel(model, "drafter"))
-            both = {"drafter": model}
-            alpha = d.measure_acceptance(base.target.module, both, held_out)["drafter"]
+            named = {"drafter": model}
+            alpha = d.measure_acceptance(base.target.module, named, held_out)["drafter"]
             pays = break_even(costs.target_s, costs.draft_s["drafter"])
             found = worth(when, alpha, costs, f"; it pays from acceptance {pays:.2f} on")
             looks.append({"when": when, "acceptance": alpha, "break_even": pays, **found})
@@ -344,7 +340,7 @@ def _start(
     base: Speculator, init: str | None, num_layers: int, lend: bool, seed: int, threads: int
 ) -> Any:
     if init is not None:
-        single = Hardware("float32", str(base.target.device), threads)
+        single = o.Hardware("float32", str(base.target.device), threads)
         return load_drafter(init, base, single).model.module
     with loading("the target's first layers", threads):
         import torch
@@ -356,7 +352,6 @@ def _start(
 
 
 def _save(base: Speculator, model: Any, out: Path, lends: bool) -> None:
-    """Write the drafter in the target's dtype, with the tokenizer unless it borrows weights."""
     from draftwise.nn.cpu.layout import put_back
     from draftwise.nn.load import save_borrower
 
@@ -458,7 +453,6 @@ def eagle(
 
 
 def read_examples(file: Path) -> list[Example]:
-    """The example of each line; DraftwiseError names the first invalid line."""
     lines = numbered_lines(file, TRACE_BYTES, pipes=True)
     found = [_example(json_line(line, file, n), f"{file}, line {n}") for n, line in lines]
     if not found:
@@ -509,7 +503,6 @@ def _train(
     base: Speculator, taught: Sequence[Text], held_out: Sequence[Text], chosen: EagleOptions,
     learning: LearningOptions, seed: int, folder: Path, out: Path, bars: Bars,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train a head and write it in the target's dtype; returns the report."""
     import torch
 
     from draftwise.nn.heads.eagle import save_head
@@ -606,14 +599,12 @@ def head(
     with keeping(folder, inputs) as bars:
         texts = answer_all(base, given, [temperature], folder / "answers.jsonl", answers, bars)
         judged = h.judge_texts(setting, texts, folder / "judged", bars.stage("judging", len(texts)))
-        kind = "tied" if options.tied else "head"
-        name = f"{kind}-D{options.num_layers}-w{options.w_rej:g}-{options.label}-{seed}-"
-        name += f"{options.epochs:g}-{options.lr:g}.pt"
-        steps = h.head_settings(judged.taught, options).steps
+        name = f"{'tied' if options.tied else 'head'}-D{options.num_layers}-w{options.w_rej:g}-"
+        name += f"{options.label}-{seed}-{options.epochs:g}-{options.lr:g}.pt"
+        tick = bars.stage("training", h.head_settings(judged.taught, options).steps)
         measured = h.make_head(
-            setting, judged, options, out, checkpoint=folder / name,
-            progress=bars.stage("training", steps),
-        )  # fmt: skip
+            setting, judged, options, out, checkpoint=folder / name, progress=tick
+        )
         write_report(out, measured.numbers)
     try:
         h.plot_reliability(measured.curves, out / "reliability.png")

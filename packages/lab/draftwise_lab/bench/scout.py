@@ -18,7 +18,7 @@ import numpy as np
 from draftwise.bench import Asked, Known, Question
 from draftwise.drafters import EagleDrafter, LMDrafter
 from draftwise.registry import MAX_LENGTH, Preset
-from draftwise.specs import name_and_spec
+from draftwise.settings import name_and_spec
 from draftwise.speculator import Speculator
 from draftwise.types import Floats, Plan
 from draftwise_lab.bench.advice import Source

@@ -15,10 +15,9 @@ from draftwise.bench.results import FEW_PROMPTS, interval
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, refusals, refused_values, say
-from draftwise.cli.load import check, check_chat, load
-from draftwise.cli.prompts import as_chat, read_batch
+from draftwise.cli.load import as_chat, check_chat, read_batch
 from draftwise.cli.show import Bars, broken, counted, make_table
-from draftwise.specs import expand
+from draftwise.settings import expand
 from draftwise.types import NONE, DraftwiseError
 from draftwise_lab.bench.advice import (
     ADAPTIVE,
@@ -146,10 +145,10 @@ def _after_a_run(
         given = read_batch(prompts)
         if is_chat:
             given = [as_chat(one, None) for one in given]
-        check(wanted)
+        o.check(wanted)
         if any(not isinstance(one.prompt, str) for one in given):
             check_chat(wanted.target)
-    base = load(wanted)
+    base = o.load(wanted)
     from draftwise.bench import Asked, Question
     from draftwise.engine.options import encode_all
     from draftwise.pool import resolve_target

@@ -10,7 +10,7 @@ from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli import train as t
 from draftwise.cli.failures import Output, refused_values
-from draftwise.cli.prompts import read_batch
+from draftwise.cli.load import read_batch
 from draftwise.types import DraftwiseError
 from draftwise_lab.plotting import require_matplotlib
 
