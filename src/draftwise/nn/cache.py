@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,13 +43,11 @@ def switch_of(module: Any, can_recompute: bool) -> tuple[int, int]:
 
 def _recomputes(module: Any) -> bool:
     """Whether ``generate`` recomputes a text that outgrows the first table."""
-    prepare = getattr(module, "prepare_inputs_for_generation", None)
-    code = getattr(prepare, "__code__", None)
-    if code is None or "original_max_position_embeddings" not in code.co_consts:
-        return False
-    own = getattr(module.config, "original_max_position_embeddings", None)
+    code = getattr(getattr(module, "prepare_inputs_for_generation", None), "__code__", None)
+    name = "original_max_position_embeddings"
+    own = getattr(module.config, name, None)
     rope = getattr(module.config, "rope_parameters", None) or {}
-    return bool(own) and rope.get("original_max_position_embeddings") == own
+    return bool(own) and rope.get(name) == own and name in getattr(code, "co_consts", ())
 
 
 class LongRopeState:
@@ -95,7 +93,7 @@ class RowKVCache:
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's [1, H, n, D] at positions from ``start`` on; return all up to its end."""
@@ -134,10 +132,6 @@ class RowKVCache:
             (torch.cat([(self.values if v else self.keys)[layer] for v, layer in places]), places)
             for places in groups.values()
         ]
-
-
-StoragePool: TypeAlias = "CompiledSteps"
-"""Storage of fixed sizes that rows take and return."""
 
 
 def allocate(like: Tensor, num_slots: int) -> Tensor:
@@ -228,16 +222,16 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
     ``lengths``: valid tokens of each row, 0 of closed ones; no forward attends to what lies after,
     so rollback lowers a number. Storage grows by blocks and is freed when its row is closed
-    (``docs/kv_cache.md``). capacity: maximum tokens of a row. pool: of storage, or None = blocks.
-    states: of recurrent layers. longrope: of a rope with two tables. windows: layers that drop old
-    tokens, or None.
+    (``docs/kv_cache.md``). capacity: maximum tokens of a row. pool: of storage of fixed
+    sizes, or None = blocks. states: of recurrent layers. longrope: of a rope with two tables.
+    windows: layers that drop old tokens, or None.
     """
 
     def __init__(
         self,
         num_rows: int = 0,
         capacity: int = UNLIMITED,
-        pool: StoragePool | None = None,
+        pool: CompiledSteps | None = None,
         states: States | None = None,
         longrope: LongRopeState | None = None,
         windows: Windows | None = None,
@@ -252,7 +246,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self._settled: list[int] = []
         self._spans: Sequence[RowSpan] = ()
         self._is_packed = False
-        self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        # by layer, [1, H, used, D] keys and values of each row of a packed forward
+        self.views: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for row in range(num_rows):
             self.open(row, None if capacity == UNLIMITED else capacity)
 
@@ -306,7 +301,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             raise ValueError(
                 f"the KV cache holds {self.capacity} tokens a row, and {longest} are needed"
             )
-        self._spans, self._is_packed, self._views = spans, packed, {}
+        self._spans, self._is_packed, self.views = spans, packed, {}
         for span in spans:
             if span.end > self._storage[span.row].num_slots:
                 self._grow(span.row, span.end)
@@ -340,13 +335,9 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             new = key_states[taken], value_states[taken]
             views.append(storage.write(layer_idx, span.start, *new))
         if self._is_packed:
-            self._views[layer_idx] = views
+            self.views[layer_idx] = views
             return key_states, value_states
         return _side_by_side([k for k, _ in views]), _side_by_side([v for _, v in views])
-
-    def views(self, layer_idx: int) -> list[tuple[Tensor, Tensor]]:
-        """[1, H, used, D] keys and values of each row of a packed forward, after its update."""
-        return self._views[layer_idx]
 
     def storage(self, row: int, layer_idx: int = -1) -> RowKVCache:
         """The storage of one row for a layer; -1 = any layer without a window."""

@@ -127,7 +127,7 @@ def _largest_error(model: CausalModel, lengths: Sequence[int]) -> float:
     trial.feed([left - 3 for left in trial.left], [[], []])
     trial.finish()
     if not model.forgets:
-        model.measure(trial.cache.storage(0))
+        model.measure(trial.cache)
     prefill = _Trial(model, lengths)
     prefill.read(lengths[0] * 2 // 3)
     prefill.read(lengths[0] - 3 - prefill.cache.lengths[0])

@@ -35,13 +35,11 @@ class State:
 
     @property
     def num_bytes(self) -> int:
-        both = (*self.conv.values(), *self.recurrent.values())
-        return sum(tensor.numel() * tensor.element_size() for tensor in both)
+        return sum(t.nbytes for t in (*self.conv.values(), *self.recurrent.values()))
 
 
 class StateCheckpoint:
-    """The states that one forward over R rows started from, its kernel calls, and the states it
-    left.
+    """What one forward over R rows started from, its kernel calls, and the states it left.
 
     Unknown kernels leave only the end: ``rewinds`` is False then.
     """
@@ -64,10 +62,9 @@ class StateCheckpoint:
         """[R, C, K] the last inputs of all rows, zeros where there were none; None = nowhere."""
         if key not in self._handed:
             found = _stacked([state.conv.get(key) for state in self.before])
-            if found is None:
-                return None
-            self._handed[key] = found
-        return self._handed[key]
+            if found is not None:
+                self._handed[key] = found
+        return self._handed.get(key)
 
     def put_conv(self, key: Key, inputs: Tensor, size: int | None) -> Tensor:
         """New inputs [R, C, T]; returns [R, C, K + T], those before them included."""
@@ -205,9 +202,7 @@ class States:
                 steps[-1].tokens = steps[-1].tokens[: start - steps[-1].start]
             step = _Step(start, list(tokens), self.trace, index, before[index])
             self._steps[row] = [*steps, step]
-            surplus = len(self._steps[row]) - MOST_STEPS
-            if surplus > 0:
-                self._forget(row, surplus)
+            self._forget(row, len(self._steps[row]) - MOST_STEPS)
 
     def finish(self) -> None:
         """End a forward; of a wide one only the last state is kept, to save memory."""
@@ -220,11 +215,8 @@ class States:
 
     def settle(self, row: int, length: int) -> None:
         """Drop what only a rollback below this length would need."""
-        if not self._steps[row]:
-            return
         first = self.reachable(row, length)
-        num = sum(step.start <= first for step in self._steps[row])
-        self._forget(row, num - 1)
+        self._forget(row, sum(step.start <= first for step in self._steps[row]) - 1)
 
     @property
     def num_bytes(self) -> int:
