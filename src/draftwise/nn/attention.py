@@ -74,9 +74,8 @@ def ragged_attention(
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> Tensor:
-    is_simple = (
-        not more.get("dropout") and not more.get("softcap") and more.get("position_bias") is None
-    )
+    has_extras = more.get("dropout") or more.get("softcap")
+    is_simple = not has_extras and more.get("position_bias") is None
     is_ordered = isinstance(mask, InOrder)
     if is_ordered:
         num, used = query.shape[2], key.shape[2]

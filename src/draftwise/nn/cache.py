@@ -164,15 +164,15 @@ class Windows:
             firsts.append(position // self.chunk * self.chunk)
         return max(0, min(firsts))
 
-    def fits(self, storage: RowKVCache, settled: int, end: int) -> bool:
-        """Whether storage reaches ``end`` and has at most twice the slots that are attended to."""
-        wanted = self._num_slots(end - self._kept_from(settled))
-        return end - storage.first <= storage.num_slots <= 2 * wanted
-
-    def slide(self, storage: RowKVCache, settled: int, length: int, end: int) -> RowKVCache:
-        """A copy with room up to ``end``, from the first slot that tokens after ``settled`` attend
-        to."""
-        first = max(storage.first, self._kept_from(settled))
+    def slid(self, storage: RowKVCache, settled: int, length: int, end: int) -> RowKVCache:
+        """Storage that reaches ``end`` and has at most twice the slots that are attended to; a copy
+        begins with the first slot that tokens after ``settled`` attend to.
+        """
+        kept_from = self.first(max(0, settled - self._spare))
+        wanted = self._num_slots(end - kept_from)
+        if end - storage.first <= storage.num_slots <= 2 * wanted:
+            return storage
+        first = max(storage.first, kept_from)
         return storage.grown(length, self._num_slots(end - first), first)
 
     def most_slots(self, num_fed: int) -> int:
@@ -182,9 +182,6 @@ class Windows:
     @property
     def _spare(self) -> int:
         return min(SPARE, max(self.window, self.chunk))
-
-    def _kept_from(self, settled: int) -> int:
-        return self.first(max(0, settled - self._spare))
 
     def _num_slots(self, num_tokens: int) -> int:
         """An eighth more: what slides in each round would be copied in each."""
@@ -327,13 +324,11 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         views, first = [], 0
         for index, span in enumerate(self._spans):
             storage = self.storage(span.row, layer_idx)
-            if self._is_packed:
-                taken = (slice(0, 1), slice(None), slice(first, first + span.count))
-                first += span.count
-            else:
-                taken = (slice(index, index + 1), slice(None), slice(0, span.count))
+            row, begin = (0, first) if self._is_packed else (index, 0)
+            taken = (slice(row, row + 1), slice(None), slice(begin, begin + span.count))
             new = key_states[taken], value_states[taken]
             views.append(storage.write(layer_idx, span.start, *new))
+            first += span.count
         if self._is_packed:
             self.views[layer_idx] = views
             return key_states, value_states
@@ -433,8 +428,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
                 f"row {span.row} was cut back to {span.start} tokens, and its windows were not kept"
             )
         recent, settled = self._recent[span.row], min(self._settled[span.row], span.start)
-        if not windows.fits(recent, settled, span.end):
-            self._recent[span.row] = windows.slide(recent, settled, span.start, span.end)
+        self._recent[span.row] = windows.slid(recent, settled, span.start, span.end)
 
     def _is_whole(self, row: int, length: int) -> bool:
         """Whether all slots that a token at position ``length`` attends to are kept."""

@@ -62,7 +62,6 @@ class HiddenStateHooks:
 
     @torch.inference_mode()
     def _agrees(self) -> bool:
-        """Whether hooks and transformers agree on three tokens."""
         ids = torch.arange(3, device=self._module.device)[None]
         # hooks on layers that a view shares would run twice: the module itself is called
         try:
@@ -78,8 +77,7 @@ def _layers(module: Any, num_layers: int) -> Sequence[nn.Module] | None:
     if decoder is None or decoder is module:
         return None
     lists = [own for own in decoder.modules() if isinstance(own, nn.ModuleList)]
-    fitting = [own for own in lists if len(own) == num_layers]
-    return list(fitting[0]) if fitting else None
+    return next((list(own) for own in lists if len(own) == num_layers), None)
 
 
 class HiddenStates:

@@ -126,7 +126,9 @@ def load_model(
 
 def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> Any:
     check_hardware(dtype, device)
-    spread = _device_map(device)
+    spread: Any = device if isinstance(device, dict) else None
+    if isinstance(device, str) and device.startswith("map:"):
+        spread = device.removeprefix("map:")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     precision = dtype if isinstance(dtype, str) and dtype in PRECISIONS else None
@@ -167,12 +169,6 @@ def _read(source: str, dtype: Any, spread: Any) -> Any:
     if quantization is not None and getattr(module, "hf_quantizer", None) is None:  # it only warns
         raise ValueError(f"this transformers knows no quantisation like {quantization}")
     return module if base is None else merged(module, source)
-
-
-def _device_map(device: Device) -> Any:
-    if isinstance(device, str):
-        return device.removeprefix("map:") if device.startswith("map:") else None
-    return device
 
 
 def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
@@ -235,8 +231,7 @@ def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
     ids = weights.pop(IDS, None)
     if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < text.vocab_size:
         raise DraftwiseError(f"{what}: {IDS} has tokens beyond the target's {text.vocab_size}")
-    module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    module = module.to(target.dtype)
+    module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(target.dtype)
     refuse_mismatch(what, {n: tuple(own.shape) for n, own in _own(module).items()}, weights)
     module.load_state_dict(weights, strict=False)
     module.set_input_embeddings(nn.Identity())  # so that nothing of the target's is moved

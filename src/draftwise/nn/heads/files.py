@@ -93,8 +93,7 @@ def refuse_mismatch(
 
 
 def put_weights(head: Head, weights: Mapping[str, Tensor], target: CausalModel, what: str) -> Head:
-    """Load all weights into a head created on ``meta``; floats in the target's dtype, buffers
-    unchanged."""
+    """Load all weights into a head on ``meta``: floats in the target's dtype, buffers unchanged."""
     places, buffers = head.state_dict(), dict(head.named_buffers())
     refuse_mismatch(what, {name: tuple(place.shape) for name, place in places.items()}, weights)
     cast = {

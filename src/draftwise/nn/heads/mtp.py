@@ -91,8 +91,7 @@ class MtpHead(BorrowingHead):
 
 
 def _layer_like(target: CausalModel) -> tuple[Any, Any]:
-    """An uninitialised decoder layer like the target's last one with full attention, and its rotary
-    module.
+    """An uninitialised layer like the target's last one with full attention, and its rotary module.
 
     Errors: DraftwiseError for a target with unusual layers.
     """
@@ -203,7 +202,6 @@ def load_mtp_head(source: str | Path, target: CausalModel) -> MtpHead:
 
 
 def _find(folder: Path, num_layers: int) -> tuple[_Layout, dict[str, Tensor]]:
-    """The layout that matches the folder's files, and its tensors."""
     places: dict[str, Path] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:

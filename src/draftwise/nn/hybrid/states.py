@@ -271,15 +271,10 @@ class LibraryStates:
         return self.states.trace.conv(Key(layer_idx, state_idx))
 
     def update_conv_state(
-        self,
-        conv_states: Tensor,
-        layer_idx: int,
-        state_idx: int = 0,
-        conv_kernel_size: int | None = None,
-        **kwargs: Any,
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        key = Key(layer_idx, state_idx)
-        return self.states.trace.put_conv(key, conv_states, conv_kernel_size)
+        key, size = Key(layer_idx, state_idx), kwargs.get("conv_kernel_size")
+        return self.states.trace.put_conv(key, conv_states, size)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         return self.states.trace.recurrent(Key(layer_idx, state_idx))
@@ -294,9 +289,7 @@ class LibraryStates:
     def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
         self.update_recurrent_state(linear_cache, layer_idx)
 
-    def has_previous_state(
-        self, layer_idx: int | None = None, state_idx: int | None = None
-    ) -> bool:
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
         return self.states.trace.has_previous
 
     def is_recording_past(self, layer_idx: int) -> bool:
