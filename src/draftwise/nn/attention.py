@@ -65,7 +65,7 @@ def ragged_attention(
     """
     if not isinstance(attention_mask, PackedMask):
         return _attention(module, query, key, value, attention_mask, **more), None
-    queries = query.split(list(attention_mask.counts), dim=2)
+    queries = torch.split(query, list(attention_mask.counts), dim=2)
     views = attention_mask.cache.views[module.layer_idx]
     rows = zip(queries, views, attention_mask.masks, strict=True)
     return torch.cat([_attention(module, q, *kv, mask, **more) for q, kv, mask in rows], 1), None

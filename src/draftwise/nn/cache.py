@@ -97,9 +97,9 @@ class RowKVCache:
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's [1, H, n, D] at positions from ``start`` on; return all up to its end."""
-        if layer not in self.keys:
-            self.keys[layer] = allocate(keys, self.num_slots)
-            self.values[layer] = allocate(values, self.num_slots)
+        if layer not in self.keys:  # zeros: garbage after a row's length must at least be finite
+            for tensors, new in ((self.keys, keys), (self.values, values)):
+                tensors[layer] = new.new_zeros((1, new.shape[1], self.num_slots, new.shape[3]))
             self.blocks = []
         first = start - self.first
         end = first + keys.shape[2]
@@ -132,12 +132,6 @@ class RowKVCache:
             (torch.cat([(self.values if v else self.keys)[layer] for v, layer in places]), places)
             for places in groups.values()
         ]
-
-
-def allocate(like: Tensor, num_slots: int) -> Tensor:
-    """[1, H, slots, D] zeros: garbage after a row's length must at least be finite."""
-    _, heads, _, size = like.shape
-    return like.new_zeros((1, heads, num_slots, size))
 
 
 BLOCK, WINDOW_BLOCK = 32, 8
@@ -435,11 +429,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return self._windows is None or self._recent[row].first <= self._windows.first(length)
 
     def _fill(self, new: RowKVCache, old: RowKVCache, length: int) -> None:
-        for before, after in ((old.keys, new.keys), (old.values, new.values)):
-            for layer, tensor in before.items():
-                if layer not in after:
-                    after[layer] = allocate(tensor, new.num_slots)
-                after[layer][:, :, :length] = tensor[:, :, :length]
+        for layer, keys in old.keys.items():
+            new.write(layer, 0, keys[:, :, :length], old.values[layer][:, :, :length])
 
 
 def _side_by_side(views: Sequence[Tensor]) -> Tensor:

@@ -12,19 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from draftwise.nn.heads import files
-from draftwise.nn.heads.eagle import (
-    REQUIRED,
-    Angles,
-    Attend,
-    Attention,
-    BorrowingHead,
-    EagleConfig,
-    Norm,
-    fill,
-    head_config,
-    read_head_weights,
-)
+from draftwise.nn.heads import eagle, files
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
@@ -124,7 +112,7 @@ class BlockShape:
         return self.size - self.first
 
 
-class DFlashHead(BorrowingHead):
+class DFlashHead(eagle.BorrowingHead):
     """Layers that attend to keys and values of the target's states, and both ways to a block.
 
     Source: DFlash (Chen et al. 2026, arXiv 2602.06036), as ``speculators`` 0.9 implements it:
@@ -135,7 +123,7 @@ class DFlashHead(BorrowingHead):
 
     def __init__(
         self,
-        config: EagleConfig,
+        config: eagle.EagleConfig,
         num_layers: int,
         block: BlockShape,
         embed: nn.Module,
@@ -145,10 +133,10 @@ class DFlashHead(BorrowingHead):
         super().__init__()
         self.config, self.block, size = config, block, config.hidden_size
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, size, bias=False)
-        self.hidden_norm, self.norm = (Norm(size, config.rms_norm_eps) for _ in range(2))
+        self.hidden_norm, self.norm = (eagle.Norm(size, config.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList(_BlockLayer(config) for _ in range(num_layers))
         self.borrow(size, config.vocab_size, config.draft_vocab_size, embed, lm_head)
-        self._angles = Angles(config)
+        self._angles = eagle.Angles(config)
 
     def read(self, states: Tensor, positions: Tensor, store: Store, longest: int) -> None:
         """Keys and values of the target's states [R, T, taps x D] at positions [R, T] < longest."""
@@ -174,14 +162,14 @@ class DFlashHead(BorrowingHead):
 
 
 class _BlockLayer(nn.Module):
-    def __init__(self, config: EagleConfig) -> None:
+    def __init__(self, config: eagle.EagleConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(config, config.hidden_size, o_bias=config.attention_bias)
+        self.self_attn = eagle.Attention(config, config.hidden_size, o_bias=config.attention_bias)
         self.mlp = LlamaMLP(config)
-        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = eagle.Norm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = eagle.Norm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: eagle.Attend) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, attend)
         added: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return added
@@ -195,7 +183,7 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
     variant (sliding layers), or a head made for another target.
     """
     folder = files.find_folder(str(source), DFLASH, ["*.safetensors", "*.bin"])
-    settings, weights = files.read_settings(folder, DFLASH), read_head_weights(folder)
+    settings, weights = files.read_settings(folder, DFLASH), eagle.read_head_weights(folder)
     what = f"{DFLASH} {folder}"
     if (kind := settings.get("speculators_model_type")) != "dflash":
         raise DraftwiseError(f"{what}: speculators_model_type is {kind!r}, not 'dflash'")
@@ -205,7 +193,7 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
     block = _block(settings, layer, what)
     taps = tuple(settings["aux_hidden_state_layer_ids"])
     bias = "layers.0.self_attn.q_proj.bias" in weights
-    config = head_config(
+    config = eagle.head_config(
         settings, layer, target.module.config, taps=taps, attention_bias=bias, qk_norm=True
     )
     files.refuse_other_target(what, config.target_hidden_size, config.vocab_size, target)
@@ -218,12 +206,12 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
     lm_head = target.module.get_output_embeddings() if is_whole else None
     with torch.device("meta"):  # the weights come from the file
         head = DFlashHead(config, layer["num_hidden_layers"], block, embed, lm_head)
-    return fill(head, weights, target, what)
+    return eagle.fill(head, weights, target, what)
 
 
 def _block(settings: Mapping[str, Any], layer: Mapping[str, Any], what: str) -> BlockShape:
     """The shape of a block; DraftwiseError for missing numbers and unsupported variants."""
-    files.refuse_missing(what, layer, (*REQUIRED, "num_hidden_layers"))
+    files.refuse_missing(what, layer, (*eagle.REQUIRED, "num_hidden_layers"))
     files.refuse_missing(
         what, settings, ("block_size", "mask_token_id", "aux_hidden_state_layer_ids")
     )
