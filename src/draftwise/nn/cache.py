@@ -21,6 +21,16 @@ from draftwise.nn.hybrid.states import LibraryStates, States
 if TYPE_CHECKING:
     from draftwise.nn.cpu.compiled import CompiledSteps
 
+UNLIMITED = 1 << 30  # tokens: no limit but memory
+BLOCK, WINDOW_BLOCK = 32, 8
+"""Tokens by which a row's storage and that of its windows grow, or an eighth where that is more."""
+SPARE = 32
+"""Tokens, or a window where that is less, by which a row can be cut back after what is settled."""
+Block = tuple[Tensor, list[tuple[bool, int]]]
+"""[n, H, slots, D] of n tensors in one piece, and which they are: whether values, and the layer."""
+WindowSlots = tuple[Sequence[int], Sequence[int]]
+"""The first slot of each row that windowed layers read, and the end of each row."""
+
 
 def switch_of(module: Any, can_recompute: bool) -> tuple[int, int]:
     """Tokens covered by the first rope table, and the longest supported text; 0 = none.
@@ -67,10 +77,6 @@ class LongRopeState:
     def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
         known = self.tokens[row]
         known[base:] = [known[base + offset] for offset in path]
-
-
-Block = tuple[Tensor, list[tuple[bool, int]]]
-"""[n, H, slots, D] of n tensors in one piece, and which they are: whether values, and the layer."""
 
 
 @dataclass(slots=True)
@@ -134,15 +140,6 @@ class RowKVCache:
         ]
 
 
-BLOCK, WINDOW_BLOCK = 32, 8
-"""Tokens by which a row's storage and that of its windows grow, or an eighth where that is more."""
-SPARE = 32
-"""Tokens, or a window where that is less, by which a row can be cut back after what is settled."""
-
-WindowSlots = tuple[Sequence[int], Sequence[int]]
-"""The first slot of each row that windowed layers read, and the end of each row."""
-
-
 @dataclass(frozen=True, slots=True)
 class Windows:
     """Layers with limited attention, and their limit in tokens: a window or a chunk (0 = none)."""
@@ -190,9 +187,6 @@ def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tens
     rows = mask.expand(len(firsts), *mask.shape[1:])
     cut = [row[..., first : first + used] for row, first in zip(rows, firsts, strict=True)]
     return torch.stack([pad(row, (0, used - row.shape[-1])) for row in cut])
-
-
-UNLIMITED = 1 << 30  # tokens: no limit but memory
 
 
 @dataclass(frozen=True, slots=True)

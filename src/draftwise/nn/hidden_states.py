@@ -6,14 +6,12 @@ prompt of 4,000 tokens and a model of 32 layers that is more than its keys and v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-Call = Callable[..., Any]  # a forward: takes more options of the library, returns its output
 
 
 class HiddenStateHooks:
@@ -34,7 +32,7 @@ class HiddenStateHooks:
         if self._layers is not None and not self._agrees():
             self._layers = None
 
-    def call(self, forward: Call, **options: Any) -> tuple[Any, Mapping[int, Tensor]]:
+    def call(self, forward: Any, **options: Any) -> tuple[Any, Mapping[int, Tensor]]:
         """The output of a forward of the module, and the hidden states [R, T, D] by place."""
         if not self.places:
             return forward(**options), {}

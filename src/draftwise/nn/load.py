@@ -25,6 +25,9 @@ from draftwise.nn.heads.files import read_weights, refuse_mismatch, refuse_other
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
+FILE = "model.safetensors"
+IDS = "draft_ids"  # next to the weights: the tokens that can be drafted, where these are not all
+Device = str | dict[str, Any]  # one device, or how a model is spread over several
 _ROUNDING = {"Linear8bitLt", "LinearActivationQuantizedTensor"}
 """LLM.int8() of bitsandbytes; torchao before 0.14: later ones carry ``act_quant_kwargs``."""
 
@@ -81,9 +84,6 @@ def merged(module: Any, folder: str) -> Any:
     if missing:
         raise DraftwiseError(f"{problem}: {missing[0][:300]}")
     return found
-
-
-Device = str | dict[str, Any]  # one device, or how a model is spread over several
 
 
 def load_model(
@@ -200,10 +200,6 @@ def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
             "load it yourself (trust_remote_code=True) and pass the object"
         )
     return DraftwiseError(f"{problem}: {error}")
-
-
-FILE = "model.safetensors"
-IDS = "draft_ids"  # next to the weights: the tokens that can be drafted, where these are not all
 
 
 def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:

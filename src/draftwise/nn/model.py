@@ -30,6 +30,12 @@ from draftwise.nn.trees import (
     stacked_ids,
 )
 
+BULK_LOGITS = 1 << 24
+"""Largest number of logits (tokens x vocabulary) that one prefill forward may return."""
+_NUM_RWKV = 5  # tensors of an RWKV state, each of all layers
+Forward = tuple[Tensor, dict[int, list[Tensor]], list[int]]
+"""Logits [M, V], hidden states by tap and row, and the index after each row's last logits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Logits:
@@ -56,9 +62,6 @@ def last_places(counts: Sequence[int], num: int) -> list[int]:
     [1, 2, 5, 6]
     """
     return sorted({place for count in counts for place in range(max(0, count - num), count)})
-
-
-_NUM_RWKV = 5  # tensors of an RWKV state, each of all layers
 
 
 class Caller:
@@ -211,12 +214,6 @@ def recompute_longrope(extend: Extend, feed: ForwardInputs, switch: int) -> Logi
 
 def _end(start: int, fed: Fed, tree: Branches | None) -> int:
     return start + len(fed) if tree is None else int(tree.positions.max()) + 1
-
-
-Forward = tuple[Tensor, dict[int, list[Tensor]], list[int]]
-"""Logits [M, V], hidden states by tap and row, and the index after each row's last logits."""
-BULK_LOGITS = 1 << 24
-"""Largest number of logits (tokens x vocabulary) that one prefill forward may return."""
 
 
 class CausalModel:
@@ -413,12 +410,8 @@ class CausalModel:
             tails = zip(edges[1:], kept, strict=True)
             places = [place for end, num in tails for place in range(end - num, end)]
             extra["logits_to_keep"] = self._sight.tensor(places or [0])
-        output, found = self._call(
-            cache,
-            packed_ids(feed.tokens, self.device),
-            torch.cat(positions, dim=1),
-            self._masks.pack(masks, [counts[index] for index in fed], cache),
-            **extra,
-        )
+        mask = self._masks.pack(masks, [counts[index] for index in fed], cache)
+        ids = packed_ids(feed.tokens, self.device)
+        output, found = self._call(cache, ids, torch.cat(positions, dim=1), mask, **extra)
         hidden = {tap: [h[0, a:b] for a, b in pairwise(edges)] for tap, h in found.items()}
         return output.logits[0], hidden, list(accumulate(kept)) if extra else edges[1:]

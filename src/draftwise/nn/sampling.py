@@ -15,6 +15,8 @@ from torch.nn.functional import pad
 
 from draftwise.types import Dist, Ints, SamplingParams
 
+_NO_PLACES: Ints = np.zeros(0, dtype=np.int64)
+
 
 class Occurrences:
     """Counts [V] in a growing text, and in its answer, which starts at ``num_prompt``."""
@@ -91,9 +93,6 @@ class SampledSpan:
     seen: Occurrences | None = None
     skip: int = 0
     blame: Callable[[Exception], None] | None = None
-
-
-_NO_PLACES: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)

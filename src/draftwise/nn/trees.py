@@ -230,9 +230,7 @@ class AttentionInputs:
             places = ragged_slots([span.start for span in spans], counts)
             return self.of_places(trees, places, used, window)
         slots = self._slots(used)
-        positions = slots[None, used - width :]
-        if len(counts) > 1:
-            positions = positions.expand(len(counts), width)
+        positions = slots[None, used - width :].expand(len(counts), width)
         # one token sees everything; from the first on it is plain causal attention
         if self._masks.can_skip and (width == 1 or width == used):
             return positions, None

@@ -356,6 +356,7 @@ class LentHead(nn.Module):
         return spread(self.rows(states), self.ids, self._vocab_size)
 
 
+Borrowing = TypeVar("Borrowing", bound=BorrowingHead)
 KIND = "EAGLE head"
 LENT = "lm_head_from_target"
 """Ours: true in ``config.json`` where ``lm_head`` is the target's, at the rows of ``d2t``."""
@@ -526,9 +527,6 @@ def rope_of(layer: Mapping[str, Any], config: Any) -> dict[str, Any]:
         found = dict(getattr(config.get_text_config(), "rope_parameters", None) or {})
     kinds = {name: own for name, own in found.items() if isinstance(own, Mapping)}
     return dict(kinds.get("sliding_attention", next(iter(kinds.values()), found)))
-
-
-Borrowing = TypeVar("Borrowing", bound=BorrowingHead)
 
 
 def fill(head: Borrowing, weights: dict[str, Tensor], target: CausalModel, what: str) -> Borrowing:

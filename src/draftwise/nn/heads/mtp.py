@@ -20,6 +20,7 @@ from draftwise.nn.heads.files import find_folder, read_settings, refuse_other_ta
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
+KIND = "MTP head"
 ATTENTION = "draftwise_head"
 """The name under which ``transformers`` knows the attention of a layer that a head lent itself."""
 
@@ -121,9 +122,6 @@ def _attend(
 
 
 AttentionInterface.register(ATTENTION, _attend)
-
-
-KIND = "MTP head"
 
 
 @dataclass(frozen=True, slots=True)
