@@ -172,7 +172,6 @@ class EagleHead(BorrowingHead):
     def __init__(
         self, config: EagleConfig, embed: nn.Module | None = None, lm_head: nn.Module | None = None
     ) -> None:
-        """embed, lm_head: the target's, where the head has none of its own."""
         super().__init__()
         self.config, size, is_third = config, config.hidden_size, config.generation == 3
         inputs = len(config.taps) * config.target_hidden_size if is_third else 2 * size
@@ -321,7 +320,7 @@ def _look(
         positions = keys[None, used - width :]
         return positions, None if width == 1 else keys <= positions[:, None, :, None]
     slots = ragged_slots([span.start for span in spans], counts)
-    queries, _, seen = tree_masks(trees or [None] * len(spans), slots, used, device)
+    queries, _, seen = tree_masks(trees, slots, used, device)
     return queries, seen[:, None]
 
 

@@ -244,10 +244,9 @@ class States:
     def _at(self, row: int, position: int) -> State:
         """The state of a row at this position; ValueError where it is not known."""
         for step in reversed(self._steps[row]):
-            if step.start <= position <= step.start + len(step.tokens):
-                found = step.state(position)
-                if found is not None:
-                    return found
+            is_near = step.start <= position <= step.start + len(step.tokens)
+            if is_near and (found := step.state(position)) is not None:
+                return found
         if self._base[row][0] != position:
             raise ValueError(f"the state of row {row} after {position} tokens is not known")
         return self._base[row][1]
