@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 OURS = "/draftwise/"
 """What stands in the path of a file whose transfers count."""
-ON_CPU = {"_argmax", "_argmax_on_host"}
+ON_CPU = {"_argmax"}
 """Functions that read only tensors that are on the host anyway."""
 LIBRARY = "/transformers/"
 """Whose do not, though ours stands above them: models' own forwards."""

@@ -144,10 +144,10 @@ def test_rows_end_to_end() -> None:
     cache = RaggedCache(3)
     given = write(cache, RowSpan(2, 0, 3), RowSpan(0, 0, 1), RowSpan(1, 0, 2), packed=True)
     assert given.flatten().tolist() == [200.0, 201.0, 202.0, 0.0, 100.0, 101.0]
-    assert [k.flatten().tolist() for k, _ in cache.views(0)] == [
+    assert [k.flatten().tolist() for k, _ in cache.views[0]] == [
         [200.0, 201.0, 202.0], [0.0], [100.0, 101.0],
     ]  # fmt: skip
-    assert [v.flatten().tolist() for _, v in cache.views(0)][2] == [-100.0, -101.0]
+    assert [v.flatten().tolist() for _, v in cache.views[0]][2] == [-100.0, -101.0]
     assert held(cache, 1)[:3] == [100.0, 101.0, 0.0]
 
 

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from draftwise.nn.hybrid.states import MOST_STEPS, States
     from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow as shadow_of
     from draftwise.nn.load import load_borrower, load_model, load_tokenizer, save_borrower
-    from draftwise.nn.model import CausalModel, Logits, AttentionInputs, recompute_states
+    from draftwise.nn.model import CausalModel, Logits, recompute_states
     from draftwise.nn.sampling import (
         Occurrences, Shared, SampledSpan, distributions, draw, warped,
     )
     from draftwise.nn.tiny import tiny_config, tiny_module
     from draftwise.nn.transfer import answered, fetch
-    from draftwise.nn.trees import Masks, branches, draft_branches, tree_masks
+    from draftwise.nn.trees import AttentionInputs, Masks, branches, draft_branches, tree_masks
     from draftwise.nn.verify import DraftTreeBatch, rejection_sample, masses, overlaps, ratios
 
 __getattr__, __dir__ = exports(__name__)

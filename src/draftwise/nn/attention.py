@@ -65,23 +65,17 @@ def ragged_attention(
     """
     if not isinstance(attention_mask, PackedMask):
         return _attention(module, query, key, value, attention_mask, **more), None
-    found, first = [], 0
-    views = attention_mask.cache.views(module.layer_idx)
-    for count, mask, (keys, values) in zip(
-        attention_mask.counts, attention_mask.masks, views, strict=True
-    ):
-        rows = query[:, :, first : first + count]
-        found.append(_attention(module, rows, keys, values, mask, **more))
-        first += count
-    return torch.cat(found, dim=1), None
+    queries = torch.split(query, list(attention_mask.counts), dim=2)
+    views = attention_mask.cache.views[module.layer_idx]
+    rows = zip(queries, views, attention_mask.masks, strict=True)
+    return torch.cat([_attention(module, q, *kv, mask, **more) for q, kv, mask in rows], 1), None
 
 
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> Tensor:
-    is_simple = (
-        not more.get("dropout") and not more.get("softcap") and more.get("position_bias") is None
-    )
+    has_extras = more.get("dropout") or more.get("softcap")
+    is_simple = not has_extras and more.get("position_bias") is None
     is_ordered = isinstance(mask, InOrder)
     if is_ordered:
         num, used = query.shape[2], key.shape[2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,16 @@ from draftwise.nn.hybrid.states import LibraryStates, States
 
 if TYPE_CHECKING:
     from draftwise.nn.cpu.compiled import CompiledSteps
+
+UNLIMITED = 1 << 30  # tokens: no limit but memory
+BLOCK, WINDOW_BLOCK = 32, 8
+"""Tokens by which a row's storage and that of its windows grow, or an eighth where that is more."""
+SPARE = 32
+"""Tokens, or a window where that is less, by which a row can be cut back after what is settled."""
+Block = tuple[Tensor, list[tuple[bool, int]]]
+"""[n, H, slots, D] of n tensors in one piece, and which they are: whether values, and the layer."""
+WindowSlots = tuple[Sequence[int], Sequence[int]]
+"""The first slot of each row that windowed layers read, and the end of each row."""
 
 
 def switch_of(module: Any, can_recompute: bool) -> tuple[int, int]:
@@ -43,13 +53,11 @@ def switch_of(module: Any, can_recompute: bool) -> tuple[int, int]:
 
 def _recomputes(module: Any) -> bool:
     """Whether ``generate`` recomputes a text that outgrows the first table."""
-    prepare = getattr(module, "prepare_inputs_for_generation", None)
-    code = getattr(prepare, "__code__", None)
-    if code is None or "original_max_position_embeddings" not in code.co_consts:
-        return False
-    own = getattr(module.config, "original_max_position_embeddings", None)
+    code = getattr(getattr(module, "prepare_inputs_for_generation", None), "__code__", None)
+    name = "original_max_position_embeddings"
+    own = getattr(module.config, name, None)
     rope = getattr(module.config, "rope_parameters", None) or {}
-    return bool(own) and rope.get("original_max_position_embeddings") == own
+    return bool(own) and rope.get(name) == own and name in getattr(code, "co_consts", ())
 
 
 class LongRopeState:
@@ -69,10 +77,6 @@ class LongRopeState:
     def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
         known = self.tokens[row]
         known[base:] = [known[base + offset] for offset in path]
-
-
-Block = tuple[Tensor, list[tuple[bool, int]]]
-"""[n, H, slots, D] of n tensors in one piece, and which they are: whether values, and the layer."""
 
 
 @dataclass(slots=True)
@@ -95,13 +99,13 @@ class RowKVCache:
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's [1, H, n, D] at positions from ``start`` on; return all up to its end."""
-        if layer not in self.keys:
-            self.keys[layer] = allocate(keys, self.num_slots)
-            self.values[layer] = allocate(values, self.num_slots)
+        if layer not in self.keys:  # zeros: garbage after a row's length must at least be finite
+            for tensors, new in ((self.keys, keys), (self.values, values)):
+                tensors[layer] = new.new_zeros((1, new.shape[1], self.num_slots, new.shape[3]))
             self.blocks = []
         first = start - self.first
         end = first + keys.shape[2]
@@ -136,25 +140,6 @@ class RowKVCache:
         ]
 
 
-StoragePool: TypeAlias = "CompiledSteps"
-"""Storage of fixed sizes that rows take and return."""
-
-
-def allocate(like: Tensor, num_slots: int) -> Tensor:
-    """[1, H, slots, D] zeros: garbage after a row's length must at least be finite."""
-    _, heads, _, size = like.shape
-    return like.new_zeros((1, heads, num_slots, size))
-
-
-BLOCK, WINDOW_BLOCK = 32, 8
-"""Tokens by which a row's storage and that of its windows grow, or an eighth where that is more."""
-SPARE = 32
-"""Tokens, or a window where that is less, by which a row can be cut back after what is settled."""
-
-WindowSlots = tuple[Sequence[int], Sequence[int]]
-"""The first slot of each row that windowed layers read, and the end of each row."""
-
-
 @dataclass(frozen=True, slots=True)
 class Windows:
     """Layers with limited attention, and their limit in tokens: a window or a chunk (0 = none)."""
@@ -170,15 +155,15 @@ class Windows:
             firsts.append(position // self.chunk * self.chunk)
         return max(0, min(firsts))
 
-    def fits(self, storage: RowKVCache, settled: int, end: int) -> bool:
-        """Whether storage reaches ``end`` and has at most twice the slots that are attended to."""
-        wanted = self._num_slots(end - self._kept_from(settled))
-        return end - storage.first <= storage.num_slots <= 2 * wanted
-
-    def slide(self, storage: RowKVCache, settled: int, length: int, end: int) -> RowKVCache:
-        """A copy with room up to ``end``, from the first slot that tokens after ``settled`` attend
-        to."""
-        first = max(storage.first, self._kept_from(settled))
+    def slid(self, storage: RowKVCache, settled: int, length: int, end: int) -> RowKVCache:
+        """Storage that reaches ``end`` and has at most twice the slots that are attended to; a copy
+        begins with the first slot that tokens after ``settled`` attend to.
+        """
+        kept_from = self.first(max(0, settled - self._spare))
+        wanted = self._num_slots(end - kept_from)
+        if end - storage.first <= storage.num_slots <= 2 * wanted:
+            return storage
+        first = max(storage.first, kept_from)
         return storage.grown(length, self._num_slots(end - first), first)
 
     def most_slots(self, num_fed: int) -> int:
@@ -188,9 +173,6 @@ class Windows:
     @property
     def _spare(self) -> int:
         return min(SPARE, max(self.window, self.chunk))
-
-    def _kept_from(self, settled: int) -> int:
-        return self.first(max(0, settled - self._spare))
 
     def _num_slots(self, num_tokens: int) -> int:
         """An eighth more: what slides in each round would be copied in each."""
@@ -205,9 +187,6 @@ def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tens
     rows = mask.expand(len(firsts), *mask.shape[1:])
     cut = [row[..., first : first + used] for row, first in zip(rows, firsts, strict=True)]
     return torch.stack([pad(row, (0, used - row.shape[-1])) for row in cut])
-
-
-UNLIMITED = 1 << 30  # tokens: no limit but memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +207,16 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
     ``lengths``: valid tokens of each row, 0 of closed ones; no forward attends to what lies after,
     so rollback lowers a number. Storage grows by blocks and is freed when its row is closed
-    (``docs/kv_cache.md``). capacity: maximum tokens of a row. pool: of storage, or None = blocks.
-    states: of recurrent layers. longrope: of a rope with two tables. windows: layers that drop old
-    tokens, or None.
+    (``docs/kv_cache.md``). capacity: maximum tokens of a row. pool: of storage of fixed
+    sizes, or None = blocks. states: of recurrent layers. longrope: of a rope with two tables.
+    windows: layers that drop old tokens, or None.
     """
 
     def __init__(
         self,
         num_rows: int = 0,
         capacity: int = UNLIMITED,
-        pool: StoragePool | None = None,
+        pool: CompiledSteps | None = None,
         states: States | None = None,
         longrope: LongRopeState | None = None,
         windows: Windows | None = None,
@@ -252,7 +231,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self._settled: list[int] = []
         self._spans: Sequence[RowSpan] = ()
         self._is_packed = False
-        self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        # by layer, [1, H, used, D] keys and values of each row of a packed forward
+        self.views: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for row in range(num_rows):
             self.open(row, None if capacity == UNLIMITED else capacity)
 
@@ -306,7 +286,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             raise ValueError(
                 f"the KV cache holds {self.capacity} tokens a row, and {longest} are needed"
             )
-        self._spans, self._is_packed, self._views = spans, packed, {}
+        self._spans, self._is_packed, self.views = spans, packed, {}
         for span in spans:
             if span.end > self._storage[span.row].num_slots:
                 self._grow(span.row, span.end)
@@ -332,21 +312,15 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         views, first = [], 0
         for index, span in enumerate(self._spans):
             storage = self.storage(span.row, layer_idx)
-            if self._is_packed:
-                taken = (slice(0, 1), slice(None), slice(first, first + span.count))
-                first += span.count
-            else:
-                taken = (slice(index, index + 1), slice(None), slice(0, span.count))
+            row, begin = (0, first) if self._is_packed else (index, 0)
+            taken = (slice(row, row + 1), slice(None), slice(begin, begin + span.count))
             new = key_states[taken], value_states[taken]
             views.append(storage.write(layer_idx, span.start, *new))
+            first += span.count
         if self._is_packed:
-            self._views[layer_idx] = views
+            self.views[layer_idx] = views
             return key_states, value_states
         return _side_by_side([k for k, _ in views]), _side_by_side([v for _, v in views])
-
-    def views(self, layer_idx: int) -> list[tuple[Tensor, Tensor]]:
-        """[1, H, used, D] keys and values of each row of a packed forward, after its update."""
-        return self._views[layer_idx]
 
     def storage(self, row: int, layer_idx: int = -1) -> RowKVCache:
         """The storage of one row for a layer; -1 = any layer without a window."""
@@ -442,19 +416,15 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
                 f"row {span.row} was cut back to {span.start} tokens, and its windows were not kept"
             )
         recent, settled = self._recent[span.row], min(self._settled[span.row], span.start)
-        if not windows.fits(recent, settled, span.end):
-            self._recent[span.row] = windows.slide(recent, settled, span.start, span.end)
+        self._recent[span.row] = windows.slid(recent, settled, span.start, span.end)
 
     def _is_whole(self, row: int, length: int) -> bool:
         """Whether all slots that a token at position ``length`` attends to are kept."""
         return self._windows is None or self._recent[row].first <= self._windows.first(length)
 
     def _fill(self, new: RowKVCache, old: RowKVCache, length: int) -> None:
-        for before, after in ((old.keys, new.keys), (old.values, new.values)):
-            for layer, tensor in before.items():
-                if layer not in after:
-                    after[layer] = allocate(tensor, new.num_slots)
-                after[layer][:, :, :length] = tensor[:, :, :length]
+        for layer, keys in old.keys.items():
+            new.write(layer, 0, keys[:, :, :length], old.values[layer][:, :, :length])
 
 
 def _side_by_side(views: Sequence[Tensor]) -> Tensor:

@@ -85,8 +85,7 @@ def _far(twin: CausalModel) -> tuple[int, int]:
 def _twin(model: CausalModel) -> CausalModel | None:
     config = model.module.config
     try:
-        has_edges = model.switch or model.has_states or has_far_edges(config.get_text_config())
-        if not has_edges:
+        if not (model.switch or model.has_states or has_far_edges(config.get_text_config())):
             return None
         module = tiny_module(tiny_config(config))
         module.set_attn_implementation(config._attn_implementation)
@@ -127,7 +126,7 @@ def _largest_error(model: CausalModel, lengths: Sequence[int]) -> float:
     trial.feed([left - 3 for left in trial.left], [[], []])
     trial.finish()
     if not model.forgets:
-        model.measure(trial.cache.storage(0))
+        model.measure(trial.cache)
     prefill = _Trial(model, lengths)
     prefill.read(lengths[0] * 2 // 3)
     prefill.read(lengths[0] - 3 - prefill.cache.lengths[0])
@@ -221,8 +220,7 @@ def _grows_trees(model: CausalModel) -> bool:
 
 
 def _random_tokens(model: CausalModel, num: int, draws: torch.Generator) -> list[int]:
-    tokens: list[int] = torch.randint(0, model.vocab_size, (num,), generator=draws).tolist()
-    return tokens
+    return list(torch.randint(0, model.vocab_size, (num,), generator=draws).tolist())
 
 
 def _plain_logits(module: Any, text: list[int]) -> Tensor:

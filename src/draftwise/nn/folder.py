@@ -21,6 +21,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """How accelerate spreads a model over devices."""
+BORROWS = "draftwise_borrows_embeddings"
+"""True in the ``config.json`` of a model without embeddings, which takes its target's."""
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -97,10 +99,6 @@ def _refuse_escapes(index: Path) -> None:
         raise DraftwiseError(f"{index} is no list of shards ({error!r})") from error
     if outside:
         raise DraftwiseError(f"{index} names {outside[0]!r}, which is not in its folder")
-
-
-BORROWS = "draftwise_borrows_embeddings"
-"""True in the ``config.json`` of a model without embeddings, which takes its target's."""
 
 
 def borrows(source: Any) -> bool:

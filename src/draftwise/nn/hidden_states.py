@@ -6,14 +6,12 @@ prompt of 4,000 tokens and a model of 32 layers that is more than its keys and v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-Call = Callable[..., Any]  # a forward: takes more options of the library, returns its output
 
 
 class HiddenStateHooks:
@@ -34,7 +32,7 @@ class HiddenStateHooks:
         if self._layers is not None and not self._agrees():
             self._layers = None
 
-    def call(self, forward: Call, **options: Any) -> tuple[Any, Mapping[int, Tensor]]:
+    def call(self, forward: Any, **options: Any) -> tuple[Any, Mapping[int, Tensor]]:
         """The output of a forward of the module, and the hidden states [R, T, D] by place."""
         if not self.places:
             return forward(**options), {}
@@ -62,7 +60,6 @@ class HiddenStateHooks:
 
     @torch.inference_mode()
     def _agrees(self) -> bool:
-        """Whether hooks and transformers agree on three tokens."""
         ids = torch.arange(3, device=self._module.device)[None]
         # hooks on layers that a view shares would run twice: the module itself is called
         try:
@@ -78,8 +75,7 @@ def _layers(module: Any, num_layers: int) -> Sequence[nn.Module] | None:
     if decoder is None or decoder is module:
         return None
     lists = [own for own in decoder.modules() if isinstance(own, nn.ModuleList)]
-    fitting = [own for own in lists if len(own) == num_layers]
-    return list(fitting[0]) if fitting else None
+    return next((list(own) for own in lists if len(own) == num_layers), None)
 
 
 class HiddenStates:

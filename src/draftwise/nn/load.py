@@ -25,6 +25,9 @@ from draftwise.nn.heads.files import read_weights, refuse_mismatch, refuse_other
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
+FILE = "model.safetensors"
+IDS = "draft_ids"  # next to the weights: the tokens that can be drafted, where these are not all
+Device = str | dict[str, Any]  # one device, or how a model is spread over several
 _ROUNDING = {"Linear8bitLt", "LinearActivationQuantizedTensor"}
 """LLM.int8() of bitsandbytes; torchao before 0.14: later ones carry ``act_quant_kwargs``."""
 
@@ -83,9 +86,6 @@ def merged(module: Any, folder: str) -> Any:
     return found
 
 
-Device = str | dict[str, Any]  # one device, or how a model is spread over several
-
-
 def load_model(
     source: str | Path | Any, *, dtype: str | torch.dtype = "auto", device: Device = "auto"
 ) -> CausalModel:
@@ -126,7 +126,9 @@ def load_model(
 
 def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> Any:
     check_hardware(dtype, device)
-    spread = _device_map(device)
+    spread: Any = device if isinstance(device, dict) else None
+    if isinstance(device, str) and device.startswith("map:"):
+        spread = device.removeprefix("map:")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     precision = dtype if isinstance(dtype, str) and dtype in PRECISIONS else None
@@ -169,12 +171,6 @@ def _read(source: str, dtype: Any, spread: Any) -> Any:
     return module if base is None else merged(module, source)
 
 
-def _device_map(device: Device) -> Any:
-    if isinstance(device, str):
-        return device.removeprefix("map:") if device.startswith("map:") else None
-    return device
-
-
 def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
     """The tokenizer of a folder or hub id, or DraftwiseError. asks_hub: whether to download it."""
     source = place(str(source))
@@ -206,10 +202,6 @@ def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
     return DraftwiseError(f"{problem}: {error}")
 
 
-FILE = "model.safetensors"
-IDS = "draft_ids"  # next to the weights: the tokens that can be drafted, where these are not all
-
-
 def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:
     """Write a causal LM without embeddings and ``lm_head``, with the ids of its ``LentHead``."""
     config = AutoConfig.for_model(**module.config.to_dict())
@@ -235,8 +227,7 @@ def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
     ids = weights.pop(IDS, None)
     if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < text.vocab_size:
         raise DraftwiseError(f"{what}: {IDS} has tokens beyond the target's {text.vocab_size}")
-    module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    module = module.to(target.dtype)
+    module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(target.dtype)
     refuse_mismatch(what, {n: tuple(own.shape) for n, own in _own(module).items()}, weights)
     module.load_state_dict(weights, strict=False)
     module.set_input_embeddings(nn.Identity())  # so that nothing of the target's is moved

@@ -10,36 +10,31 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.nn.cache import (
-    UNLIMITED,
-    LongRopeState,
-    RaggedCache,
-    RowKVCache,
-    RowSpan,
-    StoragePool,
-    Windows,
-    WindowSlots,
-    switch_of,
-)
+from draftwise.nn.cache import UNLIMITED, LongRopeState, RaggedCache, RowSpan, Windows, switch_of
 from draftwise.nn.cpu.compiled import WIDTHS, CompiledSteps
 from draftwise.nn.hidden_states import HiddenStateHooks
 from draftwise.nn.hybrid.states import Key, StateCheckpoint, States
 from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow
 from draftwise.nn.trees import (
+    AttentionInputs,
     Branches,
     Fed,
     Mask,
     Masks,
+    Trees,
     packed_ids,
     ragged_slots,
     stacked_ids,
-    tree_masks,
 )
-from draftwise.types import Ints
+
+BULK_LOGITS = 1 << 24
+"""Largest number of logits (tokens x vocabulary) that one prefill forward may return."""
+_NUM_RWKV = 5  # tensors of an RWKV state, each of all layers
+Forward = tuple[Tensor, dict[int, list[Tensor]], list[int]]
+"""Logits [M, V], hidden states by tap and row, and the index after each row's last logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,77 +61,7 @@ def last_places(counts: Sequence[int], num: int) -> list[int]:
     >>> last_places([7, 3], 2)
     [1, 2, 5, 6]
     """
-    if len(counts) == 1:
-        return list(range(max(0, counts[0] - num), counts[0]))
     return sorted({place for count in counts for place in range(max(0, count - num), count)})
-
-
-Trees = Sequence[Branches | None]  # [R] tree of each row, None = a chain; empty = all are chains
-
-
-class AttentionInputs:
-    """Positions and masks of padded rows and of single rows.
-
-    window: as ``RaggedCache.window_slots``. trees: [R], or empty.
-    """
-
-    def __init__(self, masks: Masks, device: torch.device) -> None:
-        self._masks, self._device = masks, device
-        self._numbers, self._num_numbers = torch.arange(0, device=device), 0
-
-    def of_rows(
-        self, spans: Sequence[RowSpan], trees: Trees, window: WindowSlots | None
-    ) -> tuple[Tensor, Mask]:
-        """Positions [R, T] of padded rows, and their mask."""
-        counts = [span.count for span in spans]
-        used, width = max([span.end for span in spans]), max(counts)
-        is_even = min([span.start for span in spans]) == used - width and min(counts) == width
-        if trees or not is_even:
-            places = ragged_slots([span.start for span in spans], counts)
-            return self.of_places(trees, places, used, window)
-        slots = self._slots(used)
-        positions = slots[None, used - width :]
-        if len(counts) > 1:
-            positions = positions.expand(len(counts), width)
-        # one token sees everything; from the first on it is plain causal attention
-        if self._masks.can_skip and (width == 1 or width == used):
-            return positions, None
-        return positions, self._masks.in_order(positions, slots, window)
-
-    def of_row(
-        self, span: RowSpan, tree: Branches | None, window: WindowSlots | None
-    ) -> tuple[Tensor, Mask]:
-        """Positions [T] of one row, and its mask; None = it attends to all slots."""
-        if tree is not None:
-            places = ragged_slots([span.start], [span.count])
-            positions, mask = self.of_places([tree], places, span.end, window)
-            return positions[0], mask
-        positions = self._slots(span.end)[span.start :]
-        if self._masks.can_skip and (span.count == 1 or not span.start):
-            return positions, None
-        return positions, self._masks.in_order(positions[None], self._slots(span.end), window)
-
-    def of_places(
-        self, trees: Trees, places: Ints, used: int, window: WindowSlots | None = None
-    ) -> tuple[Tensor, Mask]:
-        """Positions [R, T] of the tokens at slots ``places`` [R, T], and their mask [.., used]."""
-        if not trees:
-            positions = self.tensor(places)
-            return positions, self._masks.make(positions, self._slots(used), window=window)
-        positions, keys, seen = tree_masks(trees, places, used, self._device)
-        return positions, self._masks.make(positions, keys[:, None, None], seen, window)
-
-    def tensor(self, values: Any) -> Tensor:
-        return torch.as_tensor(values, device=self._device)
-
-    def _slots(self, num: int) -> Tensor:
-        """[num] 0, 1, 2, ...: a view of a tensor that grows by doubling."""
-        if num > self._num_numbers:
-            self._num_numbers, self._numbers = 2 * num, torch.arange(2 * num, device=self._device)
-        return self._numbers[:num]
-
-
-_NUM_RWKV = 5  # tensors of an RWKV state, each of all layers
 
 
 class Caller:
@@ -159,16 +84,13 @@ class Caller:
         self._view = shadow(module, self._watch)
         self.taps = HiddenStateHooks(module, self._view, num_layers)
 
-    def new_cache(
-        self, num_rows: int, capacity: int, pool: StoragePool | None,
-        longrope: LongRopeState | None, windows: Windows | None,
-    ) -> RaggedCache:  # fmt: skip
-        made: type[RaggedCache] = RaggedCache
-        if self._config.model_type == "minimax":  # it checks the class
-            from transformers.models.minimax.modeling_minimax import MiniMaxCache
+    @property
+    def cache_type(self) -> type[RaggedCache]:
+        if self._config.model_type != "minimax":
+            return RaggedCache
+        from transformers.models.minimax.modeling_minimax import MiniMaxCache  # it checks the class
 
-            made = type("RaggedMiniMaxCache", (RaggedCache, MiniMaxCache), {})
-        return made(num_rows, capacity, pool, States(self.has_states), longrope, windows)
+        return type("RaggedMiniMaxCache", (RaggedCache, MiniMaxCache), {})
 
     def __call__(
         self, cache: RaggedCache, tokens: Tensor, positions: Tensor, mask: Mask, **extra: Any
@@ -250,8 +172,7 @@ def forward_per_row(extend: Extend, feed: ForwardInputs) -> Logits:
 
 def recompute_states(extend: Extend, feed: ForwardInputs) -> Logits:
     """Recompute the tokens after each row's last known recurrent state."""
-    cache = feed.cache
-    again = [cache.states.missing(row, cache.lengths[row]) for row in feed.rows]
+    again = [feed.cache.states.missing(row, feed.cache.lengths[row]) for row in feed.rows]
     return recompute_last(extend, feed, again)
 
 
@@ -285,29 +206,14 @@ def recompute_longrope(extend: Extend, feed: ForwardInputs, switch: int) -> Logi
         start = cache.lengths[row]
         missed = longrope.tokens[row][:start] if longrope.is_long[row] != needs[0] else []
         again.append(missed)
-        whole.append(_from_the_first(tree, start) if tree is not None and missed else tree)
+        whole.append(tree.fed_again(start) if tree is not None and missed else tree)
         longrope.tokens[row] = [*longrope.tokens[row][:start], *fed]
         longrope.is_long[row] = needs[0]
-    return recompute_last(extend, replace(feed, trees=whole if any(whole) else ()), again)
+    return recompute_last(extend, replace(feed, trees=whole), again)
 
 
 def _end(start: int, fed: Fed, tree: Branches | None) -> int:
     return start + len(fed) if tree is None else int(tree.positions.max()) + 1
-
-
-def _from_the_first(tree: Branches, start: int) -> Branches:
-    """A tree fed again from slot ``start``; its earlier levels become a chain."""
-    fed = tree.seen.numpy(force=True) if isinstance(tree.seen, torch.Tensor) else tree.seen
-    end = tree.base + len(tree.positions)
-    seen = np.tri(start + len(fed), end, dtype=np.bool_)
-    seen[start:, tree.base :] = fed
-    return Branches(0, np.concatenate((np.arange(tree.base), tree.positions)), seen)
-
-
-Forward = tuple[Tensor, dict[int, list[Tensor]], list[int]]
-"""Logits [M, V], hidden states by tap and row, and the index after each row's last logits."""
-BULK_LOGITS = 1 << 24
-"""Largest number of logits (tokens x vocabulary) that one prefill forward may return."""
 
 
 class CausalModel:
@@ -327,7 +233,6 @@ class CausalModel:
         self.hidden_size = int(config.hidden_size)
         self.compiled: CompiledSteps | None = None
         self.token_bytes = self._limited_bytes = 0  # of all layers, and of those with windows
-        self.max_positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         self.num_parameters = sum(p.numel() for p in module.parameters())
         # of a module on several devices the first one with weights, where tokens go in
         places = (weights.device for weights in module.parameters() if not weights.is_meta)
@@ -341,7 +246,8 @@ class CausalModel:
         self.has_states = self._call.has_states
         # positions of the rope's first table, 0 = it has one table
         self.switch, limit = switch_of(module, self._call.can_keep and not self.has_states)
-        self.max_positions = min(limit or self.max_positions, self.max_positions)
+        positions = int(getattr(config, "max_position_embeddings", None) or UNLIMITED)
+        self.max_positions = min(limit or positions, positions)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -365,8 +271,9 @@ class CausalModel:
     ) -> RaggedCache:
         """A cache of rows of at most ``capacity`` tokens. forgets: drop what windows never read."""
         longrope = LongRopeState() if self.switch else None
-        windows = self.windows if forgets else None
-        return self._call.new_cache(num_rows, capacity, self.compiled, longrope, windows)
+        windows, states = self.windows if forgets else None, States(self.has_states)
+        new = self._call.cache_type
+        return new(num_rows, capacity, self.compiled, states, longrope, windows)
 
     @property
     def windows(self) -> Windows | None:
@@ -374,8 +281,9 @@ class CausalModel:
         keeps = self.has_states or self.switch or self.compiled is not None or not self.forgets
         return None if keeps else self._masks.windows
 
-    def measure(self, storage: RowKVCache) -> None:
-        """Set ``token_bytes`` from storage that was written."""
+    def measure(self, cache: RaggedCache) -> None:
+        """Set ``token_bytes`` from the first row of a cache that was written."""
+        storage = cache.storage(0)
         limited = self._masks.windows.layers if self._masks.windows else ()
         each = {n: keys.nbytes + storage.values[n].nbytes for n, keys in storage.keys.items()}
         self.token_bytes = sum(each.values()) // max(1, storage.num_slots)
@@ -428,8 +336,6 @@ class CausalModel:
             head = [t[: max(0, len(t) - keep)] for t in tokens]
             hidden = self._forward(replace(feed, tokens=head, trees=(), keep=0))[1]
             feed = replace(feed, tokens=[t[max(0, len(t) - keep) :] for t in tokens])
-        if feed.trees and not any(feed.trees):
-            feed = replace(feed, trees=())
         logits, states, ends = self._forward(feed)
         for tap, new in states.items():
             before = hidden.get(tap)
@@ -439,10 +345,8 @@ class CausalModel:
 
     def _forward(self, feed: ForwardInputs) -> Forward:
         cache = feed.cache
-        spans = [
-            RowSpan(row, cache.lengths[row], len(t))
-            for row, t in zip(feed.rows, feed.tokens, strict=True)
-        ]
+        fed = zip(feed.rows, feed.tokens, strict=True)
+        spans = [RowSpan(row, cache.lengths[row], len(tokens)) for row, tokens in fed]
         forward = self._packed_forward if self.packs and len(spans) > 1 else self._padded_forward
         output = self._compiled_forward(feed, spans) or forward(feed, spans)
         for span in spans:
@@ -466,8 +370,7 @@ class CausalModel:
         if output is None:
             return None
         logits, states = output
-        pairs = zip(self.taps, states, strict=True)
-        hidden = {tap: [own[0, : span.count]] for tap, own in pairs}
+        hidden = {tap: [h[0, : span.count]] for tap, h in zip(self.taps, states, strict=True)}
         return logits[0, : span.count], hidden, [span.count]
 
     def _padded_forward(self, feed: ForwardInputs, spans: Sequence[RowSpan]) -> Forward:
@@ -483,10 +386,7 @@ class CausalModel:
             extra["logits_to_keep"] = len(kept) if is_end else self._sight.tensor(list(kept))
         ids = stacked_ids(feed.tokens, width, self.device)
         output, found = self._call(cache, ids, positions, mask, **extra)
-        hidden = {
-            tap: [states[row, :count] for row, count in enumerate(counts)]
-            for tap, states in found.items()
-        }
+        hidden = {tap: [h[row, :n] for row, n in enumerate(counts)] for tap, h in found.items()}
         if (columns := output.logits.shape[1]) < width:
             counts = [bisect.bisect_left(kept, count) for count in counts]
         ends = [row * columns + count for row, count in enumerate(counts)]
@@ -499,7 +399,7 @@ class CausalModel:
         cache.place([spans[index] for index in fed], packed=True)
         trees = feed.all_trees
         inputs = [
-            self._sight.of_row(spans[i], trees[i], cache.window_slots(place))
+            self._sight.of_rows([spans[i]], trees[i : i + 1], cache.window_slots(place))
             for place, i in enumerate(fed)
         ]
         positions, masks = zip(*inputs, strict=True)
@@ -510,12 +410,8 @@ class CausalModel:
             tails = zip(edges[1:], kept, strict=True)
             places = [place for end, num in tails for place in range(end - num, end)]
             extra["logits_to_keep"] = self._sight.tensor(places or [0])
-        output, found = self._call(
-            cache,
-            packed_ids(feed.tokens, self.device),
-            torch.cat(positions)[None],
-            self._masks.pack(masks, [counts[index] for index in fed], cache),
-            **extra,
-        )
+        mask = self._masks.pack(masks, [counts[index] for index in fed], cache)
+        ids = packed_ids(feed.tokens, self.device)
+        output, found = self._call(cache, ids, torch.cat(positions, dim=1), mask, **extra)
         hidden = {tap: [h[0, a:b] for a, b in pairwise(edges)] for tap, h in found.items()}
         return output.logits[0], hidden, list(accumulate(kept)) if extra else edges[1:]

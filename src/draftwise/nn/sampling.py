@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
 from draftwise.types import Dist, Ints, SamplingParams
 
-Floats32 = NDArray[np.float32]
+_NO_PLACES: Ints = np.zeros(0, dtype=np.int64)
 
 
 class Occurrences:
@@ -35,23 +34,16 @@ class Occurrences:
         self._num_read = max(self._num_read, len(text))
 
 
-def followed(
-    seen: Occurrences,
-    text: Sequence[int],
-    start: int,
-    drafted: Sequence[int] | Tensor,
-    parents: Ints | None,
-    skip: int,
-    num_rows: int,
-) -> tuple[Tensor, Tensor]:
-    """Counts [T, V] in text and answer before each row (``SampledSpan``), from ``seen``."""
-    device = seen.everywhere.device
+def _followed(seen: Occurrences, span: SampledSpan) -> tuple[Tensor, Tensor]:
+    """Counts [T, V] in text and answer before each row of a span, from ``seen``."""
+    device, parents = seen.everywhere.device, span.parents
+    text, start, skip = span.text, span.start, span.skip
     everywhere, answered = seen.everywhere.clone(), seen.answered.clone()
     _add(everywhere, text[start:], -1.0)
     _add(answered, text[max(start, seen.num_prompt) :], -1.0)
-    num = skip + num_rows - 1
+    num = skip + span.num_rows - 1
     known = torch.tensor(list(text[start:][:num]), dtype=torch.long, device=device)
-    follows = torch.cat((known, torch.as_tensor(drafted, device=device).long()))[:num]
+    follows = torch.cat((known, torch.as_tensor(span.drafted, device=device).long()))[:num]
     if not len(follows):
         return everywhere[None], answered[None]
     paths = np.tri(num + 1, num, -1, dtype=np.float32) if parents is None else _paths(parents[:num])
@@ -101,9 +93,6 @@ class SampledSpan:
     seen: Occurrences | None = None
     skip: int = 0
     blame: Callable[[Exception], None] | None = None
-
-
-_NO_PLACES: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,19 +159,18 @@ def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
     for span, end in zip(spans, accumulate(span.num_rows for span in spans), strict=True):
         rows = logits[end - span.num_rows : end]
         blocks.append(_edited(rows, span) if span.sampling.edits else rows)
-    is_greedy = np.repeat(
-        [span.sampling.temperature == 0 for span in spans], [span.num_rows for span in spans]
-    )
     untouched = not any(span.sampling.edits for span in spans)
     greedy = [b for b, span in zip(blocks, spans, strict=True) if span.sampling.temperature == 0]
     drawn = [b for b, span in zip(blocks, spans, strict=True) if span.sampling.temperature > 0]
     if not drawn:
-        points = _argmax(_joined(greedy, logits, untouched))
+        points = _argmax(logits if untouched else torch.cat(greedy))
         return Dists(points, logits[:0].float(), _NO_PLACES)
     params = [span.sampling for span in spans for _ in range(span.num_rows)]
     chosen = [own for own in params if own.temperature > 0]
-    probs = _probabilities(_joined(drawn, logits, untouched and not greedy).float(), chosen)
+    scores = logits if untouched and not greedy else torch.cat(drawn)
+    probs = _probabilities(scores.float(), chosen)
     broken = torch.where(probs.sum(-1).isfinite(), 0, -1)
+    is_greedy = np.array([own.temperature == 0 for own in params])
     places = np.where(is_greedy, -1, np.cumsum(~is_greedy) - 1)
     if not greedy:
         return Dists(broken, probs, places)
@@ -224,26 +212,18 @@ def _rows(tensor: Tensor, rows: Ints) -> Tensor:
     return tensor[torch.from_numpy(rows).to(tensor.device)]
 
 
-def _joined(blocks: Sequence[Tensor], logits: Tensor, is_whole: bool) -> Tensor:
-    return logits if is_whole else torch.cat(list(blocks))
-
-
 def _argmax(scores: Tensor) -> Tensor:
     """[N] the likeliest token of [N, V], of equals the first; -1 where it is not finite."""
-    if scores.device.type == "cpu":
-        return _argmax_on_host(scores.detach().float().numpy())
-    best, tokens = scores.max(-1)
-    # 0 if it is finite, else NaN: one kernel, where ``isfinite`` is four
-    return torch.where(best - best == 0, tokens, -1)
-
-
-def _argmax_on_host(scores: Floats32) -> Tensor:
-    """As ``_argmax``, by numpy, whose ``argmax`` takes a tenth of the time of torch's."""
-    tokens = scores.argmax(-1)
-    best = scores[np.arange(len(scores)), tokens]
-    if not all(map(math.isfinite, best.tolist())):
-        tokens[~np.isfinite(best)] = -1
-    return torch.from_numpy(tokens)
+    if scores.device.type != "cpu":
+        best, tokens = scores.max(-1)
+        # 0 if it is finite, else NaN: one kernel, where ``isfinite`` is four
+        return torch.where(best - best == 0, tokens, -1)
+    host = scores.detach().float().numpy()
+    likeliest = host.argmax(-1)  # takes a tenth of the time of torch's
+    highest = host[np.arange(len(host)), likeliest]
+    if not all(map(math.isfinite, highest.tolist())):
+        likeliest[~np.isfinite(highest)] = -1
+    return torch.from_numpy(likeliest)
 
 
 def _edited(logits: Tensor, span: SampledSpan) -> Tensor:
@@ -286,9 +266,7 @@ def _penalised(scores: Tensor, span: SampledSpan) -> Tensor:
     sampling = span.sampling
     seen = span.seen or Occurrences(span.num_prompt)
     seen.read(span.text, scores)
-    everywhere, answered = followed(
-        seen, span.text, span.start, span.drafted, span.parents, span.skip, len(scores)
-    )
+    everywhere, answered = _followed(seen, span)
     if sampling.repetition_penalty != 1.0:
         penalty = sampling.repetition_penalty
         paid = torch.where(scores < 0, scores * penalty, scores / penalty)

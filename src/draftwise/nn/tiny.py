@@ -66,32 +66,28 @@ _SIZES = _named(
         "num_key_value_heads linear_num_key_heads swa_num_key_value_heads num_kv_heads "
         "num_query_groups num_hidden_layers n_layer n_layers num_layers decoder_layers "
         "encoder_layers num_blocks num_encoder_layers num_decoder_layers depth "
-        "num_experts_per_tok moe_topk num_experts_per_token moe_k",
+        "num_experts_per_tok moe_topk num_experts_per_token moe_k zero_expert_num",
     ),
     (1, "topk_group n_group num_expert_group first_k_dense_replace"),
 )
 _TWO = ["sliding_attention", "full_attention"]
 _SHARED = ["linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"]
 _ZAMBA = {
-    "num_hidden_layers": 5,
+    **_named((128, "attention_hidden_size"), (32, "attention_head_dim")),
+    **_named((5, "num_hidden_layers"), (4, "num_key_value_heads")),
     "layers_block_type": _SHARED,
-    "attention_hidden_size": 128,
-    "attention_head_dim": 32,
-    "num_key_value_heads": 4,
 }
 _OWN: Mapping[str, Mapping[str, Any]] = {
-    **{kind: {"head_dim": 8} for kind in ("axk1", "deepseek_v3", "youtu")},
+    **{kind: {"head_dim": 8} for kind in ("axk1", "deepseek_v3", "longcat_flash", "youtu")},
     **{kind: {"head_dim": 16} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe")},
     **{
         kind: {"num_kv_shared_layers": 0, "per_layer_config": {}}
         for kind in ("gemma4_text", "gemma4_unified_text")
     },
     "bamba": {"attn_layer_indices": [1]},
-    "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _TWO},
         "layer_types": _TWO,
-        "num_hidden_layers": 2,
     },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
@@ -99,9 +95,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "deepseek_v2": {"head_dim": 8, "num_experts_per_tok": 2, "num_key_value_heads": 4},
     "dots1": {
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
+        **_named((4, "n_routed_experts"), (2, "num_experts_per_tok"), (1, "n_shared_experts")),
         "layer_types": _TWO,
     },
     "dots3_note": {"adapter_in_dim": 64},
@@ -119,23 +113,16 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         "no_rope_layers": [1, 0],
         "layer_types": ["chunked_attention", "full_attention"],
     },
-    "longcat_flash": {"head_dim": 8, "zero_expert_num": 2},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "ministral": {"head_dim": 16, "layer_types": _TWO},
     "nemotron": {"num_key_value_heads": 2},
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2},
-    "qwen4_exp_text": {
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 16,
-        "indexer_budget": 8,
-        "indexer_compress_ratio": 2,
-        "hc_count": 2,
-        "hc_lowrank": 8,
-        "ple_embed_dim": 16,
-        "split_ngram_parts": 1,
-        "heads_per_ngram": 2,
-    },
+    "qwen4_exp_text": _named(
+        (16, "indexer_head_dim ple_embed_dim"),
+        (8, "indexer_budget hc_lowrank"),
+        (2, "indexer_n_heads indexer_compress_ratio hc_count heads_per_ngram"),
+        (1, "indexer_kv_heads split_ngram_parts"),
+    ),
     "reformer": {"axial_pos_shape": [16, 32], "axial_pos_embds_dim": [32, 32]},
     "xlstm": {"qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
@@ -196,7 +183,6 @@ def _sharpen(module: Any) -> None:
 
 
 def has_far_edges(config: Any) -> bool:
-    """Whether some layer has a window."""
     given = config.to_dict()
     has_window = any(isinstance(given.get(name), int) for name in _WINDOWS.split())
     return has_window or "local" in str(given.get("attention_types"))
@@ -208,12 +194,13 @@ def _kept(config: Any, given: Mapping[str, Any], made: Mapping[str, Any]) -> dic
     kept: dict[str, Any] = {
         name: value
         for name, value in given.items()
-        if name not in made and isinstance(value, (bool, float, str)) and value != usual.get(name)
+        if name not in {*made, "model_type", "dtype"}
+        if isinstance(value, (bool, float, str)) and value != usual.get(name)
     }
     rope = given.get("rope_parameters")
     if isinstance(rope, dict) and "rope_parameters" not in made and rope:
         kept["rope_parameters"] = _tiny_rope(rope, made)
-    return {name: value for name, value in kept.items() if name not in ("model_type", "dtype")}
+    return kept
 
 
 def _tiny_rope(rope: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,13 +24,9 @@ def fetch(tensors: Sequence[Tensor]) -> list[Floats]:
         return []
     if len(tensors) == 1:
         return [tensors[0].detach().double().cpu().numpy()]
-    parts = [tensor.reshape(-1).double() for tensor in tensors]
-    flat = torch.cat(parts).detach().cpu().numpy()
-    found, end = [], 0
-    for tensor in tensors:
-        start, end = end, end + tensor.numel()
-        found.append(flat[start:end].reshape(tensor.shape))
-    return found
+    flat = torch.cat([tensor.reshape(-1).double() for tensor in tensors]).detach().cpu().numpy()
+    parts = np.split(flat, list(accumulate(tensor.numel() for tensor in tensors[:-1])))
+    return [part.reshape(own.shape) for part, own in zip(parts, tensors, strict=True)]
 
 
 def together(asks: Sequence[DeviceRead[T]]) -> DeviceRead[list[T]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwise.nn.attention import IN_ORDER, RAGGED, packed_mask
-from draftwise.nn.cache import RaggedCache, Windows, WindowSlots, from_first
+from draftwise.nn.cache import RaggedCache, RowSpan, Windows, WindowSlots, from_first
 from draftwise.types import Bools, Draft, Ints
 
 
@@ -26,6 +26,17 @@ class Branches:
     base: int
     positions: Ints
     seen: Bools | Tensor
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self.positions)
+
+    def fed_again(self, start: int) -> Branches:
+        """The same from slot ``start`` of the text on; its earlier levels become a chain."""
+        fed = self.seen.numpy(force=True) if isinstance(self.seen, Tensor) else self.seen
+        seen = np.tri(start + len(fed), self.end, dtype=np.bool_)
+        seen[start:, self.base :] = fed
+        return Branches(0, np.concatenate((np.arange(self.base), self.positions)), seen)
 
 
 def branches(parents: Sequence[int], base: int, num_fed: int | None = None) -> Branches:
@@ -90,14 +101,13 @@ def tree_masks(
     seen = places <= torch.from_numpy(slots).to(device)[:, :, None]
     for row, tree in enumerate(trees):
         if tree is not None:
-            end = tree.base + len(tree.positions)
-            fed = slots[row] - end  # counted from the tree's end: negative
+            fed = slots[row] - tree.end  # negative
             queries[row] = tree.positions[fed]
-            keys[row, tree.base : end] = torch.from_numpy(tree.positions).to(device)
+            keys[row, tree.base : tree.end] = torch.from_numpy(tree.positions).to(device)
             index: Any = fed + len(tree.seen)
             if isinstance(tree.seen, Tensor):
                 index = torch.from_numpy(index).to(device)
-            seen[row, :, tree.base : end] = torch.as_tensor(tree.seen[index], device=device)
+            seen[row, :, tree.base : tree.end] = torch.as_tensor(tree.seen[index], device=device)
     return torch.from_numpy(queries).to(device), keys, seen
 
 
@@ -115,6 +125,7 @@ _KINDS = {
 }
 """The mask of each kind of layer; "" = none."""
 Fed = Sequence[int] | Tensor  # tokens of one row, on the host or [n] on the device
+Trees = Sequence[Branches | None]  # [R] tree of each row, None = a chain; empty = all are chains
 
 
 class Masks:
@@ -199,6 +210,50 @@ def ragged_slots(starts: Sequence[int], counts: Sequence[int], width: int | None
     steps = np.minimum(np.arange(width or max(counts)), last[:, None])
     slots: Ints = np.array(starts)[:, None] + steps
     return slots
+
+
+class AttentionInputs:
+    """Positions and masks. window: as ``RaggedCache.window_slots``. trees: [R], or empty."""
+
+    def __init__(self, masks: Masks, device: torch.device) -> None:
+        self._masks, self._device = masks, device
+        self._numbers, self._num_numbers = torch.arange(0, device=device), 0
+
+    def of_rows(
+        self, spans: Sequence[RowSpan], trees: Trees, window: WindowSlots | None
+    ) -> tuple[Tensor, Mask]:
+        """Positions [R, T] of padded rows, and their mask; None = they attend to all slots."""
+        counts = [span.count for span in spans]
+        used, width = max([span.end for span in spans]), max(counts)
+        is_even = min([span.start for span in spans]) == used - width and min(counts) == width
+        if any(trees) or not is_even:
+            places = ragged_slots([span.start for span in spans], counts)
+            return self.of_places(trees, places, used, window)
+        slots = self._slots(used)
+        positions = slots[None, used - width :].expand(len(counts), width)
+        # one token sees everything; from the first on it is plain causal attention
+        if self._masks.can_skip and (width == 1 or width == used):
+            return positions, None
+        return positions, self._masks.in_order(positions, slots, window)
+
+    def of_places(
+        self, trees: Trees, places: Ints, used: int, window: WindowSlots | None = None
+    ) -> tuple[Tensor, Mask]:
+        """Positions [R, T] of the tokens at slots ``places`` [R, T], and their mask [.., used]."""
+        if not any(trees):
+            positions = self.tensor(places)
+            return positions, self._masks.make(positions, self._slots(used), window=window)
+        positions, keys, seen = tree_masks(trees, places, used, self._device)
+        return positions, self._masks.make(positions, keys[:, None, None], seen, window)
+
+    def tensor(self, values: Any) -> Tensor:
+        return torch.as_tensor(values, device=self._device)
+
+    def _slots(self, num: int) -> Tensor:
+        """[num] 0, 1, 2, ...: a view of a tensor that grows by doubling."""
+        if num > self._num_numbers:
+            self._num_numbers, self._numbers = 2 * num, torch.arange(2 * num, device=self._device)
+        return self._numbers[:num]
 
 
 def _layer_kinds(config: Any) -> list[str]:

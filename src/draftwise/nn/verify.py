@@ -202,14 +202,12 @@ def _left(rest: Tensor, children: Tensor, index: Tensor, q: Tensor) -> Tensor:
     for kids in children.T[:, :, None] if len(q) else children[None]:
         is_there = kids < len(tokens)
         kids = kids.clamp(max=len(tokens) - 1)
-        is_drawn = is_there & (rows[kids] >= 0) if len(q) else torch.zeros_like(is_there)
-        less = rest
+        less, stays = rest, ~is_there
         if len(q):
-            less = torch.where(
-                is_drawn, (rest - q[rows[kids[:, 0]].clamp(min=0)]).clamp(min=0), rest
-            )
-        stays = (~is_there | is_drawn).to(rest.dtype)
-        less = less.scatter_reduce(1, tokens[kids], stays, "prod")
+            is_drawn = is_there & (rows[kids] >= 0)
+            less = (rest - q[rows[kids[:, 0]].clamp(min=0)]).clamp(min=0).where(is_drawn, rest)
+            stays |= is_drawn
+        less = less.scatter_reduce(1, tokens[kids], stays.to(rest.dtype), "prod")
         total = less.sum(-1, keepdim=True)
         # nothing left: a rejection had probability 0, and p itself is the limit
         rest = torch.where(total > 0, less / total, rest)

@@ -99,16 +99,15 @@ def lay_out(module: nn.Module) -> int:
         if type(layer) is not nn.Linear or not _is_served(layer.weight):
             continue
         weight = layer.weight
-        size = weight.numel() * weight.element_size()
         is_turned = weight.dtype == torch.float32 and layer.out_features >= layer.in_features
         if is_turned and id(weight) not in turned and weight.is_contiguous():
             weight.data = weight.data.t().contiguous().t()
             turned.add(id(weight))  # tied weights are one tensor
-        if size <= left:
+        if weight.nbytes <= left:
             layer.__class__ = Prepacked
             assert isinstance(layer, Prepacked)
             layer.pack(least_rows=2 if weight.dtype == torch.float32 else 1)
-            left -= size
+            left -= weight.nbytes
         done += 1
     return done
 

@@ -92,7 +92,6 @@ def pack(module: nn.Module, precision: str) -> None:
             if not isinstance(layer, nn.Linear) or layer.bias is not None:
                 continue
             if layer.in_features % GROUP == 0:
-                packed = PRECISIONS[precision](layer.weight.detach().contiguous())
-                setattr(parent, name, packed)
+                setattr(parent, name, PRECISIONS[precision](layer.weight.detach().contiguous()))
     for weight in module.parameters():
         weight.data = weight.data.to(torch.bfloat16)

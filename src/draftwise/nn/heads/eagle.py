@@ -18,14 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedd
 from draftwise.checks import known
 from draftwise.nn.cache import RaggedCache, RowSpan
 from draftwise.nn.cpu.layout import lay_out
-from draftwise.nn.heads.files import (
-    find_folder,
-    put_weights,
-    read_settings,
-    read_weights,
-    refuse_missing,
-    refuse_other_target,
-)
+from draftwise.nn.heads import files
 from draftwise.nn.model import CausalModel
 from draftwise.nn.trees import Branches, ragged_slots, stacked_ids, stacked_rows, tree_masks
 from draftwise.types import DraftwiseError
@@ -105,8 +98,7 @@ class EagleConfig(LlamaConfig):  # type: ignore[misc]
 
 
 class BorrowingHead(nn.Module):
-    """A head whose embeddings and output layer may be the target's; these are not in its state
-    dict.
+    """A head whose embeddings and output layer may be the target's, and not in its state dict.
 
     taps: the target's states that it reads, numbered as by ``CausalModel.tap``. draft_ids:
     [draft_vocab_size] the target's token for each drafted one; None = the same tokens.
@@ -159,7 +151,6 @@ class BorrowingHead(nn.Module):
         return own + sum(p.numel() for p in borrowed.parameters()) if borrowed else own
 
     def draft_logits(self, states: Tensor) -> Tensor:
-        """[..., draft_vocab_size]"""
         found: Tensor = (self.lm_head or self.borrowed[1])(states)
         return found
 
@@ -181,7 +172,6 @@ class EagleHead(BorrowingHead):
     def __init__(
         self, config: EagleConfig, embed: nn.Module | None = None, lm_head: nn.Module | None = None
     ) -> None:
-        """embed, lm_head: the target's, where the head has none of its own."""
         super().__init__()
         self.config, size, is_third = config, config.hidden_size, config.generation == 3
         inputs = len(config.taps) * config.target_hidden_size if is_third else 2 * size
@@ -311,8 +301,8 @@ def read(
             q, keys, values, attn_mask=seen, enable_gqa=q.shape[1] != keys.shape[1]
         )
 
-    width = max(span.count for span in spans)
-    ids, longest = stacked_ids(tokens, width, device), max(span.end for span in spans)
+    width, longest = max(span.count for span in spans), max(span.end for span in spans)
+    ids = stacked_ids(tokens, width, device)
     states = head(ids, stacked_rows(hidden, width), positions, attend, longest)
     for span in spans:
         cache.lengths[span.row] = span.end
@@ -326,11 +316,11 @@ def _look(
     counts = [span.count for span in spans]
     width, used = max(counts), max(span.end for span in spans)
     if not any(trees) and all(span.end == used and span.count == width for span in spans):
-        slots_so_far = torch.arange(used, device=device)
-        positions = slots_so_far[None, used - width :]
-        return positions, None if width == 1 else slots_so_far <= positions[:, None, :, None]
+        keys = torch.arange(used, device=device)
+        positions = keys[None, used - width :]
+        return positions, None if width == 1 else keys <= positions[:, None, :, None]
     slots = ragged_slots([span.start for span in spans], counts)
-    queries, _, seen = tree_masks(trees or [None] * len(spans), slots, used, device)
+    queries, _, seen = tree_masks(trees, slots, used, device)
     return queries, seen[:, None]
 
 
@@ -365,6 +355,7 @@ class LentHead(nn.Module):
         return spread(self.rows(states), self.ids, self._vocab_size)
 
 
+Borrowing = TypeVar("Borrowing", bound=BorrowingHead)
 KIND = "EAGLE head"
 LENT = "lm_head_from_target"
 """Ours: true in ``config.json`` where ``lm_head`` is the target's, at the rows of ``d2t``."""
@@ -402,19 +393,16 @@ def load_head(source: str | Path, target: CausalModel) -> EagleHead:
     DraftwiseError for a missing or unmatched key, a shape, an unsupported variant, or a head made
     for another target.
     """
-    folder = find_folder(str(source), KIND, ["*.safetensors", "*.bin"])
-    settings = read_settings(folder, KIND)
+    folder = files.find_folder(str(source), KIND, ["*.safetensors", "*.bin"])
+    settings = files.read_settings(folder, KIND)
     weights = _renamed(read_head_weights(folder), folder)
     config = _config(settings, weights, target, folder)
     what = f"{KIND} {folder}"
-    refuse_other_target(what, config.target_hidden_size, config.vocab_size, target)
+    files.refuse_other_target(what, config.target_hidden_size, config.vocab_size, target)
+    embed = None if "embed_tokens.weight" in weights else target.module.get_input_embeddings()
     lent = _lent(settings, weights, config, target)
     with torch.device("meta"):  # the weights come from the file
-        head = EagleHead(
-            config,
-            None if "embed_tokens.weight" in weights else target.module.get_input_embeddings(),
-            lent,
-        )
+        head = EagleHead(config, embed, lent)
     return fill(head, weights, target, what)
 
 
@@ -432,18 +420,17 @@ def _lent(
     if not settings.get(LENT) or offsets is None or config.vocab_size != target.vocab_size:
         return None  # and the keys' check says what is missing
     ids = torch.arange(len(offsets)) + offsets
-    is_tied = target.module.config.get_text_config().tie_word_embeddings
-    if is_tied:  # the same rows, and not packed into a few bits
-        theirs = target.module.get_input_embeddings()
+    if target.module.config.get_text_config().tie_word_embeddings:
+        theirs = target.module.get_input_embeddings()  # the same rows, not packed into a few bits
     return lent_rows(theirs, ids.clamp(0, target.vocab_size - 1))  # ``fill`` refuses others
 
 
 def read_head_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of a head's folder; DraftwiseError where there are none."""
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    if not files:
+    found = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    if not found:
         raise DraftwiseError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
-    return read_weights(files)
+    return files.read_weights(found)
 
 
 def _renamed(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
@@ -463,7 +450,7 @@ def _config(
     settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: CausalModel, folder: Path
 ) -> EagleConfig:
     layer = settings.get("transformer_layer_config", settings)
-    refuse_missing(f"{KIND} {folder}", layer, REQUIRED)
+    files.refuse_missing(f"{KIND} {folder}", layer, REQUIRED)
     served = [name for name in _UNKNOWN if settings.get(name)]
     if served or layer.get("num_hidden_layers", 1) != 1:
         what = served[0] if served else f"{layer['num_hidden_layers']} layers"
@@ -541,15 +528,12 @@ def rope_of(layer: Mapping[str, Any], config: Any) -> dict[str, Any]:
     return dict(kinds.get("sliding_attention", next(iter(kinds.values()), found)))
 
 
-Borrowing = TypeVar("Borrowing", bound=BorrowingHead)
-
-
 def fill(head: Borrowing, weights: dict[str, Tensor], target: CausalModel, what: str) -> Borrowing:
     """``put_weights``, laid out for the CPU; refuses tokens that the target does not have."""
     offsets = weights.get("d2t")
     if "d2t" not in head.state_dict() and offsets is not None and not offsets.any():
         weights.pop("d2t")  # the whole vocabulary, in its own order
-    put_weights(head, weights, target, what)
+    files.put_weights(head, weights, target, what)
     ids, size = head.draft_ids, target.vocab_size
     drafted = set() if ids is None else set(ids.tolist())
     if ids is not None and (len(drafted) < len(ids) or not drafted <= set(range(size))):
@@ -611,7 +595,6 @@ def save_head(
 
 
 def _settings(config: EagleConfig, layout: str, verifier: str) -> dict[str, Any]:
-    """The contents of ``config.json``."""
     layer = {
         **{name: getattr(config, name) for name in LLAMA},
         "model_type": "llama",
@@ -623,10 +606,8 @@ def _settings(config: EagleConfig, layout: str, verifier: str) -> dict[str, Any]
         "tie_word_embeddings": False,
     }
     is_third = config.generation == 3
-    own: dict[str, Any] = {}
-    if is_third:
-        names = ("draft_vocab_size", "target_hidden_size", "norm_before_residual")
-        own = {name: getattr(config, name) for name in names}
+    names = ("draft_vocab_size", "target_hidden_size", "norm_before_residual") if is_third else ()
+    own: dict[str, Any] = {name: getattr(config, name) for name in names}
     if layout == "authors" and not is_third:
         return layer | {"architectures": ["LlamaForCausalLM"], "bias": config.fc_bias}
     if layout == "authors":

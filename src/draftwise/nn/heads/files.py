@@ -20,16 +20,16 @@ Head = TypeVar("Head", bound=nn.Module)
 def find_folder(source: str, kind: str, files: Sequence[str]) -> Path:
     """A local folder, or that of a hub id with these ``files``; DraftwiseError if there is none."""
     path = Path(source).expanduser()
-    if not path.is_dir():
-        if source.startswith((".", "/", "~")) or source.count("/") != 1:
-            raise DraftwiseError(f"there is no {kind} in {source}: give a folder or a hub id")
-        try:
-            from huggingface_hub import snapshot_download
+    if path.is_dir():
+        return path
+    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise DraftwiseError(f"there is no {kind} in {source}: give a folder or a hub id")
+    try:
+        from huggingface_hub import snapshot_download
 
-            path = Path(snapshot_download(source, allow_patterns=["config.json", *files]))
-        except Exception as error:
-            raise DraftwiseError(f"cannot get the {kind} {source}: {error}") from error
-    return path
+        return Path(snapshot_download(source, allow_patterns=["config.json", *files]))
+    except Exception as error:
+        raise DraftwiseError(f"cannot get the {kind} {source}: {error}") from error
 
 
 def read_settings(folder: Path, kind: str) -> dict[str, Any]:
@@ -46,11 +46,10 @@ def read_weights(files: Sequence[Path]) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for file in files:
         try:
-            weights |= (
-                load_file(file)
-                if file.suffix == ".safetensors"
-                else torch.load(file, map_location="cpu", weights_only=True)
-            )
+            if file.suffix == ".safetensors":
+                weights |= load_file(file)
+            else:
+                weights |= torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
             raise DraftwiseError(f"{file} cannot be read as weights: {error}") from error
     return weights
@@ -93,8 +92,7 @@ def refuse_mismatch(
 
 
 def put_weights(head: Head, weights: Mapping[str, Tensor], target: CausalModel, what: str) -> Head:
-    """Load all weights into a head created on ``meta``; floats in the target's dtype, buffers
-    unchanged."""
+    """Load all weights into a head on ``meta``: floats in the target's dtype, buffers unchanged."""
     places, buffers = head.state_dict(), dict(head.named_buffers())
     refuse_mismatch(what, {name: tuple(place.shape) for name, place in places.items()}, weights)
     cast = {

@@ -20,6 +20,7 @@ from draftwise.nn.heads.files import find_folder, read_settings, refuse_other_ta
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
+KIND = "MTP head"
 ATTENTION = "draftwise_head"
 """The name under which ``transformers`` knows the attention of a layer that a head lent itself."""
 
@@ -91,8 +92,7 @@ class MtpHead(BorrowingHead):
 
 
 def _layer_like(target: CausalModel) -> tuple[Any, Any]:
-    """An uninitialised decoder layer like the target's last one with full attention, and its rotary
-    module.
+    """An uninitialised layer like the target's last one with full attention, and its rotary module.
 
     Errors: DraftwiseError for a target with unusual layers.
     """
@@ -122,9 +122,6 @@ def _attend(
 
 
 AttentionInterface.register(ATTENTION, _attend)
-
-
-KIND = "MTP head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +200,6 @@ def load_mtp_head(source: str | Path, target: CausalModel) -> MtpHead:
 
 
 def _find(folder: Path, num_layers: int) -> tuple[_Layout, dict[str, Tensor]]:
-    """The layout that matches the folder's files, and its tensors."""
     places: dict[str, Path] = {}
     for file in sorted(folder.glob("*.safetensors")):
         try:

@@ -12,26 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from draftwise.nn.heads.eagle import (
-    REQUIRED,
-    Angles,
-    Attend,
-    Attention,
-    BorrowingHead,
-    EagleConfig,
-    Norm,
-    fill,
-    head_config,
-    read_head_weights,
-)
-from draftwise.nn.heads.files import (
-    find_folder,
-    put_weights,
-    read_settings,
-    read_weights,
-    refuse_missing,
-    refuse_other_target,
-)
+from draftwise.nn.heads import eagle, files
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
@@ -89,21 +70,21 @@ def load_medusa_heads(source: str | Path, target: CausalModel) -> MedusaHeads:
     counts: all are used. Raises DraftwiseError for fewer heads, a missing or unmatched key, a
     shape, or heads made for another target.
     """
-    folder = find_folder(str(source), MEDUSA, MEDUSA_FILES)
+    folder = files.find_folder(str(source), MEDUSA, MEDUSA_FILES)
     what = f"{MEDUSA} {folder}"
-    num_heads, num_layers = _counts(read_settings(folder, MEDUSA), folder)
-    files = [folder / name for name in MEDUSA_FILES if (folder / name).is_file()]
-    if not files:
+    num_heads, num_layers = _counts(files.read_settings(folder, MEDUSA), folder)
+    present = [folder / name for name in MEDUSA_FILES if (folder / name).is_file()]
+    if not present:
         raise DraftwiseError(f"{folder} has neither {MEDUSA_FILES[0]} nor {MEDUSA_FILES[1]}")
-    weights = read_weights(files[:1])
+    weights = files.read_weights(present[:1])
     found = {number for name in weights if (number := name.partition(".")[0]).isdigit()}
     num_heads = max(num_heads, len(found))
     first = weights.get(f"0.{num_layers}.weight")
     if first is not None and first.dim() == 2:
-        refuse_other_target(what, first.shape[1], first.shape[0], target)
+        files.refuse_other_target(what, first.shape[1], first.shape[0], target)
     with torch.device("meta"):  # the weights come from the file
         heads = MedusaHeads(num_heads, num_layers, target.hidden_size, target.vocab_size)
-    return put_weights(heads, weights, target, what)
+    return files.put_weights(heads, weights, target, what)
 
 
 def _counts(settings: Mapping[str, Any], folder: Path) -> tuple[int, int]:
@@ -131,9 +112,8 @@ class BlockShape:
         return self.size - self.first
 
 
-class DFlashHead(BorrowingHead):
-    """Layers that attend to keys and values of the target's states, and to a block,
-    bidirectionally.
+class DFlashHead(eagle.BorrowingHead):
+    """Layers that attend to keys and values of the target's states, and both ways to a block.
 
     Source: DFlash (Chen et al. 2026, arXiv 2602.06036), as ``speculators`` 0.9 implements it:
     states of some target layers, reduced by ``fc`` and normed, are keys and values in every layer;
@@ -143,7 +123,7 @@ class DFlashHead(BorrowingHead):
 
     def __init__(
         self,
-        config: EagleConfig,
+        config: eagle.EagleConfig,
         num_layers: int,
         block: BlockShape,
         embed: nn.Module,
@@ -153,10 +133,10 @@ class DFlashHead(BorrowingHead):
         super().__init__()
         self.config, self.block, size = config, block, config.hidden_size
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, size, bias=False)
-        self.hidden_norm, self.norm = (Norm(size, config.rms_norm_eps) for _ in range(2))
+        self.hidden_norm, self.norm = (eagle.Norm(size, config.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList(_BlockLayer(config) for _ in range(num_layers))
         self.borrow(size, config.vocab_size, config.draft_vocab_size, embed, lm_head)
-        self._angles = Angles(config)
+        self._angles = eagle.Angles(config)
 
     def read(self, states: Tensor, positions: Tensor, store: Store, longest: int) -> None:
         """Keys and values of the target's states [R, T, taps x D] at positions [R, T] < longest."""
@@ -182,14 +162,14 @@ class DFlashHead(BorrowingHead):
 
 
 class _BlockLayer(nn.Module):
-    def __init__(self, config: EagleConfig) -> None:
+    def __init__(self, config: eagle.EagleConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(config, config.hidden_size, o_bias=config.attention_bias)
+        self.self_attn = eagle.Attention(config, config.hidden_size, o_bias=config.attention_bias)
         self.mlp = LlamaMLP(config)
-        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = eagle.Norm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = eagle.Norm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: eagle.Attend) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, attend)
         added: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return added
@@ -202,8 +182,8 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
     can be drafted. Raises DraftwiseError for a missing or unmatched key, a shape, an unsupported
     variant (sliding layers), or a head made for another target.
     """
-    folder = find_folder(str(source), DFLASH, ["*.safetensors", "*.bin"])
-    settings, weights = read_settings(folder, DFLASH), read_head_weights(folder)
+    folder = files.find_folder(str(source), DFLASH, ["*.safetensors", "*.bin"])
+    settings, weights = files.read_settings(folder, DFLASH), eagle.read_head_weights(folder)
     what = f"{DFLASH} {folder}"
     if (kind := settings.get("speculators_model_type")) != "dflash":
         raise DraftwiseError(f"{what}: speculators_model_type is {kind!r}, not 'dflash'")
@@ -211,36 +191,30 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
         weights.pop(name, None)  # they follow from d2t, or are the target's own
     layer = settings.get("transformer_layer_config") or {}
     block = _block(settings, layer, what)
-    config = head_config(
-        settings,
-        layer,
-        target.module.config,
-        generation=3,
-        taps=tuple(settings["aux_hidden_state_layer_ids"]),
-        attention_bias="layers.0.self_attn.q_proj.bias" in weights,
-        qk_norm=True,
+    taps = tuple(settings["aux_hidden_state_layer_ids"])
+    bias = "layers.0.self_attn.q_proj.bias" in weights
+    config = eagle.head_config(
+        settings, layer, target.module.config, taps=taps, attention_bias=bias, qk_norm=True
     )
-    refuse_other_target(what, config.target_hidden_size, config.vocab_size, target)
+    files.refuse_other_target(what, config.target_hidden_size, config.vocab_size, target)
     if config.hidden_size != target.hidden_size:
         raise DraftwiseError(
             f"{what} is {config.hidden_size} wide, and its target's embeddings {target.hidden_size}"
         )
     is_whole = config.draft_vocab_size == config.vocab_size and "lm_head.weight" not in weights
+    embed = target.module.get_input_embeddings()
+    lm_head = target.module.get_output_embeddings() if is_whole else None
     with torch.device("meta"):  # the weights come from the file
-        head = DFlashHead(
-            config,
-            layer["num_hidden_layers"],
-            block,
-            target.module.get_input_embeddings(),
-            target.module.get_output_embeddings() if is_whole else None,
-        )
-    return fill(head, weights, target, what)
+        head = DFlashHead(config, layer["num_hidden_layers"], block, embed, lm_head)
+    return eagle.fill(head, weights, target, what)
 
 
 def _block(settings: Mapping[str, Any], layer: Mapping[str, Any], what: str) -> BlockShape:
     """The shape of a block; DraftwiseError for missing numbers and unsupported variants."""
-    refuse_missing(what, layer, (*REQUIRED, "num_hidden_layers"))
-    refuse_missing(what, settings, ("block_size", "mask_token_id", "aux_hidden_state_layer_ids"))
+    files.refuse_missing(what, layer, (*eagle.REQUIRED, "num_hidden_layers"))
+    files.refuse_missing(
+        what, settings, ("block_size", "mask_token_id", "aux_hidden_state_layer_ids")
+    )
     if "sliding_attention" in (layer.get("layer_types") or []):
         raise DraftwiseError(f"{what} has layers that slide, which are not served")
     size, mask = settings["block_size"], settings["mask_token_id"]

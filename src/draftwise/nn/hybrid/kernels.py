@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -82,24 +82,14 @@ class Mamba(Family):
         skip = _expanded(arguments.get("D"), state.shape[1:-1])
         rates = _expanded(arguments["A"], state.shape[1:])
         is_soft = arguments.get("dt_softplus", arguments.get("delta_softplus", False))
+        more = {"dt_bias": bias, "dt_softplus": is_soft}
         outputs = []
         num = arguments["hidden_states"].shape[self.time]
         for at in range(num):
             token = {name: arguments[name].select(self.time, at) for name in self.given(arguments)}
-            outputs.append(
-                step(
-                    state,
-                    token["hidden_states"],
-                    _expanded(token["dt"], state.shape[:-1]),
-                    rates,
-                    token["B"],
-                    token["C"],
-                    skip,
-                    z=token.get("z"),
-                    dt_bias=bias,
-                    dt_softplus=is_soft,
-                )
-            )
+            x, dt = token["hidden_states"], _expanded(token["dt"], state.shape[:-1])
+            z = token.get("z")
+            outputs.append(step(state, x, dt, rates, token["B"], token["C"], skip, z=z, **more))
             if num <= STEPS:
                 seen.append(state.clone())
         return torch.stack(outputs, dim=self.time), state
@@ -143,31 +133,26 @@ class Call:
     seen: list[Tensor] = field(default_factory=list)
 
     def run(self) -> tuple[Tensor, Tensor]:
-        return self._run(self.arguments, self.state, self.seen)
+        family = self.family
+        is_short = self.arguments[family.tokenwise[0]].shape[family.time] <= STEPS
+        if self.state is not None and (is_short or family.starts_from_zero):
+            return family.run(self.step, self.arguments, self.state, self.seen)
+        initial = {} if family.starts_from_zero else {family.state: self.state}
+        output, new = self.chunk(**{**self.arguments, **initial, family.final: True})
+        return output, new
 
     def after(self, row: int, num: int) -> Tensor:
         """[1, ...] the state of one row after the first ``num`` of its tokens, at least one."""
         if len(self.seen) >= num:
             return self.seen[num - 1][row : row + 1].clone()
         state = None if self.state is None else self.state[row : row + 1]
-        return self._run(self.family.cut(self.arguments, row, num), state, [])[1]
-
-    def _run(
-        self, arguments: Arguments, state: Tensor | None, seen: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        family = self.family
-        is_short = arguments[family.tokenwise[0]].shape[family.time] <= STEPS
-        if state is not None and (is_short or family.starts_from_zero):
-            return family.run(self.step, arguments, state, seen)
-        initial = {} if family.starts_from_zero else {family.state: state}
-        output, new = self.chunk(**{**arguments, **initial, family.final: True})
-        return output, new
+        cut = self.family.cut(self.arguments, row, num)
+        return replace(self, arguments=cut, state=state, seen=[]).run()[1]
 
 
 def bound_arguments(kernel: Kernel, args: tuple[Any, ...], kwargs: Arguments) -> dict[str, Any]:
     """The arguments of a call by name, including those passed by keyword."""
-    bound = inspect.signature(kernel).bind(*args, **kwargs)
-    named = dict(bound.arguments)
+    named = inspect.signature(kernel).bind(*args, **kwargs).arguments
     more = named.pop("kwargs", {})
     return {**named, **more}
 
@@ -208,7 +193,7 @@ def _stacked(calls: Sequence[Call], index: Any, nums: Sequence[int]) -> dict[str
 
 
 def _kind(call: Call) -> list[Any]:
-    """The key by which calls are grouped: their common shapes and weights."""
+    """What calls have in common that run as one: shapes and weights."""
     sizes = [call.arguments[name].shape for name in TOKENWISE]
     flags = {n: v for n, v in call.arguments.items() if n not in (*TOKENWISE, "initial_state")}
     constants = {n: id(v) if isinstance(v, Tensor) else v for n, v in flags.items()}

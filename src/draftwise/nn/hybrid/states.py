@@ -35,13 +35,11 @@ class State:
 
     @property
     def num_bytes(self) -> int:
-        both = (*self.conv.values(), *self.recurrent.values())
-        return sum(tensor.numel() * tensor.element_size() for tensor in both)
+        return sum(t.nbytes for t in (*self.conv.values(), *self.recurrent.values()))
 
 
 class StateCheckpoint:
-    """The states that one forward over R rows started from, its kernel calls, and the states it
-    left.
+    """What one forward over R rows started from, its kernel calls, and the states it left.
 
     Unknown kernels leave only the end: ``rewinds`` is False then.
     """
@@ -64,10 +62,9 @@ class StateCheckpoint:
         """[R, C, K] the last inputs of all rows, zeros where there were none; None = nowhere."""
         if key not in self._handed:
             found = _stacked([state.conv.get(key) for state in self.before])
-            if found is None:
-                return None
-            self._handed[key] = found
-        return self._handed[key]
+            if found is not None:
+                self._handed[key] = found
+        return self._handed.get(key)
 
     def put_conv(self, key: Key, inputs: Tensor, size: int | None) -> Tensor:
         """New inputs [R, C, T]; returns [R, C, K + T], those before them included."""
@@ -205,9 +202,7 @@ class States:
                 steps[-1].tokens = steps[-1].tokens[: start - steps[-1].start]
             step = _Step(start, list(tokens), self.trace, index, before[index])
             self._steps[row] = [*steps, step]
-            surplus = len(self._steps[row]) - MOST_STEPS
-            if surplus > 0:
-                self._forget(row, surplus)
+            self._forget(row, len(self._steps[row]) - MOST_STEPS)
 
     def finish(self) -> None:
         """End a forward; of a wide one only the last state is kept, to save memory."""
@@ -220,11 +215,8 @@ class States:
 
     def settle(self, row: int, length: int) -> None:
         """Drop what only a rollback below this length would need."""
-        if not self._steps[row]:
-            return
         first = self.reachable(row, length)
-        num = sum(step.start <= first for step in self._steps[row])
-        self._forget(row, num - 1)
+        self._forget(row, sum(step.start <= first for step in self._steps[row]) - 1)
 
     @property
     def num_bytes(self) -> int:
@@ -252,10 +244,9 @@ class States:
     def _at(self, row: int, position: int) -> State:
         """The state of a row at this position; ValueError where it is not known."""
         for step in reversed(self._steps[row]):
-            if step.start <= position <= step.start + len(step.tokens):
-                found = step.state(position)
-                if found is not None:
-                    return found
+            is_near = step.start <= position <= step.start + len(step.tokens)
+            if is_near and (found := step.state(position)) is not None:
+                return found
         if self._base[row][0] != position:
             raise ValueError(f"the state of row {row} after {position} tokens is not known")
         return self._base[row][1]
@@ -279,15 +270,10 @@ class LibraryStates:
         return self.states.trace.conv(Key(layer_idx, state_idx))
 
     def update_conv_state(
-        self,
-        conv_states: Tensor,
-        layer_idx: int,
-        state_idx: int = 0,
-        conv_kernel_size: int | None = None,
-        **kwargs: Any,
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        key = Key(layer_idx, state_idx)
-        return self.states.trace.put_conv(key, conv_states, conv_kernel_size)
+        key, size = Key(layer_idx, state_idx), kwargs.get("conv_kernel_size")
+        return self.states.trace.put_conv(key, conv_states, size)
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         return self.states.trace.recurrent(Key(layer_idx, state_idx))
@@ -302,9 +288,7 @@ class LibraryStates:
     def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
         self.update_recurrent_state(linear_cache, layer_idx)
 
-    def has_previous_state(
-        self, layer_idx: int | None = None, state_idx: int | None = None
-    ) -> bool:
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
         return self.states.trace.has_previous
 
     def is_recording_past(self, layer_idx: int) -> bool:

@@ -78,11 +78,8 @@ def keeps_states(module: nn.Module) -> bool:
     """Whether any layer reads a recurrent state from the cache."""
     # its class as it says it is: a module may be handed over as a weak proxy
     classes = {layer.__class__ for layer in module.modules()}
-    forwards = [inspect.unwrap(one.forward) for one in classes]
-    return any(
-        isinstance(forward, FunctionType) and not _ASKS.isdisjoint(forward.__code__.co_names)
-        for forward in forwards
-    )
+    codes = [getattr(inspect.unwrap(one.forward), "__code__", None) for one in classes]
+    return any(code is not None and not _ASKS.isdisjoint(code.co_names) for code in codes)
 
 
 def _watched_forward(module: nn.Module, watch: KernelRecorder) -> Callable[..., Any] | None:
@@ -90,19 +87,14 @@ def _watched_forward(module: nn.Module, watch: KernelRecorder) -> Callable[..., 
     if "forward" in module.__dict__:  # of accelerate: it is bound to the module itself
         return None
     forward = inspect.unwrap(module.__class__.forward)
-    names = set(forward.__code__.co_names) if isinstance(forward, FunctionType) else set()
-    scope = forward.__globals__
+    if not isinstance(forward, FunctionType):
+        return None
+    code, scope = forward.__code__, forward.__globals__
     noted = {
         family.chunk: watch.kernel(family, scope[family.chunk], scope[family.step])
         for family in FAMILIES
-        if family.chunk in names and family.chunk in scope and family.step in scope
+        if family.chunk in code.co_names and family.chunk in scope and family.step in scope
     }
     if not noted:
         return None
-    return FunctionType(
-        forward.__code__,
-        {**scope, **noted},
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
-    )
+    return FunctionType(code, scope | noted, None, forward.__defaults__, forward.__closure__)
