@@ -17,16 +17,15 @@ from draftwise.chat import Prompt
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
 from draftwise.engine import options as o
 from draftwise.engine.drafting import pool_of
-from draftwise.engine.engine import Engine
-from draftwise.engine.generation import Generation, Result
+from draftwise.engine.engine import Engine, Generation, Result
 from draftwise.engine.memory import SharedPolicyState, check_scope
 from draftwise.engine.options import Options, Params, RequestParams, Single
-from draftwise.engine.records import Round
 from draftwise.engine.request import (
     Answer,
     Ending,
     GuardedStopRule,
     Request,
+    Round,
     guarded_process,
     guarded_stop,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftwise.engine.generation import Result
+from draftwise.engine.engine import Result
 from draftwise.engine.request import TARGET, Detokenizer, RequestOutput
 
 Piece = tuple[str, str]  # a piece of text and the name of its drafter

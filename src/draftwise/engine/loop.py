@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.drafting import Drafting, Nonsense, Pool
-from draftwise.engine.records import Round, as_logprobs, logprobs
-from draftwise.engine.request import EMPTY, Request, RoundState
+from draftwise.engine.request import EMPTY, Request, Round, RoundState, TokenLogprobs
 from draftwise.engine.verify import is_broken, verify
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.sampling import Dists, warped
@@ -436,6 +435,29 @@ def _verify_greedy(state: RoundState, points: list[int], offpath_tokens: Iterato
     agree = [float(points[node + 1] == next(offpath_tokens)) for node, _ in draft.offpath_probs]
     state.offpath_scores = [(each, each) for each in agree]
     state.targets = [points[0], *(points[node + 1] for node in state.verdict.path.tolist())]
+
+
+def logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> list[Tensor]:
+    """Log-probabilities of [n] tokens, before temperature, penalties and truncation, as in vLLM.
+
+    logits: [n, V] before each token. Returns [n, 2] tokens with their log-probabilities, [n, k] the
+    likeliest tokens, and [n, k] their log-probabilities.
+    """
+    found = logits.float().log_softmax(-1)
+    own = found.gather(1, tokens.clamp(min=0)[:, None])[:, 0].double()
+    best = found.topk(max(1, num_top), dim=-1)
+    pairs = own.new_zeros((len(own), 2))
+    pairs[:, 0], pairs[:, 1] = tokens, own
+    return [pairs, best.indices[:, :num_top], best.values[:, :num_top]]
+
+
+def as_logprobs(pairs: Floats, ids: Floats, values: Floats) -> list[TokenLogprobs]:
+    return [
+        TokenLogprobs(int(token), value, tuple(zip(map(int, those), theirs, strict=True)))
+        for (token, value), those, theirs in zip(
+            pairs.tolist(), ids.tolist(), values.tolist(), strict=True
+        )
+    ]
 
 
 class _SampledVerdicts:
