@@ -40,6 +40,7 @@ from draftwise.protocols import Mixer
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Plan, Scores
 
 T = TypeVar("T")
+Row = TypeVar("Row", Request, RoundState)
 
 SHARE_STEP = 0.2  # smoothing factor of the share of rows that a drafter drafts for
 CREDIT, SHARE = 12.0, 0.0025
@@ -181,7 +182,6 @@ class Sessions:
         return found
 
     def _try(self, name: str, what: Callable[[], T]) -> T | None:
-        """Call something of a drafter; if it raises, disable the drafter and return None."""
         try:
             return what()
         except Exception as error:
@@ -236,10 +236,7 @@ class Drafting:
             state.request.pending = state.decision if state.waits else None
 
     def propose(self, states: Sequence[RoundState]) -> None:
-        """Draft for each row, with the drafts of several drafters as branches of one tree.
-
-        The draft of the plan ``none`` is empty. Each drafter's steps are timed.
-        """
+        """Draft for each row, with the drafts of several drafters as branches of one tree."""
         groups: dict[str, list[tuple[RoundState, DraftTask]]] = {}
         guarded = [state for state in states if state.request.is_guarded]
         padded = LONGEST_PLAN
@@ -288,8 +285,7 @@ class Drafting:
         """The tasks of a row's plans by drafter, each of at most ``most`` tokens."""
         request = state.request
         for plan in state.plans if most else ():
-            mixer = self._mixer(request, plan)
-            if mixer is not None:
+            if (mixer := self._mixer(request, plan)) is not None:
                 num_nodes = request.longest if self._pool.target.serves_trees else 0
                 mix = Mix(mixer, partial(self.sessions.peek, request.context), min(num_nodes, most))
                 length = min(mixer.length, request.num_draftable, most)
@@ -321,34 +317,18 @@ class Drafting:
         Rows with panoramic feedback get scores that cost forwards. may_pay: whether policies may
         have probes that cost forwards. Returns whether there was such a probe.
         """
-        drafters_to_probe = {
-            id(state): set(state.request.drafters_to_probe(len(states)) if may_pay else ())
-            for state in states
-        }
+        probed = [s.request.drafters_to_probe(len(states)) if may_pay else () for s in states]
         groups: dict[bool, list[RoundState]] = {True: [], False: []}
         for state in states:
             groups[state.request.is_panoramic].append(state)
-
-        def gather(
-            name: str, session: DraftSession
-        ) -> DeviceRead[list[tuple[RoundState, Scores | None]]]:
-            found: list[tuple[RoundState, Scores | None]] = []
-            probed = [state for state in states if name in drafters_to_probe[id(state)]]
-            if probed:
-                scores = yield from session.probe([state.context for state in probed])
-                found += zip(probed, _checked_scores(scores, len(probed)), strict=True)
+        asked: dict[str, dict[bool | None, list[RoundState]]] = {}
+        for name in self.sessions.names:
+            asked[name] = {None: [s for s, own in zip(states, probed, strict=True) if name in own]}
             for everything, members in groups.items():
-                if group := [state for state in members if state.context.allows(name)]:
-                    scores = yield from session.score([s.context for s in group], everything)
-                    found += zip(group, _checked_scores(scores, len(group)), strict=True)
-            return found
-
-        found, _ = self.sessions.gather({n: partial(gather, n) for n in self.sessions.names})
-        for name, scored in found.items():
-            for state, scores in scored:
-                if scores is not None:
-                    state.scores[name] = scores
-        return any(drafters_to_probe.values())
+                asked[name][everything] = [s for s in members if s.context.allows(name)]
+        for name, state, scores in self._scores(asked):
+            state.scores[name] = scores
+        return any(probed)
 
     def score_prompts(
         self,
@@ -361,25 +341,35 @@ class Drafting:
         names: the drafters to ask, by request. everything: as for ``DraftSession.score``; None = a
         probe. A drafter reads all its rows in one forward.
         """
-        asked: dict[str, list[Request]] = {}
+        asked: dict[str, dict[bool | None, list[Request]]] = {}
         for request in requests:
             for name in names[request.id]:
-                asked.setdefault(name, []).append(request)
+                asked.setdefault(name, {everything: []})[everything].append(request)
+        found: dict[int, dict[str, Scores]] = {request.id: {} for request in requests}
+        for name, request, scores in self._scores(asked):
+            found[request.id][name] = scores
+        return found
 
-        def ask(name: str, session: DraftSession) -> DeviceRead[list[Scores | None]]:
-            rows = [request.context for request in asked[name]]
-            return session.probe(rows) if everything is None else session.score(rows, everything)
+    def _scores(
+        self, asked: Mapping[str, Mapping[bool | None, Sequence[Row]]]
+    ) -> Iterable[tuple[str, Row, Scores]]:
+        """New scores of rows, asked by drafter and ``everything`` (None = a probe)."""
 
-        found, _ = self.sessions.gather(
-            {name: partial(ask, name) for name in asked},
-            lambda name, answer: _checked_scores(answer, len(asked[name])),
-        )
-        scores: dict[int, dict[str, Scores]] = {request.id: {} for request in requests}
-        for name, answers in found.items():
-            for request, own in zip(asked[name], answers, strict=True):
-                if own is not None:
-                    scores[request.id][name] = own
-        return scores
+        def ask(name: str, session: DraftSession) -> DeviceRead[list[tuple[Row, Scores | None]]]:
+            found: list[tuple[Row, Scores | None]] = []
+            for everything, rows in asked[name].items():
+                if contexts := [row.context for row in rows]:
+                    scores = yield from (
+                        session.probe(contexts)
+                        if everything is None
+                        else session.score(contexts, everything)
+                    )
+                    found += zip(rows, _checked_scores(scores, len(rows)), strict=True)
+            return found
+
+        answers, _ = self.sessions.gather({name: partial(ask, name) for name in asked})
+        for name, scored in answers.items():
+            yield from ((name, row, scores) for row, scores in scored if scores is not None)
 
 
 def _side_by_side(drafts: Sequence[Draft]) -> Draft:
@@ -406,9 +396,6 @@ class Nonsense(ValueError):
 
 
 def _checked_scores(found: Any, num: int) -> list[Scores | None]:
-    """Scores, or None, of ``num`` texts; those that are not finite count as None, since p may be
-    the cause.
-    """
     return [_checked(scores) for scores in _list_of(found, num)]
 
 
@@ -441,7 +428,7 @@ def _checked(scores: Any) -> Scores | None:
     if all(0.0 <= value <= 1.0 for column in columns for value in column.tolist()):
         return scores
     if not all(np.isfinite(column).all() for column in columns):
-        return None
+        return None  # p may be the cause
     return replace(scores, alphas=columns[0].clip(0, 1), ratios=columns[1].clip(0, 1))
 
 
@@ -449,14 +436,13 @@ def _check_draft(draft: Any, task: DraftTask, vocab_size: int) -> None:
     if not isinstance(draft, Draft):
         raise Nonsense(f"{type(draft).__name__} is no Draft")
     tokens, num = draft.tokens, np.size(draft.tokens)
-    if not (_is_row(tokens, "iu") or (_is_row(tokens, "f") and not num)):
+    if not _is_row(tokens, "iuf" if not num else "iu"):
         raise Nonsense("drafted tokens are not a row of whole numbers")
     ids = tokens.tolist()
     if num and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise Nonsense(f"tokens {min(ids)} to {max(ids)} were drafted, of {vocab_size}")
     most = task.length if task.tree is None else task.tree.total_tokens
-    if task.mix is not None:
-        most = max(most, task.mix.most)
+    most = most if task.mix is None else max(most, task.mix.most)
     if num > most:
         raise Nonsense(f"{num} tokens were drafted, where {most} were wanted at most")
     if len(draft.sources) != num or len(draft.confidences) not in (0, num):

@@ -54,7 +54,7 @@ class PrefixCache:
         self._kept: dict[int, Context] = {}
 
     def keep(self, context: Context) -> list[int]:
-        """Keep the row of an ended request; return the evicted rows."""
+        """Keep the row of an ended request; return the evicted rows, which may be its own."""
         self._kept[context.row] = context
         return [self.drop() for _ in range(len(self._kept) - self.num_rows)]
 
@@ -164,12 +164,12 @@ class PrefillScheduler:
     def _show(self, requests: Sequence[Request], num_waiting: int, may_pay: bool) -> None:
         """Use free and panoramic scores first, then the probes that policies ask for."""
         names, score = self._drafting.sessions.names, self._drafting.score_prompts
-        # drafters with panoramic feedback prefill whole prompts in any case
-        whole = [r for r in requests if r.reads_everything]
-        rest = [r for r in requests if not r.reads_everything]
-        probing = [r for r in rest if r.probing is not None]
-        plain = [r for r in rest if r.probing is None]
-        for everything, group in ((True, whole), (False, probing), (None, plain)):
+        groups: dict[bool | None, list[Request]] = {True: [], False: [], None: []}
+        for request in requests:
+            # drafters with panoramic feedback prefill whole prompts in any case
+            free = None if request.probing is None else False
+            groups[True if request.reads_everything else free].append(request)
+        for everything, group in groups.items():
             found = score({r.id: names for r in group}, group, everything)
             for request in group:
                 self._learn(request, found[request.id])
@@ -255,7 +255,7 @@ class Engine:
         with self.lock:
             if not self._is_open:
                 raise DraftwiseError("this engine is closed: make another with Speculator.engine()")
-            if self.knows(request.id):
+            if request.id in self._requests():
                 raise DraftwiseError(f"request {request.id} is in the engine already")
             needed = self._bytes(request.num_room)
             if self._max_bytes is not None and needed > self._max_bytes:
@@ -281,7 +281,7 @@ class Engine:
                     "an answer: ask before, or another Speculator"
                 )
             self._is_stepping = True
-            requests, rounds = {request.id: request for request in self._all()}, list[Round]()
+            requests = self._requests()
             try:
                 rounds = self._step()
             except BaseException:
@@ -329,14 +329,13 @@ class Engine:
 
     def _cancel_dropped(self) -> None:
         while self._dropped:
-            if self.knows(gone := self._dropped.pop()):
-                self.cancel(gone)
+            if found := self._requests().get(self._dropped.pop()):
+                self._cancel(found)
 
     def cancel(self, id_: int) -> None:
         """End a request at once; it keeps its text so far. DraftwiseError for an unknown id."""
         with self.lock:
-            requests = {request.id: request for request in self._all()}
-            if id_ not in requests:
+            if id_ not in (requests := self._requests()):
                 known = ", ".join(map(str, requests)) or "none"
                 raise DraftwiseError(f"no request {id_} is in the engine; there are: {known}")
             self._cancel(requests[id_])
@@ -351,13 +350,10 @@ class Engine:
             self._close(found.context.row)
         self._drop_finished()
 
-    def knows(self, id_: int) -> bool:
-        return any(request.id == id_ for request in self._all())
-
     def close(self) -> None:
         """Cancel all requests and free all memory; ``admit`` then raises DraftwiseError."""
         with self.lock:
-            for request in list(self._all()):
+            for request in self._requests().values():
                 self._cancel(request)
             while self._prefix_cache.lengths:
                 self._close(self._prefix_cache.drop())
@@ -407,8 +403,9 @@ class Engine:
         """The cost of forwards at the current number of running requests; None without any."""
         return self._loop.costs(self._running) if self._running else None
 
-    def _all(self) -> Iterator[Request]:
-        yield from (*self.running, *(request for _, _, request in self._waiting))
+    def _requests(self) -> dict[int, Request]:
+        found = (*self.running, *(request for _, _, request in self._waiting))
+        return {request.id: request for request in found}
 
     def _bytes(self, num_tokens: int) -> int:
         target_bytes = self._pool.target.row_bytes(num_tokens, LARGEST_PIECE)
@@ -417,8 +414,7 @@ class Engine:
     def _schedule(self) -> None:
         """Start waiting requests in order, as far as they fit.
 
-        A request whose prefix another one is prefilling waits for it, and keeps its place in the
-        queue.
+        One whose prefix another is prefilling waits for it, and keeps its place in the queue.
         """
         later: list[tuple[int, int, Request]] = []
         try:
@@ -458,10 +454,7 @@ class Engine:
         request.finish()
 
     def _fits(self, request: Request, later: Sequence[Request]) -> bool:
-        """Whether the request's longest text fits; evicts rows of the prefix cache if needed.
-
-        later: waiting requests that come before it.
-        """
+        """Whether its longest text fits besides ``later``, which come first; evicts kept rows."""
         if self._max_bytes is None:
             return True
         needed = (request, *later, *self.running)
@@ -589,11 +582,9 @@ class Engine:
         for request in over:
             request.finish()
             is_shared = request.error is None and not request.context.is_private
-            if self._prefix_cache.num_rows and is_shared:
-                for row in self._prefix_cache.keep(request.context):
-                    self._close(row)
-            else:
-                self._close(request.context.row)
+            context = request.context
+            for row in self._prefix_cache.keep(context) if is_shared else [context.row]:
+                self._close(row)
 
     def _abandon(self, requests: list[Request]) -> None:
         for request in requests:
@@ -703,10 +694,10 @@ class Generation(Iterator[Round]):
     def __init__(
         self, engine: Engine, requests: Sequence[Request], trace: str | Path | None
     ) -> None:
-        self._engine, self._unread = engine, deque[tuple[int, RequestOutput]]()
         self._requests: list[Request] = []
         self._trace: TraceWriter | None = None  # for __del__, where the next line raises
         self._trace = None if trace is None else TraceWriter(trace)
+        self._engine, self._unread = engine, deque[tuple[int, RequestOutput]]()
         self._wholes = [RequestOutput(stats=request.stats) for request in requests]
         for index, request in enumerate(requests):
             request.sink = partial(_receive, self._unread, index, self._wholes[index])
@@ -753,7 +744,6 @@ class Generation(Iterator[Round]):
     def _close_trace(self) -> None:
         if self._trace is not None:
             self._trace.close()
-            self._trace = None
 
     def _report_errors(self) -> None:
         """Raise the exception of a callback; in a batch, warn, since other answers are complete."""
@@ -763,10 +753,6 @@ class Generation(Iterator[Round]):
                 raise request.error
             if request.error is not None:
                 warnings.warn(f"request {index} ended early: {request.error!r}", stacklevel=3)
-
-    @property
-    def num_cache_bytes(self) -> int:
-        return self._engine.num_cache_bytes
 
     def results(self) -> list[Result]:
         return [

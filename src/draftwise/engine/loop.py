@@ -55,7 +55,7 @@ class Loop:
         states = choose(requests, self._pool.guard.allows_drafts, rests)
         self.end_lap("choose")
         drafted = [] if rests else [state for state in states if state.context.is_drafted]
-        reading_s = self._catch_up(drafted) if drafted else 0.0
+        reading_s = self._catch_up(drafted) if drafted else 0.0  # plain decoding does not need it
         self.end_lap("read")
         self._drafting.propose(drafted)
         self.end_lap("draft")
@@ -87,13 +87,12 @@ class Loop:
     def _rests(self, requests: Sequence[Request]) -> bool:
         """Whether the round only decodes: no policy chooses, and all learn from it later.
 
-        While the guard is closed and no row expects SURE times the speed of plain decoding, drafts
-        are looked for in every fourth round only. The price of plain decoding is measured before
-        drafts and, seldom, between them.
+        The price of plain decoding is measured before drafts and, seldom, between them. While the
+        guard is closed, only every fourth round looks for drafts.
         """
-        if (can_rest := all(r.can_rest for r in requests)) and self._pool.cost_model.wants_plain(
-            len(requests), sum(len(request.context.tokens) for request in requests)
-        ):
+        can_rest = all(request.can_rest for request in requests)
+        context = sum(len(request.context.tokens) for request in requests)
+        if can_rest and self._pool.cost_model.wants_plain(len(requests), context):
             return True
         if self._pool.guard.allows_drafts or not can_rest:
             self._num_idle = 0
@@ -104,10 +103,7 @@ class Loop:
     def _account(
         self, states: Sequence[RoundState], seconds: float, reading_s: float
     ) -> tuple[float, float]:
-        """Book the round in the guard's account; return its seconds without drafts, and its own.
-
-        reading_s: its seconds of catching up and probes, which plain decoding does not need.
-        """
+        """Book the round in the guard's account; return its seconds without drafts, and its own."""
         has_drafted = any(len(state.draft) or state.waits for state in states)
         if has_drafted:
             self._num_idle = 0

@@ -111,7 +111,7 @@ class LosslessnessReport:
     """
 
     def __init__(self, model: CausalModel, widths: Sequence[int]) -> None:
-        self._model = model
+        self._model, self._dtype = model, arithmetic(model)
         self.bound = rounding_bound(model)
         self.widths = {width: Width() for width in widths}
         self.margins: list[float] = []
@@ -133,48 +133,47 @@ class LosslessnessReport:
     @property
     def is_exact_dtype(self) -> bool:
         """Whether greedy tokens must be equal: in float32 and float64."""
-        return arithmetic(self._model) in {torch.float32, torch.float64}
+        return self._dtype in {torch.float32, torch.float64}
+
+    @property
+    def _shares(self) -> list[float]:
+        return [share for found in self.widths.values() for share in found.shares]
 
     @property
     def is_lossless(self) -> bool:
         """Whether rounding explains all differences, and in float32 all tokens are equal."""
         parted = [found for found in self.differences if found is not None]
-        within = all(share <= 1 for found in self.widths.values() for share in found.shares)
-        return within and (
-            not parted if self.is_exact_dtype else all(found.is_rounding for found in parted)
+        is_rounding = all(found.is_rounding for found in parted)
+        return all(share <= 1 for share in self._shares) and (
+            not parted if self.is_exact_dtype else is_rounding
         )
 
     def verdict(self) -> str:
-        dtype = str(arithmetic(self._model)).removeprefix("torch.")
+        dtype, shares = str(self._dtype).removeprefix("torch."), self._shares
         num, parted = len(self.differences), [d for d in self.differences if d is not None]
         flips = [margin for found in self.widths.values() for margin in found.flips]
-        total = sum(len(found.shares) for found in self.widths.values())
-        share = max((s for found in self.widths.values() for s in found.shares), default=0.0)
+        differ = f"{len(parted)} of {num} answers"
         if not self.is_lossless:
-            why = []
-            if parted:
-                why.append(f"{len(parted)} of {num} answers differ from plain decoding")
-            if share > 1:
-                why.append(
-                    f"logits of wide forwards are off by up to {share:.3g} times what rounding "
-                    "explains"
-                )
+            why = [f"{differ} differ from plain decoding"] if parted else []
+            if (share := max(shares, default=0.0)) > 1:
+                off = f"off by up to {share:.3g} times what rounding explains"
+                why.append(f"logits of wide forwards are {off}")
             return f"NOT lossless in {dtype}: {', and '.join(why)}"
         if not flips and not parted:
             return (
-                f"lossless in {dtype}: 0 of {num} answers differ from plain decoding, and no "
-                f"argmax changes in {total} positions"
+                f"lossless in {dtype}: {differ} differ from plain decoding, and no "
+                f"argmax changes in {len(shares)} positions"
             )
         return (
-            f"{dtype}: rounding changes the argmax in {len(flips)} of {total} positions, all "
-            f"within {max(flips, default=0.0):.3g} logits, and {len(parted)} of {num} answers: "
+            f"{dtype}: rounding changes the argmax in {len(flips)} of {len(shares)} positions, all "
+            f"within {max(flips, default=0.0):.3g} logits, and {differ}: "
             "greedy answers may differ where two tokens tie to within rounding; the distribution "
             f"is the target's in {dtype}"
         )
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "dtype": str(arithmetic(self._model)).removeprefix("torch."),
+            "dtype": str(self._dtype).removeprefix("torch."),
             "device": str(self._model.device),
             "num_prompts": len(self.differences),
             "num_different": sum(found is not None for found in self.differences),

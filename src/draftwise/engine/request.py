@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -128,10 +128,7 @@ class Detokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """When an answer ends: a token of ``eos``, one of the ``stop`` strings, or its full length.
-
-    stop_when: called after each token with the answer's tokens so far; True ends the answer.
-    """
+    """When an answer ends; ``stop_when`` is called as ``RequestParams`` says."""
 
     max_new_tokens: int
     eos: frozenset[int] = frozenset()
@@ -195,8 +192,7 @@ class Answer:
         """Append text, except a possible beginning of a stop string; end before a complete one."""
         text, stops = self._waiting + piece, self._ending.stop
         ahead = text + self._detokenizer.waiting if stops else text
-        places = [place for stop in stops if (place := ahead.find(stop)) >= 0]
-        if places:
+        if places := [place for stop in stops if (place := ahead.find(stop)) >= 0]:
             self.text, self._waiting = self.text + ahead[: min(places)], ""
             self.finish_reason = "stop"
             return
@@ -206,8 +202,7 @@ class Answer:
         self.text, self._waiting = self.text + text[:cut], text[cut:]
 
     def _begins_stop(self, text: str) -> bool:
-        """Whether a stop string begins with this text: then the first that sorts after it does."""
-        at = bisect_left(self._stops, text)
+        at = bisect_left(self._stops, text)  # if any begins with it, the first after it does
         return at < len(self._stops) and self._stops[at].startswith(text)
 
 
@@ -274,14 +269,13 @@ def guarded_process(process: Callable[..., Any]) -> GuardedCallback:
 
 
 class GuardedMixer:
-    """A mixer that ends every draft after its first exception.
+    """A mixer that ends every draft after its first exception, or another one of its request.
 
-    ask: calls a function, or returns its second argument from the request's first failure on.
     Raises whatever reading the mixer's ``drafter`` and ``length`` raises.
     """
 
-    def __init__(self, mixer: Mixer, ask: Callable[[Callable[[], Any], Any], Any]) -> None:
-        self._mixer, self._ask = mixer, ask
+    def __init__(self, mixer: Mixer, request: Request) -> None:
+        self._mixer, self._ask = mixer, request._ask
         self.drafter, self.length = str(mixer.drafter), int(mixer.length)
 
     def pick(
@@ -300,12 +294,10 @@ class GuardedMixer:
                 raise ValueError(f"the mixer picked {picked!r}, which has nothing to write")
             return picked
 
-        found: str | None = self._ask(pick, None)
-        return found
+        return self._ask(pick, None)
 
     def num_siblings(self, step: DraftStep, room: int) -> int:
-        num: int = self._ask(lambda: max(0, int(self._mixer.num_siblings(step, room))), 0)
-        return num
+        return self._ask(lambda: max(0, int(self._mixer.num_siblings(step, room))), 0)
 
     def branch(
         self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
@@ -316,8 +308,7 @@ class GuardedMixer:
                 raise ValueError(f"the mixer picked a branch of {name!r}, which has none")
             return name, min(int(num), room)
 
-        found: tuple[str, int] = self._ask(branch, ("", 0))
-        return found
+        return self._ask(branch, ("", 0))
 
 
 class GuardedStopRule:
@@ -337,25 +328,20 @@ class GuardedStopRule:
         return self._guide.needs_hidden
 
     def should_continue(self, step: DraftStep) -> bool:
-        try:
-            return not self._is_broken and bool(self._guide.should_continue(step))
-        except Exception as error:
-            self._leave_out(error)
-            return False
+        return self._ask(lambda: bool(self._guide.should_continue(step)), False)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        try:
-            if not self._is_broken:
-                self._guide.learn(num_drafted, num_accepted)
-        except Exception as error:
-            self._leave_out(error)
+        self._ask(lambda: self._guide.learn(num_drafted, num_accepted), None)
 
-    def _leave_out(self, error: Exception) -> None:
-        self._is_broken = True
-        warnings.warn(
-            f"rule {self._rule!r} raised {error!r}: its request no longer drafts with it",
-            stacklevel=3,
-        )
+    def _ask(self, what: Callable[[], T], instead: T) -> T:
+        if not self._is_broken:
+            try:
+                return what()
+            except Exception as error:
+                self._is_broken = True
+                said = f"rule {self._rule!r} raised {error!r}: its request no longer drafts with it"
+                warnings.warn(said, stacklevel=3)
+        return instead
 
 
 class RuleComparison:
@@ -390,10 +376,9 @@ RECENT = 0.95
 
 @dataclass(slots=True)
 class Account:
-    """Seconds of steps, and seconds of the same tokens without drafts; both without prefill.
+    """Measured seconds of steps, and estimated ones of the same tokens without drafts.
 
-    ``spent_s`` is measured, ``plain_s`` is estimated by the cost model. The recent sums are
-    discounted by ``RECENT`` per step.
+    Both without prefill; the recent sums are discounted by ``RECENT`` per step.
     """
 
     plain_s: float = 0.0
@@ -546,10 +531,8 @@ class Stats:
         self.pulls.update(other.pulls)
         self.account.merge(other.account)
         for phase, seconds in other.seconds_by_phase.items():
-            before = self.seconds_by_phase[phase]
-            self.seconds_by_phase[phase] = (
-                max(before, seconds) if are_together else before + seconds
-            )
+            both = self.seconds_by_phase[phase], seconds
+            self.seconds_by_phase[phase] = max(both) if are_together else sum(both)
 
     @property
     def mean_accepted_tokens(self) -> float:
@@ -703,18 +686,17 @@ class Request:
 
     def _ask(self, what: Callable[[], T], instead: T) -> T:
         """Ask the policy or feedback; ``instead`` from its first failure on, without drafts."""
-        if self.is_idle:
-            return instead
-        try:
-            return what()
-        except Exception as error:
-            self.is_idle, self.pending = True, None
-            warnings.warn(
-                f"the policy or feedback of request {self.id} failed ({error!r}): "
-                "this request continues without drafts",
-                stacklevel=3,
-            )
-            return instead
+        if not self.is_idle:
+            try:
+                return what()
+            except Exception as error:
+                self.is_idle, self.pending = True, None
+                warnings.warn(
+                    f"the policy or feedback of request {self.id} failed ({error!r}): "
+                    "this request continues without drafts",
+                    stacklevel=3,
+                )
+        return instead
 
     @property
     def tokens(self) -> list[int]:
@@ -736,7 +718,7 @@ class Request:
         """Chooses the drafter of each token of a mixed draft; None = one drafter per draft."""
         if (mixing := self.mixing) is None or self.is_resting:
             return None
-        return self._ask(lambda: mixing.mixer and GuardedMixer(mixing.mixer, self._ask), None)
+        return self._ask(lambda: mixing.mixer and GuardedMixer(mixing.mixer, self), None)
 
     @property
     def reads_everything(self) -> bool:
@@ -768,9 +750,7 @@ class Request:
     @property
     def advantage(self) -> float:
         """The expected speed relative to plain decoding."""
-        policy = self.policy
-        assert isinstance(policy, PricingPlans)
-        return self._ask(lambda: float(policy.advantage), 0.0)
+        return self._ask(lambda: float(cast(PricingPlans, self.policy).advantage), 0.0)
 
     def _checked(self, decision: Any) -> Decision:
         if not isinstance(decision, Decision) or not isinstance(decision.plan, Integral):
@@ -813,9 +793,8 @@ class Request:
 
     def uniforms(self, num: int) -> Floats:
         """[num] uniforms of the acceptance stream; zeros for greedy requests, which need none."""
-        if self.context.sampling.temperature == 0:
-            return np.zeros(num)
-        return self.accept_rng.random(num)
+        is_greedy = self.context.sampling.temperature == 0
+        return np.zeros(num) if is_greedy else self.accept_rng.random(num)
 
     def commit(self, draft: Draft, verdict: Verdict, targets: Sequence[int | Tensor]) -> int:
         """Append verified tokens up to the end of the answer; return their number.
