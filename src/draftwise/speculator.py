@@ -201,7 +201,6 @@ class Speculator:
         return self._start("start", prompts, params, options)
 
     def _start(self, method: str, prompts: Any, params: Params, options: Options) -> Generation:
-        """``start``, called by the user as ``method``."""
         o.check_names(method, options, Options.__annotations__)
         trace = checks.optional(checks.path, "trace", options.get("trace"))
         with self._pool.lock:  # other threads may use the same models
@@ -228,9 +227,8 @@ class Speculator:
         eos = params.eos_token_ids
         if eos is None:
             eos = (*o.eos_tokens(self.target, self.tokenizer), *text.turn_ends)
-        room = self.target.max_positions - len(text.tokens)
-        ends = frozenset[int]() if params.ignore_eos else frozenset(eos)
-        most = min(params.max_new_tokens, room)
+        most = min(params.max_new_tokens, self.target.max_positions - len(text.tokens))
+        ends = frozenset(() if params.ignore_eos else eos)
         ending = Ending(most, ends, params.stop, params.stop_when)
         base = self.setting if params.preset is None else registry.preset(params.preset)
         setting = registry.adjusted(base, policy=params.policy, lengths=params.lengths)
@@ -242,7 +240,6 @@ class Speculator:
         return learning.request(text.tokens, params, ending, stream)
 
     def _limits(self, params: RequestParams) -> LearningLimits:
-        """What of the pool a request may use; raises DraftwiseError for a drafter not in it."""
         names = [drafter.name for drafter in self.drafters]
         chosen = frozenset(names if params.drafters is None else params.drafters)
         if unknown := [name for name in params.drafters or () if name not in names]:
@@ -374,7 +371,6 @@ class Learning:
     def _policy(
         self, prompt: Sequence[int], seed: SeedSequence, num_tokens: int, params: RequestParams
     ) -> Policy:
-        """The policy of one request: the shared one, or its own, which may look at the prompt."""
         if self.memory.policy is not None:
             return self.memory.policy
         policy = self._new_policy(seed, num_tokens)
@@ -388,7 +384,6 @@ class Learning:
         return registry.make_feedback(self._setting.feedback, plans=self.plans, reward=self._reward)
 
     def _stop_rules(self, seed: SeedSequence) -> dict[tuple[str, str], StopRule]:
-        """A rule, with its own randomness, for each drafter and rule that plans name."""
         names = dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE)
         homes = {name: drafter.home for name, drafter in self._showing.items()}
         return {
@@ -440,16 +435,12 @@ def _plans(
         why = chains_only if branching else "no drafter of the pool drafts any"
         raise DraftwiseError(f"trees are not possible: {why}; leave them out")
     plans = setting.plans([drafter.name for drafter in drafters], branching)
-    return list(
-        dict.fromkeys(_fitted(plan, own.get(plan.drafter), limits.max_draft) for plan in plans)
-    )
+    fitted = [_fitted(plan, own.get(plan.drafter), limits.max_draft) for plan in plans]
+    return list(dict.fromkeys(fitted))
 
 
 def _fitted(plan: Plan, drafter: Shaping | None, most: int | None) -> Plan:
-    """A plan of at most ``most`` tokens, within its drafter's own limit.
-
-    It has the drafter's tree shape where the setting names none.
-    """
+    """A plan within the limits of the drafter, whose tree shape is the default, and of ``most``."""
     if drafter is not None:
         length = min(plan.length, drafter.max_length or plan.length)
         plan = replace(plan, length=length, tree=plan.tree or drafter.tree)

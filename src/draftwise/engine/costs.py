@@ -80,10 +80,7 @@ class MeasuredCostModel:
         return self._target.observe(Step(rows, tokens, seconds), context)
 
     def wants_plain(self, rows: int, context: int) -> bool:
-        """Whether a round without drafts should be measured before the next one with drafts.
-
-        Otherwise a part of what drafts cost would be taken for the price of plain decoding.
-        """
+        """Whether to measure a plain round now: else its price would include what drafts cost."""
         return (
             self._plain[rows.bit_length()] < PLAIN_ROUNDS
             or self._is_far(context)
@@ -133,8 +130,7 @@ class FixedCostModel:
     """As ``MeasuredCostModel``, with a clock that advances by a fixed cost per recorded forward.
 
     A target forward over T tokens per row costs ``1 + TOKEN_SHARE (T - 1)``, a draft step the
-    drafter's relative size, everything else nothing. All choices therefore follow from the prompt
-    and the seed. State: the simulated time, in forwards over one token.
+    drafter's relative size. All choices therefore follow from the prompt and the seed.
     """
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:

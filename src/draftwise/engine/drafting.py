@@ -81,152 +81,49 @@ def pool_of(
     return Pool(target, drafters, measured, clock, cost_clock, guard)
 
 
-class Sessions:
-    """The session of each drafter, which holds all open rows.
+FEW = 32  # uncached tokens that a drafter may read in the forward of its draft
 
-    A drafter that raises or violates the protocol is disabled, with one warning.
+
+class Drafting:
+    """The session of each drafter, which holds all open rows: drafts, catch-up and probes.
+
+    Rows that chose the same drafter draft together. A drafter that raises or violates the protocol
+    is disabled, with one warning.
     """
 
     def __init__(self, pool: Pool) -> None:
-        self._clock, self._vocab_size = pool.cost_clock, pool.target.vocab_size
+        self._pool, self._vocab_size = pool, pool.target.vocab_size
         self._sessions = {drafter.name: drafter.start() for drafter in pool.drafters}
         sessions = self._sessions.items()
         retrieving = {drafter.name for drafter in pool.drafters if drafter.retrieves}
         self._retrieving = {n: cast(Retrieving, s) for n, s in sessions if n in retrieving}
         self._catching_up = {n: s for n, s in sessions if isinstance(s, CatchingUpSession)}
-        self.mixing = {drafter.name for drafter in pool.drafters if drafter.can_mix}
+        self._mixing = {drafter.name for drafter in pool.drafters if drafter.can_mix}
+        self._prefill_budgets = {drafter.name: PrefillBudget() for drafter in pool.drafters}
+        self._shares: dict[str, float] = {}  # of the rows, by drafter, where it drafts for any
 
     @property
     def names(self) -> list[str]:
         return list(self._sessions)
 
-    def num_uncached_tokens(self, name: str, context: Context) -> int:
-        """Tokens of the text that a drafter must read before it drafts; 0 if it is disabled."""
-        if (session := self._catching_up.get(name)) is None:
-            return 0
-        return self._try(name, lambda: int(session.num_uncached_tokens(context))) or 0
-
-    def catch_up(self, name: str, contexts: Sequence[Context], most: int) -> float:
-        """Let a drafter catch up on up to ``most`` tokens of each text; returns the seconds."""
-        if (session := self._catching_up.get(name)) is None:
-            return 0.0
-        _, seconds = self.gather({name: lambda _: session.catch_up(contexts, most)})
-        return seconds[name]
-
-    def broadcast(self, what: Callable[[str, DraftSession], None]) -> None:
-        for name, session in list(self._sessions.items()):
-            self._try(name, partial(what, name, session))
-
-    def gather(
-        self,
-        questions: Mapping[str, Callable[[DraftSession], DeviceRead[T]]],
-        check: Callable[[str, Any], T] = lambda name, answer: answer,
-    ) -> tuple[dict[str, T], dict[str, float]]:
-        """Answers by drafter, and the seconds that each took; one that raises gives none.
-
-        check: given a drafter and its answer, returns the answer to use, or raises ``Nonsense``.
-        Tensors that several drafters read in the same step share one transfer and its seconds.
-        """
-        asked = [name for name in questions if name in self._sessions]
-        sent: dict[str, Any] = dict.fromkeys(asked)
-        asks: dict[str, DeviceRead[T]] = {}
-        answers: dict[str, T] = {}
-        seconds, now = dict.fromkeys(asked, 0.0), self._clock()
-        while sent:
-            wanted: dict[str, Sequence[Tensor]] = {}
-            for name, values in sent.items():
-                try:
-                    if values is None:
-                        asks[name] = questions[name](self._sessions[name])
-                    wanted[name] = _tensors_of(asks[name].send(values))
-                except StopIteration as done:
-                    answer = self._try(name, partial(check, name, done.value))
-                    if name in self._sessions:
-                        answers[name] = cast(T, answer)
-                except Exception as error:
-                    self.leave_out(name, error)
-                before, now = now, self._clock()
-                seconds[name] += now - before
-            arrays = iter(fetch([tensor for tensors in wanted.values() for tensor in tensors]))
-            sent = {name: list(islice(arrays, len(own))) for name, own in wanted.items()}
-            if wanted:
-                before, now = now, self._clock()
-            for name in wanted:
-                seconds[name] += (now - before) / len(wanted)
-        return answers, seconds
-
-    def matches(self, context: Context) -> dict[str, int]:
-        """The match length of each retrieval drafter at the end of the text, in tokens."""
-        return self._look_up(context, lambda session: int(session.match_length(context)))
-
-    def peek(self, context: Context, drafted: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Each retrieval drafter's match after the draft, and the token that follows it."""
-
-        def match(session: Retrieving) -> tuple[int, int]:
-            length, token = session.peek(context, drafted)
-            is_token = isinstance(token, (int, np.integer)) and 0 <= token < self._vocab_size
-            if length and not is_token:
-                raise Nonsense(f"{token!r} follows a match, of a vocabulary of {self._vocab_size}")
-            return int(length), int(token)
-
-        return self._look_up(context, match)
-
-    def _look_up(self, context: Context, what: Callable[[Retrieving], T]) -> dict[str, T]:
-        found: dict[str, T] = {}
-        for name, session in list(self._retrieving.items()):
-            if context.allows(name):
-                try:
-                    found[name] = what(session)
-                except Exception as error:
-                    self.leave_out(name, error)
-        return found
-
-    def _try(self, name: str, what: Callable[[], T]) -> T | None:
-        try:
-            return what()
-        except Exception as error:
-            self.leave_out(name, error)
-            return None
-
-    def leave_out(self, name: str, error: Exception) -> None:
-        """Disable a drafter in all rows, with a warning that gives the reason."""
-        for sessions in (self._sessions, self._retrieving, self._catching_up):
-            sessions.pop(name, None)
-        self.mixing.discard(name)
-        why = f"returned nonsense ({error})" if isinstance(error, Nonsense) else f"raised {error!r}"
-        warnings.warn(f"drafter {name} {why}: it is left out from now on", stacklevel=3)
-
-
-FEW = 32  # uncached tokens that a drafter may read in the forward of its draft
-
-
-class Drafting:
-    """Drafts, catch-up and probes; rows that chose the same drafter draft together."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool, self.sessions = pool, Sessions(pool)
-        self._prefill_budgets = {drafter.name: PrefillBudget() for drafter in pool.drafters}
-        self._shares: dict[str, float] = {}  # of the rows, by drafter, where it drafts for any
-
     def catch_up(self, states: Sequence[RoundState], round_s: float) -> None:
         """Let the chosen drafters read the text that they have not read, timed apart from drafting.
 
-        A drafter that was not played for long, or never on a long prompt, has many uncached tokens.
-        With several rows in the batch it reads a chunk that takes about half a round. The row then
-        decodes plainly (``waits``) and keeps its decision until the drafter has caught up.
-        round_s: seconds of a round.
+        With several rows in the batch a drafter reads a chunk that takes about half a round
+        (``round_s``); its row decodes plainly (``waits``) and keeps its decision meanwhile.
         """
         groups: dict[str, list[tuple[RoundState, int]]] = {}
         for state in states:
             for name in self._wanted(state):
-                if (num := self.sessions.num_uncached_tokens(name, state.context)) > FEW:
+                if (num := self._num_uncached(name, state.context)) > FEW:
                     groups.setdefault(name, []).append((state, num))
         for name, missing in groups.items():
             prefill_budget, longest = self._prefill_budgets[name], max(num for _, num in missing)
             prefill_budget.rounds.append(round_s)
             budget = prefill_budget.budget(is_idle=False) // (len(groups) * len(missing))
             most = longest if len(states) == 1 else max(LEAST_PIECE, budget)
-            seconds = self.sessions.catch_up(name, [state.context for state, _ in missing], most)
+            read = methodcaller("catch_up", [state.context for state, _ in missing], most)
+            seconds = self._gather({name: read})[1].get(name, 0.0)
             num_read = sum(min(num, most) for _, num in missing)
             prefill_budget.record(num_read, seconds)
             self._pool.cost_model.record_catch_up(name, num_read, seconds)
@@ -258,15 +155,14 @@ class Drafting:
             state.played = state.request.as_drafted(plan, state.draft)
 
     def _draft(self, groups: Mapping[str, Sequence[tuple[RoundState, DraftTask]]]) -> None:
-        tasks = {name: [task for _, task in members] for name, members in groups.items()}
-
-        def check(name: str, drafts: Any) -> list[Draft]:
-            for draft, task in zip(_list_of(drafts, len(tasks[name])), tasks[name], strict=True):
-                _check_draft(draft, task, self._pool.target.vocab_size)
+        def propose(name: str, session: DraftSession) -> DeviceRead[list[Draft]]:
+            tasks = [task for _, task in groups[name]]
+            drafts = _list_of((yield from session.propose(tasks)), len(tasks))
+            for draft, task in zip(drafts, tasks, strict=True):
+                _check_draft(draft, task, self._vocab_size)
             return list(drafts)
 
-        asks = {name: methodcaller("propose", own) for name, own in tasks.items()}
-        proposed, seconds = self.sessions.gather(asks, check)
+        proposed, seconds = self._gather({name: partial(propose, name) for name in groups})
         for name, drafts in proposed.items():
             # in a mixed draft only the drafter's own tokens took its time
             steps = max(
@@ -282,12 +178,11 @@ class Drafting:
         return replace(costs, draft_s=draft_s)
 
     def _tasks(self, state: RoundState, most: int) -> Iterable[tuple[str, DraftTask]]:
-        """The tasks of a row's plans by drafter, each of at most ``most`` tokens."""
         request = state.request
         for plan in state.plans if most else ():
             if (mixer := self._mixer(request, plan)) is not None:
                 num_nodes = request.longest if self._pool.target.serves_trees else 0
-                mix = Mix(mixer, partial(self.sessions.peek, request.context), min(num_nodes, most))
+                mix = Mix(mixer, partial(self.peek, request.context), min(num_nodes, most))
                 length = min(mixer.length, request.num_draftable, most)
                 yield mixer.drafter, mixed_task(request.context, length, mix)
             elif min(plan.length, request.num_draftable) > 0:
@@ -302,27 +197,23 @@ class Drafting:
     def _mixer(self, request: Request, plan: Plan) -> Mixer | None:
         """The policy's mixer, if this plan's draft may be mixed."""
         mixer = request.mixer
-        can = mixer is not None and mixer.drafter in self.sessions.mixing
+        can = mixer is not None and mixer.drafter in self._mixing
         return mixer if can and plan.tree is None and request.num_draftable > 0 else None
 
     def commit(self, states: Sequence[RoundState]) -> None:
         contexts = [state.context for state in states]
-        self.sessions.broadcast(
+        self.broadcast(
             lambda name, session: session.commit(contexts, [t.judged.get(name) for t in states])
         )
 
     def probe(self, states: Sequence[RoundState], may_pay: bool) -> bool:
-        """Collect all drafters' new scores, and run the probes that policies ask for.
-
-        Rows with panoramic feedback get scores that cost forwards. may_pay: whether policies may
-        have probes that cost forwards. Returns whether there was such a probe.
-        """
+        """Collect new scores; return whether a policy had a probe, which ``may_pay`` allows."""
         probed = [s.request.drafters_to_probe(len(states)) if may_pay else () for s in states]
         groups: dict[bool, list[RoundState]] = {True: [], False: []}
         for state in states:
             groups[state.request.is_panoramic].append(state)
         asked: dict[str, dict[bool | None, list[RoundState]]] = {}
-        for name in self.sessions.names:
+        for name in self.names:
             asked[name] = {None: [s for s, own in zip(states, probed, strict=True) if name in own]}
             for everything, members in groups.items():
                 asked[name][everything] = [s for s in members if s.context.allows(name)]
@@ -336,10 +227,9 @@ class Drafting:
         requests: Sequence[Request],
         everything: bool | None = None,
     ) -> dict[int, dict[str, Scores]]:
-        """Scores of drafters on the prompt's last tokens, by request and drafter.
+        """Scores on the prompt's last tokens, by request and drafter, of the ``names``.
 
-        names: the drafters to ask, by request. everything: as for ``DraftSession.score``; None = a
-        probe. A drafter reads all its rows in one forward.
+        everything: as for ``DraftSession.score``; None = a probe.
         """
         asked: dict[str, dict[bool | None, list[Request]]] = {}
         for request in requests:
@@ -367,9 +257,94 @@ class Drafting:
                     found += zip(rows, _checked_scores(scores, len(rows)), strict=True)
             return found
 
-        answers, _ = self.sessions.gather({name: partial(ask, name) for name in asked})
+        answers, _ = self._gather({name: partial(ask, name) for name in asked})
         for name, scored in answers.items():
             yield from ((name, row, scores) for row, scores in scored if scores is not None)
+
+    def broadcast(self, what: Callable[[str, DraftSession], None]) -> None:
+        for name, session in list(self._sessions.items()):
+            self._try(name, partial(what, name, session))
+
+    def matches(self, context: Context) -> dict[str, int]:
+        """The match length of each retrieval drafter at the end of the text, in tokens."""
+        return self._look_up(context, lambda session: int(session.match_length(context)))
+
+    def peek(self, context: Context, drafted: Sequence[int]) -> dict[str, tuple[int, int]]:
+        """Each retrieval drafter's match after the draft, and the token that follows it."""
+
+        def match(session: Retrieving) -> tuple[int, int]:
+            length, token = session.peek(context, drafted)
+            is_token = isinstance(token, (int, np.integer)) and 0 <= token < self._vocab_size
+            if length and not is_token:
+                raise Nonsense(f"{token!r} follows a match, of a vocabulary of {self._vocab_size}")
+            return int(length), int(token)
+
+        return self._look_up(context, match)
+
+    def _look_up(self, context: Context, what: Callable[[Retrieving], T]) -> dict[str, T]:
+        found: dict[str, T] = {}
+        for name, session in list(self._retrieving.items()):
+            if context.allows(name):
+                try:
+                    found[name] = what(session)
+                except Exception as error:
+                    self.leave_out(name, error)
+        return found
+
+    def _num_uncached(self, name: str, context: Context) -> int:
+        """Tokens of the text that a drafter must read before it drafts; 0 if it is disabled."""
+        if (session := self._catching_up.get(name)) is None:
+            return 0
+        return self._try(name, lambda: int(session.num_uncached_tokens(context))) or 0
+
+    def _gather(
+        self, questions: Mapping[str, Callable[[DraftSession], DeviceRead[T]]]
+    ) -> tuple[dict[str, T], dict[str, float]]:
+        """Answers by drafter, and the seconds that each took; one that raises gives none.
+
+        Tensors that several drafters read in the same step share one transfer and its seconds.
+        """
+        asked = [name for name in questions if name in self._sessions]
+        sent: dict[str, Any] = dict.fromkeys(asked)
+        asks: dict[str, DeviceRead[T]] = {}
+        answers: dict[str, T] = {}
+        clock = self._pool.cost_clock
+        seconds, now = dict.fromkeys(asked, 0.0), clock()
+        while sent:
+            wanted: dict[str, Sequence[Tensor]] = {}
+            for name, values in sent.items():
+                try:
+                    if values is None:
+                        asks[name] = questions[name](self._sessions[name])
+                    wanted[name] = _tensors_of(asks[name].send(values))
+                except StopIteration as done:
+                    if name in self._sessions:  # another one's draft may have disabled it
+                        answers[name] = done.value
+                except Exception as error:
+                    self.leave_out(name, error)
+                before, now = now, clock()
+                seconds[name] += now - before
+            arrays = iter(fetch([tensor for tensors in wanted.values() for tensor in tensors]))
+            sent = {name: list(islice(arrays, len(own))) for name, own in wanted.items()}
+            if wanted:
+                before, now = now, clock()
+            for name in wanted:
+                seconds[name] += (now - before) / len(wanted)
+        return answers, seconds
+
+    def _try(self, name: str, what: Callable[[], T]) -> T | None:
+        try:
+            return what()
+        except Exception as error:
+            self.leave_out(name, error)
+            return None
+
+    def leave_out(self, name: str, error: Exception) -> None:
+        for sessions in (self._sessions, self._retrieving, self._catching_up):
+            sessions.pop(name, None)
+        self._mixing.discard(name)
+        why = f"returned nonsense ({error})" if isinstance(error, Nonsense) else f"raised {error!r}"
+        warnings.warn(f"drafter {name} {why}: it is left out from now on", stacklevel=3)
 
 
 def _side_by_side(drafts: Sequence[Draft]) -> Draft:

@@ -65,7 +65,6 @@ class PrefixCache:
         return row
 
     def take(self, row: int) -> bool:
-        """Remove a row for reuse; return whether it was kept."""
         return self._kept.pop(row, None) is not None
 
     @property
@@ -73,11 +72,7 @@ class PrefixCache:
         return [len(context.tokens) for context in self._kept.values()]
 
     def find(self, prompt: Context, running: Iterable[Context]) -> PrefixMatch | None:
-        """The longest common prefix with a kept or running row; None if it is too short.
-
-        Only rows of the same tenant and no private text: timing and counters would reveal others'
-        prompts.
-        """
+        """The longest common prefix with a kept or running row; None if it is too short."""
         if self.num_rows == 0:
             return None
         wanted = np.asarray(prompt.tokens)
@@ -85,7 +80,7 @@ class PrefixCache:
         found = [
             PrefixMatch(context, common_prefix_length(wanted, context.tokens))
             for context in (*reversed(self._kept.values()), *running)
-            if context.tenant == prompt.tenant
+            if context.tenant == prompt.tenant  # timing would reveal others' prompts
             and not context.is_private
             and (context.is_drafted or not (prompt.is_drafted and self._needs_states))
         ]
@@ -152,8 +147,7 @@ class PrefillScheduler:
     ) -> None:
         """Round 0: score drafters on the prompt, without a draft.
 
-        num_waiting: running rows that wait for it; with any, each request gets one paid probe now
-        and others later. may_pay: whether probes may cost forwards.
+        num_waiting: running rows that wait; with any, each request gets one paid probe now.
         """
         asked = [r for r in requests if r.scores_prompt and len(r.prompt) > 1]
         while asked:  # a shared policy learns from one request before it decides on the next
@@ -162,8 +156,7 @@ class PrefillScheduler:
             asked = [request for request in asked if first[id(request.policy)] is not request]
 
     def _show(self, requests: Sequence[Request], num_waiting: int, may_pay: bool) -> None:
-        """Use free and panoramic scores first, then the probes that policies ask for."""
-        names, score = self._drafting.sessions.names, self._drafting.score_prompts
+        names, score = self._drafting.names, self._drafting.score_prompts
         groups: dict[bool | None, list[Request]] = {True: [], False: [], None: []}
         for request in requests:
             # drafters with panoramic feedback prefill whole prompts in any case
@@ -192,13 +185,12 @@ class PrefillScheduler:
             scores,
             emitted_start=len(request.prompt),
             costs=self._loop.costs([request]),
-            matches=self._drafting.sessions.matches(request.context),
+            matches=self._drafting.matches(request.context),
             num_left=request.answer.num_left,
         )
         request.learn(Decision(0, 1.0, 0), evidence)
 
     def _remember(self, request: Request, block: torch.Tensor) -> None:
-        """Keep p of the prompt's last tokens, and log-probabilities if requested."""
         context, text = request.context, request.prompt
         end = self._cache.lengths[context.row]
         if request.wants_prompt_logprobs:
@@ -464,7 +456,6 @@ class Engine:
         return left >= 0
 
     def _prefilling_same_prefix(self, request: Request) -> Request | None:
-        """A request in prefill whose prefix this one will reuse."""
         if request.id in self._isolated:
             return None
         found = self._prefix_cache.find(request.context, [r.context for r in self._prefilling])
@@ -472,7 +463,6 @@ class Engine:
         return next(same, None)
 
     def _start(self, request: Request) -> None:
-        """Give a request a row that begins with the longest cached prefix of its prompt."""
         found = self._cached_prefix(request)
         context, row_tokens = request.context, request.num_room
         source, length = (-1, 0) if found is None else (found.context.row, found.length)
@@ -498,7 +488,7 @@ class Engine:
         self, context: Context, row_tokens: int, source: int, length: int
     ) -> None:
         """Open the row for drafters, unless drafting is disabled; source: the row of its prefix."""
-        broadcast, row = self._drafting.sessions.broadcast, context.row
+        broadcast, row = self._drafting.broadcast, context.row
         if not context.is_drafted:
             self._close_for_drafters(row)
         elif source == row and row in self._drafted:
@@ -512,7 +502,7 @@ class Engine:
     def _close_for_drafters(self, row: int) -> None:
         if row in self._drafted:
             self._drafted.discard(row)
-            self._drafting.sessions.broadcast(lambda _, session: session.close(row))
+            self._drafting.broadcast(lambda _, session: session.close(row))
 
     def _cached_prefix(self, request: Request) -> PrefixMatch | None:
         """The reusable prefix of a prompt, without its last tokens, which score the drafters."""
@@ -576,7 +566,6 @@ class Engine:
             self._try_to_start(request)
 
     def _drop_finished(self) -> None:
-        """Free the rows of ended requests, or keep them as prefix cache."""
         over = [request for request in self._running if request.is_over]
         self._running = [request for request in self._running if not request.is_over]
         for request in over:
@@ -601,10 +590,9 @@ class Engine:
 
 
 class TraceWriter:
-    """Writes rounds to a JSONL file. A failing disk ends the trace, never the generation.
+    """Writes rounds to a JSONL file; a disk that fails after opening ends the trace only.
 
-    with_text: whether lines hold the emitted tokens. Raises OSError only if the file cannot be
-    opened, before any work is done.
+    with_text: whether lines hold the emitted tokens.
     """
 
     def __init__(self, path: str | Path, with_text: bool = True) -> None:
@@ -612,7 +600,6 @@ class TraceWriter:
         self._file: TextIO | None = self._path.open("w", encoding="utf-8")
 
     def write(self, round_: Round) -> None:
-        """Append one line; warn and stop writing after the first failure."""
         if self._file is None:
             return
         record = round_.as_json()

@@ -131,7 +131,6 @@ class Loop:
         self._lap_start = self._pool.clock()
 
     def end_lap(self, phase: str) -> None:
-        """Book the time since the last lap on a phase; the next lap starts."""
         now = self._pool.clock()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._lap_start
         self._lap_start = now
@@ -144,13 +143,11 @@ class Loop:
         return self._drafting.shared(costs)
 
     def _catch_up(self, drafted: Sequence[RoundState]) -> float:
-        """Let drafters read what they missed, and return the seconds."""
         start = self._pool.cost_clock()
         self._drafting.catch_up(drafted, self._verify_s)
         return self._pool.cost_clock() - start
 
     def _probe(self, drafted: Sequence[RoundState]) -> float:
-        """Collect scores, and return the seconds; probes are paid from a share of the time."""
         start = self._pool.cost_clock()
         has_probed = self._drafting.probe(drafted, self._probe_s > 0.0)
         seconds = self._pool.cost_clock() - start
@@ -159,7 +156,6 @@ class Loop:
         return seconds
 
     def _verify(self, states: Sequence[RoundState]) -> None:
-        """Run one target forward, and accept or reject the drafts of all rows."""
         start = self._pool.cost_clock()
         for state in states:
             state.uniforms = state.request.uniforms(len(state.draft) + 1)
@@ -215,11 +211,10 @@ class Loop:
             state.hidden, state.parts = first.hidden, []  # such a draft is no evidence
 
     def _leave_out_broken(self, state: RoundState) -> None:
-        """Drop a draft whose q is not finite, and disable its drafter."""
         for name, draft in state.parts:
             drawn = [q for q in draft.probs if q is not None] if draft.probs is not None else []
             if not all(bool(torch.as_tensor(q).isfinite().all()) for q in drawn):
-                self._drafting.sessions.leave_out(name, Nonsense("a q is not finite"))
+                self._drafting.leave_out(name, Nonsense("a q is not finite"))
                 state.draft = EMPTY
 
     def _commit(self, state: RoundState) -> None:
@@ -249,7 +244,7 @@ class Loop:
                 emitted_start=(start := len(state.context.tokens) - state.num_emitted),
                 seconds=seconds,
                 costs=costs,
-                matches=self._drafting.sessions.matches(state.context) if drafted else {},
+                matches=self._drafting.matches(state.context) if drafted else {},
                 stops=state.request.stops,
                 confidences=state.draft.confidences[: state.draft.num_chain],
                 siblings=siblings_of(state.draft, state.verdict.path),
@@ -283,10 +278,8 @@ def choose(
 
 
 def verify_batch(states: Sequence[RoundState]) -> None:
-    """Fill in each row's verdict, targets, and scores of drafted tokens.
-
-    Greedy rows need one ``argmax`` and use the reference ``verify``; sampled rows use its batched
-    form.
+    """Fill in verdict, targets and scores of drafted tokens: of greedy rows by the reference
+    ``verify``, of sampled rows by its batched form.
     """
     p = _distributions(states)
     greedy = [state for state in states if state.context.sampling.temperature == 0]
@@ -321,10 +314,9 @@ def verify_batch(states: Sequence[RoundState]) -> None:
 
 
 def score_drafts(state: RoundState) -> None:
-    """Fill in each drafter's scores along the emitted tokens.
+    """Score the drafter of each chain up to its first token that differs from the emitted ones.
 
-    The drafter of a chain is scored up to its first token that differs from the text. Trees are not
-    scored, since their tokens are not draws.
+    Trees are not scored, since their tokens are not draws.
     """
     first = first_offpath = 0
     start = len(state.context.tokens) - state.num_emitted
@@ -434,10 +426,9 @@ def _verify_greedy(state: RoundState, points: list[int], offpath_tokens: Iterato
 
 
 def logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> list[Tensor]:
-    """Log-probabilities of [n] tokens, before temperature, penalties and truncation, as in vLLM.
+    """[n, 2] tokens with their log-probabilities, [n, k] likeliest tokens, and [n, k] theirs.
 
-    logits: [n, V] before each token. Returns [n, 2] tokens with their log-probabilities, [n, k] the
-    likeliest tokens, and [n, k] their log-probabilities.
+    logits: [n, V] before each token, without temperature, penalties and truncation, as in vLLM.
     """
     found = logits.float().log_softmax(-1)
     own = found.gather(1, tokens.clamp(min=0)[:, None])[:, 0].double()

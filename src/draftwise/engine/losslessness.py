@@ -54,8 +54,7 @@ def rounding_bound(model: CausalModel) -> float:
 class Difference:
     """The first difference between a speculative and a plain answer.
 
-    margin: logits by which the plain answer's token leads; None if one answer is a prefix of the
-    other. bound: rounding bound there, in logits.
+    margin: logits by which the plain token leads; None after a common prefix. bound: in logits.
     """
 
     position: int
@@ -74,8 +73,7 @@ class Difference:
 class Width:
     """Forwards of one width compared with forwards over one token, by position.
 
-    shares: largest difference relative to the rounding bound; differences: in logits. flips:
-    margins in logits where the argmax differs.
+    shares: of the rounding bound; differences: in logits; flips: margins where the argmax differs.
     """
 
     shares: list[float] = field(default_factory=list)
@@ -93,7 +91,6 @@ class Width:
         self.flips += margins.double().tolist()
 
     def as_json(self) -> dict[str, Any]:
-        """Counts, and medians and maxima in logits; None without any comparison."""
         return {
             "num_positions": len(self.shares),
             "num_flips": len(self.flips),
@@ -193,9 +190,7 @@ class LosslessnessReport:
 def _reread(
     model: CausalModel, prompt: Sequence[int], answer: Sequence[int], width: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Logits [width, V] before the answer's tokens, and the place of the first, by forwards of one
-    width.
-    """
+    """By forwards of one width: the place of its first token, and logits [width, V] before each."""
     cache = model.new_cache(num_rows=1, capacity=len(prompt) + len(answer))
     if len(prompt) > 1:
         model.extend(cache, [0], [prompt[:-1]], keep=1)

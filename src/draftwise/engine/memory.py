@@ -29,7 +29,6 @@ class UnusableState(DraftwiseError):
 
 
 def check_scope(scope: str) -> str:
-    """Return the scope; DraftwiseError if it is unknown."""
     if scope in {AUTO, REQUEST, SESSION} or scope.removeprefix(TASK) not in {scope, ""}:
         return scope
     raise DraftwiseError(
@@ -127,7 +126,6 @@ class SharedPolicyState:
         return found
 
     def _read(self, path: Path) -> dict[str, Any]:
-        """The file's fields, if it is a state of this policy and these plans."""
         try:
             found = strict_json(read_text(path, STATE_BYTES))
             version = found["draftwise"]

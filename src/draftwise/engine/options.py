@@ -254,7 +254,6 @@ def batch_params(
 
 
 def check_names(method: str, options: Mapping[str, Any], valid: Collection[str]) -> None:
-    """Raises UnknownOption for a keyword that ``method`` does not have."""
     for name in options:
         if name not in valid:
             close = difflib.get_close_matches(name, valid, 1)
@@ -389,7 +388,6 @@ def _whole_numbers(name: str, prompt: Any) -> list[int]:
 
 
 def _unpadded(name: str, ids: Any, mask: Any) -> Any:
-    """The tokens that a mask keeps; DraftwiseError for padding inside the text."""
     if mask is None or isinstance(ids, (str, Prompt)) or chat.is_messages(ids):
         return ids
     tokens, kept = _whole_numbers(name, ids), [bool(x) for x in mask]
@@ -421,7 +419,6 @@ def _refuse_padding(batch: Sequence[Any], tokenizer: Any, target: CausalModel) -
 
 
 def _checked(name: str, prompt: Prompt, target: CausalModel) -> Prompt:
-    """Return the prompt; DraftwiseError if the target cannot continue it."""
     ids = prompt.tokens
     if not ids:
         raise DraftwiseError(f"{name} is empty: there is nothing to continue")

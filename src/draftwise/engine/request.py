@@ -100,7 +100,6 @@ class Detokenizer:
         return "" if text.endswith(_HELD) else text
 
     def flush(self) -> str:
-        """The text held back, at the end of the answer."""
         return self._decode(self._tokens)[self._num_shown :] if self._tokenizer else ""
 
     def _append(self, token: int) -> None:
@@ -137,10 +136,8 @@ class Ending:
 
 
 class Answer:
-    """One request's output: number of tokens, text, and finish reason.
-
-    The text ends before a stop string; the tokens end with the one that completed it. A possible
-    beginning of a stop string is held back, so that text once shown is never withdrawn.
+    """One request's output. The text ends before a stop string; the tokens end with the one that
+    completed it. A possible beginning of one is held back: text once shown is never withdrawn.
     """
 
     def __init__(self, ending: Ending, tokenizer: Any) -> None:
@@ -157,7 +154,6 @@ class Answer:
         return self._ending.max_new_tokens - self.num_tokens
 
     def push(self, tokens: Sequence[int]) -> int:
-        """Append emitted tokens up to the end of the answer; return the number appended."""
         before = self.num_tokens
         by_token = bool(self._ending.stop) or self._ending.stop_when is not None
         step = 1 if by_token else max(1, len(tokens))
@@ -209,8 +205,7 @@ class Answer:
 class GuardedCallback:
     """A callback that is not called again after its first exception, which is kept in ``error``.
 
-    checked: converts the result, called with the result and the arguments; raises DraftwiseError
-    for an unusable one. instead: the result after an exception, called with the arguments.
+    checked: converts a result, called with it and the arguments. instead: replaces it afterwards.
     """
 
     def __init__(
@@ -269,10 +264,7 @@ def guarded_process(process: Callable[..., Any]) -> GuardedCallback:
 
 
 class GuardedMixer:
-    """A mixer that ends every draft after its first exception, or another one of its request.
-
-    Raises whatever reading the mixer's ``drafter`` and ``length`` raises.
-    """
+    """A mixer that ends every draft after its first exception, or another one of its request."""
 
     def __init__(self, mixer: Mixer, request: Request) -> None:
         self._mixer, self._ask = mixer, request._ask
@@ -285,7 +277,6 @@ class GuardedMixer:
         may_draft: bool = True,
         may_branch: bool = False,
     ) -> str | None:
-        """The mixer's choice; naming a drafter that cannot write counts as an exception."""
 
         def pick() -> str | None:
             picked = self._mixer.pick(step, matches, may_draft, may_branch)
@@ -314,8 +305,7 @@ class GuardedMixer:
 class GuardedStopRule:
     """A stop rule that ends every draft after its first exception, with one warning.
 
-    Tokens drawn before the exception stay in the draft: dropping them because of their own values
-    would change the output distribution.
+    Tokens drawn before it stay: dropping them for their own values would change the distribution.
     """
 
     def __init__(self, guide: StopRule, rule: str) -> None:
@@ -704,9 +694,7 @@ class Request:
 
     @property
     def num_draftable(self) -> int:
-        """Maximum draft length in this round: the answer's last token is never drafted, and no
-        draft crosses LongRoPE's switch.
-        """
+        """Maximum draft length: without the answer's last token, and up to LongRoPE's switch."""
         left, below = self.answer.num_left - 1, self.switch - len(self.context.tokens)
         return max(0, left if below < 0 else min(left, below))
 
@@ -727,7 +715,6 @@ class Request:
 
     @property
     def is_panoramic(self) -> bool:
-        """Whether the feedback needs scores of every drafter in this round."""
         number = self.stats.num_rounds + 1
         return self.reads_everything and self._ask(lambda: number % self.feedback.every == 0, False)
 
@@ -749,7 +736,6 @@ class Request:
 
     @property
     def advantage(self) -> float:
-        """The expected speed relative to plain decoding."""
         return self._ask(lambda: float(cast(PricingPlans, self.policy).advantage), 0.0)
 
     def _checked(self, decision: Any) -> Decision:
@@ -850,7 +836,6 @@ class Request:
         batch_size: int,
         charged: tuple[float, float],
     ) -> Round:
-        """Record a round; charged: its seconds without drafts, and its own."""
         num_emitted = state.num_emitted
         round_ = Round(
             request=self.id,
