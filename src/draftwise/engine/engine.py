@@ -609,24 +609,22 @@ class TraceWriter:
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
         except OSError as error:
-            self._give_up(error)
+            with suppress(OSError):  # closing writes what is still buffered, which fails again
+                self._file.close()
+            self._file = None
+            self._warn(error)
 
     def close(self) -> None:
-        if self._file is not None:
-            try:
-                self._file.close()
-            except OSError as error:
-                self._give_up(error)
-            self._file = None
-
-    def _give_up(self, error: OSError) -> None:
         file, self._file = self._file, None
         if file is not None:
-            with suppress(OSError):  # closing writes what is still buffered, which fails again
+            try:
                 file.close()
-        warnings.warn(
-            f"the trace {self._path} ends here ({error}); generation continues", stacklevel=3
-        )
+            except OSError as error:
+                self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        said = f"the trace {self._path} ends here ({error}); generation continues"
+        warnings.warn(said, stacklevel=3)
 
 
 _NUMBERS = (

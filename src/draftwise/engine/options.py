@@ -171,10 +171,6 @@ class RequestParams:
     def __post_init__(self) -> None:
         checks.check_fields(self)
 
-    @property
-    def drafts(self) -> bool:
-        return self.speculation and self.max_draft != 0
-
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise BadValue for values that exceed the target's vocabulary."""
         self.sampling.check_vocabulary(vocab_size)
