@@ -254,7 +254,8 @@ class Drafting:
                         if everything is None
                         else session.score(contexts, everything)
                     )
-                    found += zip(rows, _checked_scores(scores, len(rows)), strict=True)
+                    checked = map(_checked, _list_of(scores, len(rows)))
+                    found += zip(rows, checked, strict=True)
             return found
 
         answers, _ = self._gather({name: partial(ask, name) for name in asked})
@@ -368,10 +369,6 @@ def _side_by_side(drafts: Sequence[Draft]) -> Draft:
 
 class Nonsense(ValueError):
     """An answer that violates the protocol of ``DraftSession``."""
-
-
-def _checked_scores(found: Any, num: int) -> list[Scores | None]:
-    return [_checked(scores) for scores in _list_of(found, num)]
 
 
 def _tensors_of(yielded: Any) -> Sequence[Tensor]:
