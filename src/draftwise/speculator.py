@@ -151,8 +151,7 @@ class Speculator:
 
     def compiling(self) -> tuple[float, float]:
         """Seconds of compilation so far: wall time, and CPU time of this process."""
-        spent = [(steps.spent_s, steps.spent_cpu_s) for steps in self._compiled]
-        return sum(wall for wall, _ in spent), sum(cpu for _, cpu in spent)
+        return sum(s.spent_s for s in self._compiled), sum(s.spent_cpu_s for s in self._compiled)
 
     @property
     def drafters(self) -> Sequence[Drafter]:

@@ -698,9 +698,6 @@ class Request:
         left, below = self.answer.num_left - 1, self.switch - len(self.context.tokens)
         return max(0, left if below < 0 else min(left, below))
 
-    def guide(self, plan: Plan) -> StopRule:
-        return self.stop_rules[plan.drafter, plan.rule]
-
     @property
     def mixer(self) -> Mixer | None:
         """Chooses the drafter of each token of a mixed draft; None = one drafter per draft."""
@@ -766,7 +763,7 @@ class Request:
     def task(self, plan: Plan, most: int) -> DraftTask:
         """The task of a plan, whose drafter's other rules see the draft if they are compared."""
         length = min(plan.length, self.num_draftable, most)
-        guide = self.guide(plan)
+        guide = self.stop_rules[plan.drafter, plan.rule]
         compares = self._ask(lambda: self.feedback.compares_rules, False)
         if compares and plan.tree is None and not self.plays_all:
             others = {
