@@ -12,8 +12,8 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.engine.generation import Result
-    from draftwise.engine.records import Round
+    from draftwise.engine.engine import Result
+    from draftwise.engine.request import Round
     from draftwise.engine.verify import verify
     from draftwise.integrations.transformers import CustomGenerate as transformers
     from draftwise.registry import make_guide, make_policy, make_reward

@@ -115,8 +115,7 @@ class Reward(Protocol):
 
 def looks_ahead(reward: Reward | None) -> bool:
     """Whether a reward needs the alphas of as many positions as a plan is long."""
-    found: bool = getattr(reward, "looks_ahead", True)  # a plain function may
-    return found
+    return bool(getattr(reward, "looks_ahead", True))  # a plain function may
 
 
 class Mixer(Protocol):
@@ -154,10 +153,9 @@ class Mixer(Protocol):
     ) -> tuple[str, int]:
         """Whose copied tokens are verified next to the draft's token at this depth, and how many.
 
-        Called when the draft is complete, at each depth where retrieval proposes other tokens.
-        confidence: max q of the draft's token, NaN if it was copied. matches: by drafter that
-        proposes another token, the length of its match before it. width: tokens of the draft so
-        far. room: most tokens of the branch.
+        Called when the draft is complete. confidence: max q of the draft's token, NaN if it was
+        copied. matches: by drafter that proposes another token, the length of its match. width:
+        tokens of the draft so far. room: most tokens of the branch.
         """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Unpack, overload
 
@@ -17,16 +17,15 @@ from draftwise.chat import Prompt
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
 from draftwise.engine import options as o
 from draftwise.engine.drafting import pool_of
-from draftwise.engine.engine import Engine
-from draftwise.engine.generation import Generation, Result
+from draftwise.engine.engine import Engine, Generation, Result
 from draftwise.engine.memory import SharedPolicyState, check_scope
 from draftwise.engine.options import Options, Params, RequestParams, Single
-from draftwise.engine.records import Round
 from draftwise.engine.request import (
     Answer,
     Ending,
     GuardedStopRule,
     Request,
+    Round,
     guarded_process,
     guarded_stop,
 )
@@ -44,17 +43,6 @@ from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 _MAX_SETTINGS = 16
 """Settings of requests whose learning is kept: each takes up to 200 KB, and strangers name them."""
 _IDS = itertools.count()  # of requests: none occurs twice in a process
-
-
-@dataclass(frozen=True, slots=True)
-class LearningLimits:
-    """What a request may use of the pool; None = all drafters, drafts as long as the plans say."""
-
-    drafters: frozenset[str] | None = None
-    max_draft: int | None = None
-
-
-_ALL = LearningLimits()
 
 
 class Speculator:
@@ -77,7 +65,7 @@ class Speculator:
         new_learning = partial(
             Learning, target=target, tokenizer=tokenizer, drafters=drafters, scope=scope, seed=seed
         )
-        self._learning = new_learning(setting, _ALL)
+        self._learning = new_learning(setting)
         self._learning_of = lru_cache(_MAX_SETTINGS)(new_learning)
         models = (target, *models_of(drafters))
         self._compiled = [model.compiled for model in models if model.compiled]
@@ -163,8 +151,7 @@ class Speculator:
 
     def compiling(self) -> tuple[float, float]:
         """Seconds of compilation so far: wall time, and CPU time of this process."""
-        spent = [(steps.spent_s, steps.spent_cpu_s) for steps in self._compiled]
-        return sum(wall for wall, _ in spent), sum(cpu for _, cpu in spent)
+        return sum(s.spent_s for s in self._compiled), sum(s.spent_cpu_s for s in self._compiled)
 
     @property
     def drafters(self) -> Sequence[Drafter]:
@@ -202,7 +189,6 @@ class Speculator:
         return self._start("start", prompts, params, options)
 
     def _start(self, method: str, prompts: Any, params: Params, options: Options) -> Generation:
-        """``start``, called by the user as ``method``."""
         o.check_names(method, options, Options.__annotations__)
         trace = checks.optional(checks.path, "trace", options.get("trace"))
         with self._pool.lock:  # other threads may use the same models
@@ -229,28 +215,27 @@ class Speculator:
         eos = params.eos_token_ids
         if eos is None:
             eos = (*o.eos_tokens(self.target, self.tokenizer), *text.turn_ends)
-        room = self.target.max_positions - len(text.tokens)
-        ends = frozenset[int]() if params.ignore_eos else frozenset(eos)
-        most = min(params.max_new_tokens, room)
+        most = min(params.max_new_tokens, self.target.max_positions - len(text.tokens))
+        ends = frozenset(() if params.ignore_eos else eos)
         ending = Ending(most, ends, params.stop, params.stop_when)
         base = self.setting if params.preset is None else registry.preset(params.preset)
         setting = registry.adjusted(base, policy=params.policy, lengths=params.lengths)
-        limits = self._limits(params)
-        if limits.max_draft == 0:
-            setting, limits = registry.PRESETS["plain"], _ALL
-        is_own = setting == self.setting and limits == _ALL
-        learning = self._learning if is_own else self._learning_of(setting, limits)
+        allowed = self._allowed(params)
+        max_draft = params.max_draft if params.speculation else 0
+        if max_draft == 0:
+            setting, allowed, max_draft = registry.PRESETS["plain"], None, None
+        is_own = setting == self.setting and allowed is None and max_draft is None
+        learning = self._learning if is_own else self._learning_of(setting, allowed, max_draft)
         return learning.request(text.tokens, params, ending, stream)
 
-    def _limits(self, params: RequestParams) -> LearningLimits:
-        """What of the pool a request may use; raises DraftwiseError for a drafter not in it."""
+    def _allowed(self, params: RequestParams) -> frozenset[str] | None:
+        """Names of the allowed drafters; None = all."""
         names = [drafter.name for drafter in self.drafters]
-        chosen = frozenset(names if params.drafters is None else params.drafters)
         if unknown := [name for name in params.drafters or () if name not in names]:
             must = f"of the drafters here: {', '.join(names) or 'there is none'}"
             raise BadValue("drafters", unknown[0], must)
-        most = params.max_draft if params.speculation else 0
-        return LearningLimits(None if chosen.issuperset(names) else chosen, most)
+        chosen = frozenset(names if params.drafters is None else params.drafters)
+        return None if chosen.issuperset(names) else chosen
 
     def engine(
         self, max_rows: int = 64, max_bytes: int | None = None, num_prefixes: int = 4
@@ -316,19 +301,23 @@ class Speculator:
 
 
 class Learning:
-    """Makes the learning parts of requests; unknown names and options are refused here."""
+    """Makes the learning parts of requests; unknown names and options are refused here.
+
+    allowed: names of drafters; None = all. max_draft: None = as long as the plans say.
+    """
 
     def __init__(
-        self, setting: Preset, limits: LearningLimits, *, target: CausalModel, tokenizer: Any,
-        drafters: Sequence[Drafter], scope: str, seed: int | None,
+        self, setting: Preset, allowed: frozenset[str] | None = None, max_draft: int | None = None,
+        *, target: CausalModel, tokenizer: Any, drafters: Sequence[Drafter], scope: str,
+        seed: int | None,
     ) -> None:  # fmt: skip
         check_scope(scope)
-        self._limits = limits
-        if limits.drafters is not None:
-            drafters = [drafter for drafter in drafters if drafter.name in limits.drafters]
+        self._allowed = allowed
+        if allowed is not None:
+            drafters = [drafter for drafter in drafters if drafter.name in allowed]
         self._setting, self._tokenizer = setting, tokenizer
         self._showing = {d.name: d for d in drafters if isinstance(d, ShowingHidden)}
-        self.plans: list[Plan] = _plans(setting, target, drafters, limits)
+        self.plans = self._plans(target, drafters, max_draft)
         self._is_drafted = self.plans != [PLAIN]
         has_feedback = setting.feedback.split(":")[0] in {"free", "panoramic"}
         self._scores_prompt = self._is_drafted and has_feedback
@@ -346,6 +335,21 @@ class Learning:
         self._feedback()
         self._show_hidden(self._stop_rules(own))
 
+    def _plans(
+        self, target: CausalModel, drafters: Sequence[Drafter], max_draft: int | None
+    ) -> list[Plan]:
+        """The setting's plans over these drafters; DraftwiseError for trees that none can serve."""
+        branching = [drafter.name for drafter in drafters if drafter.can_branch]
+        own = {d.name: d for d in drafters if isinstance(d, Shaping)}
+        wants_trees = any(self._setting.trees) or any(drafter.tree for drafter in own.values())
+        if wants_trees and not (branching and target.serves_trees) and self._allowed is None:
+            chains_only = f"{target.name} serves chains only"
+            why = chains_only if branching else "no drafter of the pool drafts any"
+            raise DraftwiseError(f"trees are not possible: {why}; leave them out")
+        plans = self._setting.plans([drafter.name for drafter in drafters], branching)
+        fitted = [_fitted(plan, own.get(plan.drafter), max_draft) for plan in plans]
+        return list(dict.fromkeys(fitted))
+
     def request(
         self, prompt: Sequence[int], params: RequestParams, ending: Ending, stream: SeedSequence
     ) -> Request:
@@ -362,7 +366,7 @@ class Learning:
             context=Context(
                 -1, list(prompt), sampling, default_rng(draft_seed),
                 tenant=params.tenant, is_private=params.private, eos=ending.eos,
-                drafters=self._limits.drafters if self._is_drafted else frozenset(),
+                drafters=self._allowed if self._is_drafted else frozenset(),
             ),
             answer=Answer(ending, self._tokenizer),
             policy=self._policy(prompt, policy_seed, ending.max_new_tokens, params),
@@ -375,7 +379,6 @@ class Learning:
     def _policy(
         self, prompt: Sequence[int], seed: SeedSequence, num_tokens: int, params: RequestParams
     ) -> Policy:
-        """The policy of one request: the shared one, or its own, which may look at the prompt."""
         if self.memory.policy is not None:
             return self.memory.policy
         policy = self._new_policy(seed, num_tokens)
@@ -389,7 +392,6 @@ class Learning:
         return registry.make_feedback(self._setting.feedback, plans=self.plans, reward=self._reward)
 
     def _stop_rules(self, seed: SeedSequence) -> dict[tuple[str, str], StopRule]:
-        """A rule, with its own randomness, for each drafter and rule that plans name."""
         names = dict.fromkeys((p.drafter, p.rule) for p in self.plans if p.drafter != NONE)
         homes = {name: drafter.home for name, drafter in self._showing.items()}
         return {
@@ -429,28 +431,8 @@ def _reads_hidden(rule: StopRule) -> bool:
         return True
 
 
-def _plans(
-    setting: Preset, target: CausalModel, drafters: Sequence[Drafter], limits: LearningLimits
-) -> list[Plan]:
-    """The setting's plans over these drafters; DraftwiseError for trees that none can serve."""
-    branching = [drafter.name for drafter in drafters if drafter.can_branch]
-    own = {d.name: d for d in drafters if isinstance(d, Shaping)}
-    wants_trees = any(setting.trees) or any(drafter.tree for drafter in own.values())
-    if wants_trees and not (branching and target.serves_trees) and limits.drafters is None:
-        chains_only = f"{target.name} serves chains only"
-        why = chains_only if branching else "no drafter of the pool drafts any"
-        raise DraftwiseError(f"trees are not possible: {why}; leave them out")
-    plans = setting.plans([drafter.name for drafter in drafters], branching)
-    return list(
-        dict.fromkeys(_fitted(plan, own.get(plan.drafter), limits.max_draft) for plan in plans)
-    )
-
-
 def _fitted(plan: Plan, drafter: Shaping | None, most: int | None) -> Plan:
-    """A plan of at most ``most`` tokens, within its drafter's own limit.
-
-    It has the drafter's tree shape where the setting names none.
-    """
+    """A plan within the limits of the drafter, whose tree shape is the default, and of ``most``."""
     if drafter is not None:
         length = min(plan.length, drafter.max_length or plan.length)
         plan = replace(plan, length=length, tree=plan.tree or drafter.tree)

@@ -124,7 +124,7 @@ def test_storage_follows_the_text() -> None:
         text = len(PROMPTS[0]) + len(generation._requests[0].tokens)
         row = generation._requests[0].context.row
         assert generation._engine._cache.lengths[row] == text - 1, round_.round
-        assert generation.num_cache_bytes <= per_token * (1.2 * text + BLOCK)
+        assert generation._engine.num_cache_bytes <= per_token * (1.2 * text + BLOCK)
     (result,) = generation.results()
     assert len(result.tokens) == 2100
     assert result.stats.mean_accepted_tokens > 1.5

@@ -77,7 +77,7 @@ def test_rows_that_share_what_they_learn_have_each_their_own_match(scope: str) -
         engine.step()
     for row in rows:
         assert isinstance(row.policy, Goodput)
-        matches = engine._drafting.sessions.matches(row.context)
+        matches = engine._drafting.matches(row.context)
         assert matches
         assert row.policy._matches == matches
     assert rows[0].policy is not rows[1].policy

@@ -103,9 +103,8 @@ def test_requests_share_no_guide_and_drafters_share_none() -> None:
     requests = start(made, [0, 1], SAMPLED)._requests
     guides = [guide for request in requests for guide in request.stop_rules.values()]
     assert len(guides) == 6 == len({id(guide) for guide in guides})
-    assert requests[0].guide(Plan("good", 1, "adaedl")) is requests[0].guide(
-        Plan("good", 4, "adaedl")
-    ), "what a rule learned holds for every length"
+    first, longer = (requests[0].task(Plan("good", num, "adaedl"), num) for num in (1, 4))
+    assert first.guide is longer.guide, "what a rule learned holds for every length"
 
 
 def test_an_unknown_rule_is_said_at_load() -> None:

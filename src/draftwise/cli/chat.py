@@ -33,7 +33,7 @@ from draftwise.files import read_text, strict_json
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.engine.generation import Result
+    from draftwise.engine.engine import Result
     from draftwise.speculator import Speculator
     from draftwise.train.adapt import DrafterAdapter
 

@@ -23,9 +23,8 @@ from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.chat import Prompt
-    from draftwise.engine.generation import Generation, Result
-    from draftwise.engine.records import Round, TraceWriter
-    from draftwise.engine.request import RequestOutput, Stats
+    from draftwise.engine.engine import Generation, Result, TraceWriter
+    from draftwise.engine.request import RequestOutput, Round, Stats
     from draftwise.speculator import Speculator
 
 
@@ -72,7 +71,7 @@ def generate(
         o.check_vocabulary(params, speculator.target.vocab_size)
         if are_chats:
             load.check_template(target, speculator.tokenizer)
-        from draftwise.engine.records import TraceWriter
+        from draftwise.engine.engine import TraceWriter
 
         # all prompts before any answer, and before an earlier trace is overwritten
         texts = [given.encoded(speculator) for given in prompts]

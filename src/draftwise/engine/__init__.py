@@ -12,18 +12,16 @@ if TYPE_CHECKING:
     from draftwise.engine.attribution import SourceAttribution, attributed
     from draftwise.engine.costs import LARGEST_PIECE, LEAST_PIECE, MeasuredCostModel, PrefillBudget
     from draftwise.engine.drafting import FEW
-    from draftwise.engine.engine import Engine as Engine
-    from draftwise.engine.generation import Generation, Result
+    from draftwise.engine.engine import Engine as Engine, Generation, Result
     from draftwise.engine.loop import Loop, verify_batch
     from draftwise.engine.losslessness import (
         LosslessnessReport as LosslessnessReport, rounding_bound,
     )
     from draftwise.engine.memory import SharedPolicyState, UnusableState, hold
     from draftwise.engine.options import Options, RequestParams
-    from draftwise.engine.records import PHASES as PHASES, Round
     from draftwise.engine.request import (
-        TARGET, Answer, Detokenizer, Ending, Request as Request, RequestOutput,
-        RoundState as RoundState, RuleComparison, Stats,
+        PHASES as PHASES, TARGET, Answer, Detokenizer, Ending, Request as Request, RequestOutput,
+        Round, RoundState as RoundState, RuleComparison, Stats,
     )
     from draftwise.engine.verify import (
         draw as draw, is_broken as is_broken, mass as mass, overlap as overlap, ratio as ratio,

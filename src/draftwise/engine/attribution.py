@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftwise.engine.generation import Result
+from draftwise.engine.engine import Result
 from draftwise.engine.request import TARGET, Detokenizer, RequestOutput
 
 Piece = tuple[str, str]  # a piece of text and the name of its drafter
 
 
 class SourceAttribution:
-    """Cuts one answer's growing text into pieces by drafter.
+    """Cuts one answer's growing text, which the engine gives, into pieces by drafter.
 
-    Tokens are decoded here again, one by one, only to find where each begins; the text itself comes
-    from the engine, which holds back what may begin a stop string.
+    Tokens are decoded here again, one by one, only to find where each begins.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -29,7 +28,6 @@ class SourceAttribution:
         return self.finish(text)
 
     def _read(self, tokens: Sequence[int], sources: Sequence[str]) -> None:
-        """Decode tokens one by one, and record where each drafter's text ends."""
         for token, source in zip(tokens, sources, strict=True):
             self._num_decoded += len(self._detokenizer.push([token]))
             end = self._num_decoded + len(self._detokenizer.waiting)

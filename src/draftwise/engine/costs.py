@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from statistics import median
 
@@ -33,8 +33,7 @@ class _Samples:
         self._value: float | None = None
 
     def add(self, seconds: float) -> None:
-        """Add a sample. The first one is kept apart, because it includes one-time set-up."""
-        if self._first is None:
+        if self._first is None:  # it is kept apart, because it includes one-time set-up
             self._first = seconds
             return
         self._seconds.append(seconds)
@@ -57,8 +56,8 @@ class MeasuredCostModel:
         self._relative = dict(relative_costs)
         self._target = StepCosts()
         warm_up()
-        self._draft: dict[str, dict[int, _Samples]] = {name: {} for name in relative_costs}
-        self._read: dict[str, _Samples] = {}
+        self._draft = {name: defaultdict[int, _Samples](_Samples) for name in relative_costs}
+        self._read = defaultdict[str, _Samples](_Samples)
         self._plain = Counter[int]()
         self._longest = self._num_far = self._num_drafted = 0
         self._next_plain = PLAIN_EVERY[0]
@@ -81,10 +80,7 @@ class MeasuredCostModel:
         return self._target.observe(Step(rows, tokens, seconds), context)
 
     def wants_plain(self, rows: int, context: int) -> bool:
-        """Whether a round without drafts should be measured before the next one with drafts.
-
-        Otherwise a part of what drafts cost would be taken for the price of plain decoding.
-        """
+        """Whether to measure a plain round now: else its price would include what drafts cost."""
         return (
             self._plain[rows.bit_length()] < PLAIN_ROUNDS
             or self._is_far(context)
@@ -95,13 +91,11 @@ class MeasuredCostModel:
         return context > 2 * self._longest + FAR_TOKENS
 
     def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
-        """Record ``steps`` draft steps over ``rows`` rows that took ``seconds`` in all."""
         if steps:
-            samples = self._draft[drafter].setdefault(rows.bit_length(), _Samples())
-            samples.add(seconds / steps)
+            self._draft[drafter][rows.bit_length()].add(seconds / steps)
 
     def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
-        self._read.setdefault(drafter, _Samples()).add(seconds / tokens)
+        self._read[drafter].add(seconds / tokens)
 
     def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
         """Costs at this batch size, for target forwards of 1 .. ``max_tokens`` tokens per row.
@@ -136,8 +130,7 @@ class FixedCostModel:
     """As ``MeasuredCostModel``, with a clock that advances by a fixed cost per recorded forward.
 
     A target forward over T tokens per row costs ``1 + TOKEN_SHARE (T - 1)``, a draft step the
-    drafter's relative size, everything else nothing. All choices therefore follow from the prompt
-    and the seed. State: the simulated time, in forwards over one token.
+    drafter's relative size. All choices therefore follow from the prompt and the seed.
     """
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
@@ -176,8 +169,7 @@ class PrefillBudget:
 
     A chunk may take half as long as a round, estimated from earlier chunks: with a prompt's chunk
     and a drafter's chunk in one step, no row waits for more than about two rounds. State: recent
-    seconds of a round, and per prefilled token; medians, since a pause of the machine must not
-    enlarge the chunks.
+    seconds of a round, and per prefilled token; medians, since a pause must not enlarge chunks.
     """
 
     def __init__(self) -> None:
@@ -193,6 +185,5 @@ class PrefillBudget:
         return int(min(LARGEST_PIECE, max(LEAST_PIECE, most)))
 
     def record(self, num_tokens: int, seconds: float) -> None:
-        """Record a chunk; small chunks are ignored, since they predict large ones badly."""
-        if num_tokens >= LEAST_PIECE // 2:
+        if num_tokens >= LEAST_PIECE // 2:  # smaller chunks predict large ones badly
             self.tokens.append(seconds / num_tokens)

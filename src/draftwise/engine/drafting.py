@@ -40,6 +40,7 @@ from draftwise.protocols import Mixer
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Plan, Scores
 
 T = TypeVar("T")
+Row = TypeVar("Row", Request, RoundState)
 
 SHARE_STEP = 0.2  # smoothing factor of the share of rows that a drafter drafts for
 CREDIT, SHARE = 12.0, 0.0025
@@ -80,79 +81,190 @@ def pool_of(
     return Pool(target, drafters, measured, clock, cost_clock, guard)
 
 
-class Sessions:
-    """The session of each drafter, which holds all open rows.
+FEW = 32  # uncached tokens that a drafter may read in the forward of its draft
 
-    A drafter that raises or violates the protocol is disabled, with one warning.
+
+class Drafting:
+    """The session of each drafter, which holds all open rows: drafts, catch-up and probes.
+
+    Rows that chose the same drafter draft together. A drafter that raises or violates the protocol
+    is disabled, with one warning.
     """
 
     def __init__(self, pool: Pool) -> None:
-        self._clock, self._vocab_size = pool.cost_clock, pool.target.vocab_size
+        self._pool, self._vocab_size = pool, pool.target.vocab_size
         self._sessions = {drafter.name: drafter.start() for drafter in pool.drafters}
         sessions = self._sessions.items()
         retrieving = {drafter.name for drafter in pool.drafters if drafter.retrieves}
         self._retrieving = {n: cast(Retrieving, s) for n, s in sessions if n in retrieving}
         self._catching_up = {n: s for n, s in sessions if isinstance(s, CatchingUpSession)}
-        self.mixing = {drafter.name for drafter in pool.drafters if drafter.can_mix}
+        self._mixing = {drafter.name for drafter in pool.drafters if drafter.can_mix}
+        self._prefill_budgets = {drafter.name: PrefillBudget() for drafter in pool.drafters}
+        self._shares: dict[str, float] = {}  # of the rows, by drafter, where it drafts for any
 
     @property
     def names(self) -> list[str]:
         return list(self._sessions)
 
-    def num_uncached_tokens(self, name: str, context: Context) -> int:
-        """Tokens of the text that a drafter must read before it drafts; 0 if it is disabled."""
-        if (session := self._catching_up.get(name)) is None:
-            return 0
-        return self._try(name, lambda: int(session.num_uncached_tokens(context))) or 0
+    def catch_up(self, states: Sequence[RoundState], round_s: float) -> None:
+        """Let the chosen drafters read the text that they have not read, timed apart from drafting.
 
-    def catch_up(self, name: str, contexts: Sequence[Context], most: int) -> float:
-        """Let a drafter catch up on up to ``most`` tokens of each text; returns the seconds."""
-        if (session := self._catching_up.get(name)) is None:
-            return 0.0
-        _, seconds = self.gather({name: lambda _: session.catch_up(contexts, most)})
-        return seconds[name]
+        With several rows in the batch a drafter reads a chunk that takes about half a round
+        (``round_s``); its row decodes plainly (``waits``) and keeps its decision meanwhile.
+        """
+        groups: dict[str, list[tuple[RoundState, int]]] = {}
+        for state in states:
+            for name in self._wanted(state):
+                if (num := self._num_uncached(name, state.context)) > FEW:
+                    groups.setdefault(name, []).append((state, num))
+        for name, missing in groups.items():
+            prefill_budget, longest = self._prefill_budgets[name], max(num for _, num in missing)
+            prefill_budget.rounds.append(round_s)
+            budget = prefill_budget.budget(is_idle=False) // (len(groups) * len(missing))
+            most = longest if len(states) == 1 else max(LEAST_PIECE, budget)
+            read = methodcaller("catch_up", [state.context for state, _ in missing], most)
+            seconds = self._gather({name: read})[1].get(name, 0.0)
+            num_read = sum(min(num, most) for _, num in missing)
+            prefill_budget.record(num_read, seconds)
+            self._pool.cost_model.record_catch_up(name, num_read, seconds)
+            for state, num in missing:
+                state.waits = state.waits or num > most
+        for state in states:
+            state.request.pending = state.decision if state.waits else None
+
+    def propose(self, states: Sequence[RoundState]) -> None:
+        """Draft for each row, with the drafts of several drafters as branches of one tree."""
+        groups: dict[str, list[tuple[RoundState, DraftTask]]] = {}
+        guarded = [state for state in states if state.request.is_guarded]
+        padded = LONGEST_PLAN
+        if len(guarded) > 1 and not self._pool.target.packs:  # one long draft widens all rows
+            longest = [max(plan.num_tokens for plan in state.plans) for state in guarded]
+            padded = int(np.median(longest))
+        for state in states:
+            most = padded if state.request.is_guarded else LONGEST_PLAN
+            for drafter, task in () if state.waits else self._tasks(state, most):
+                groups.setdefault(drafter, []).append((state, task))
+        if groups:
+            self._draft(groups)
+        for name, members in groups.items():
+            share = self._shares.setdefault(name, 1.0)
+            self._shares[name] += SHARE_STEP * (len(members) / len(states) - share)
+        for state in states:
+            state.draft = _side_by_side([draft for _, draft in state.parts])
+            plan = PLAIN if state.waits else state.plans[0]
+            state.played = state.request.as_drafted(plan, state.draft)
+
+    def _draft(self, groups: Mapping[str, Sequence[tuple[RoundState, DraftTask]]]) -> None:
+        def propose(name: str, session: DraftSession) -> DeviceRead[list[Draft]]:
+            tasks = [task for _, task in groups[name]]
+            drafts = _list_of((yield from session.propose(tasks)), len(tasks))
+            for draft, task in zip(drafts, tasks, strict=True):
+                _check_draft(draft, task, self._vocab_size)
+            return list(drafts)
+
+        proposed, seconds = self._gather({name: partial(propose, name) for name in groups})
+        for name, drafts in proposed.items():
+            # in a mixed draft only the drafter's own tokens took its time
+            steps = max(
+                d.sources[: d.num_chain].count(name) if d.confidences else d.depth for d in drafts
+            )
+            self._pool.cost_model.record_draft_steps(name, len(drafts), steps, seconds[name])
+            for (state, _), draft in zip(groups[name], drafts, strict=True):
+                state.parts.append((name, draft))
+
+    def shared(self, costs: Costs) -> Costs:
+        """The costs of a row: drafters' seconds are split among the rows that they draft for."""
+        draft_s = {name: s / self._shares.get(name, 1.0) for name, s in costs.draft_s.items()}
+        return replace(costs, draft_s=draft_s)
+
+    def _tasks(self, state: RoundState, most: int) -> Iterable[tuple[str, DraftTask]]:
+        request = state.request
+        for plan in state.plans if most else ():
+            if (mixer := self._mixer(request, plan)) is not None:
+                num_nodes = request.longest if self._pool.target.serves_trees else 0
+                mix = Mix(mixer, partial(self.peek, request.context), min(num_nodes, most))
+                length = min(mixer.length, request.num_draftable, most)
+                yield mixer.drafter, mixed_task(request.context, length, mix)
+            elif min(plan.length, request.num_draftable) > 0:
+                yield plan.drafter, request.task(plan, most)
+
+    def _wanted(self, state: RoundState) -> set[str]:
+        if not state.request.num_draftable:
+            return set()
+        writers = (self._mixer(state.request, plan) or plan for plan in state.plans)
+        return {writer.drafter for writer in writers} - {NONE}
+
+    def _mixer(self, request: Request, plan: Plan) -> Mixer | None:
+        """The policy's mixer, if this plan's draft may be mixed."""
+        mixer = request.mixer
+        can = mixer is not None and mixer.drafter in self._mixing
+        return mixer if can and plan.tree is None and request.num_draftable > 0 else None
+
+    def commit(self, states: Sequence[RoundState]) -> None:
+        contexts = [state.context for state in states]
+        self.broadcast(
+            lambda name, session: session.commit(contexts, [t.judged.get(name) for t in states])
+        )
+
+    def probe(self, states: Sequence[RoundState], may_pay: bool) -> bool:
+        """Collect new scores; return whether a policy had a probe, which ``may_pay`` allows."""
+        probed = [s.request.drafters_to_probe(len(states)) if may_pay else () for s in states]
+        groups: dict[bool, list[RoundState]] = {True: [], False: []}
+        for state in states:
+            groups[state.request.is_panoramic].append(state)
+        asked: dict[str, dict[bool | None, list[RoundState]]] = {}
+        for name in self.names:
+            asked[name] = {None: [s for s, own in zip(states, probed, strict=True) if name in own]}
+            for everything, members in groups.items():
+                asked[name][everything] = [s for s in members if s.context.allows(name)]
+        for name, state, scores in self._scores(asked):
+            state.scores[name] = scores
+        return any(probed)
+
+    def score_prompts(
+        self,
+        names: Mapping[int, Sequence[str]],
+        requests: Sequence[Request],
+        everything: bool | None = None,
+    ) -> dict[int, dict[str, Scores]]:
+        """Scores on the prompt's last tokens, by request and drafter, of the ``names``.
+
+        everything: as for ``DraftSession.score``; None = a probe.
+        """
+        asked: dict[str, dict[bool | None, list[Request]]] = {}
+        for request in requests:
+            for name in names[request.id]:
+                asked.setdefault(name, {everything: []})[everything].append(request)
+        found: dict[int, dict[str, Scores]] = {request.id: {} for request in requests}
+        for name, request, scores in self._scores(asked):
+            found[request.id][name] = scores
+        return found
+
+    def _scores(
+        self, asked: Mapping[str, Mapping[bool | None, Sequence[Row]]]
+    ) -> Iterable[tuple[str, Row, Scores]]:
+        """New scores of rows, asked by drafter and ``everything`` (None = a probe)."""
+
+        def ask(name: str, session: DraftSession) -> DeviceRead[list[tuple[Row, Scores | None]]]:
+            found: list[tuple[Row, Scores | None]] = []
+            for everything, rows in asked[name].items():
+                if contexts := [row.context for row in rows]:
+                    scores = yield from (
+                        session.probe(contexts)
+                        if everything is None
+                        else session.score(contexts, everything)
+                    )
+                    checked = map(_checked, _list_of(scores, len(rows)))
+                    found += zip(rows, checked, strict=True)
+            return found
+
+        answers, _ = self._gather({name: partial(ask, name) for name in asked})
+        for name, scored in answers.items():
+            yield from ((name, row, scores) for row, scores in scored if scores is not None)
 
     def broadcast(self, what: Callable[[str, DraftSession], None]) -> None:
         for name, session in list(self._sessions.items()):
             self._try(name, partial(what, name, session))
-
-    def gather(
-        self,
-        questions: Mapping[str, Callable[[DraftSession], DeviceRead[T]]],
-        check: Callable[[str, Any], T] = lambda name, answer: answer,
-    ) -> tuple[dict[str, T], dict[str, float]]:
-        """Answers by drafter, and the seconds that each took; one that raises gives none.
-
-        check: given a drafter and its answer, returns the answer to use, or raises ``Nonsense``.
-        Tensors that several drafters read in the same step share one transfer and its seconds.
-        """
-        asked = [name for name in questions if name in self._sessions]
-        sent: dict[str, Any] = dict.fromkeys(asked)
-        asks: dict[str, DeviceRead[T]] = {}
-        answers: dict[str, T] = {}
-        seconds, now = dict.fromkeys(asked, 0.0), self._clock()
-        while sent:
-            wanted: dict[str, Sequence[Tensor]] = {}
-            for name, values in sent.items():
-                try:
-                    if values is None:
-                        asks[name] = questions[name](self._sessions[name])
-                    wanted[name] = _tensors_of(asks[name].send(values))
-                except StopIteration as done:
-                    answer = self._try(name, partial(check, name, done.value))
-                    if name in self._sessions:
-                        answers[name] = cast(T, answer)
-                except Exception as error:
-                    self.leave_out(name, error)
-                before, now = now, self._clock()
-                seconds[name] += now - before
-            arrays = iter(fetch([tensor for tensors in wanted.values() for tensor in tensors]))
-            sent = {name: list(islice(arrays, len(own))) for name, own in wanted.items()}
-            if wanted:
-                before, now = now, self._clock()
-            for name in wanted:
-                seconds[name] += (now - before) / len(wanted)
-        return answers, seconds
 
     def matches(self, context: Context) -> dict[str, int]:
         """The match length of each retrieval drafter at the end of the text, in tokens."""
@@ -180,8 +292,48 @@ class Sessions:
                     self.leave_out(name, error)
         return found
 
+    def _num_uncached(self, name: str, context: Context) -> int:
+        """Tokens of the text that a drafter must read before it drafts; 0 if it is disabled."""
+        if (session := self._catching_up.get(name)) is None:
+            return 0
+        return self._try(name, lambda: int(session.num_uncached_tokens(context))) or 0
+
+    def _gather(
+        self, questions: Mapping[str, Callable[[DraftSession], DeviceRead[T]]]
+    ) -> tuple[dict[str, T], dict[str, float]]:
+        """Answers by drafter, and the seconds that each took; one that raises gives none.
+
+        Tensors that several drafters read in the same step share one transfer and its seconds.
+        """
+        asked = [name for name in questions if name in self._sessions]
+        sent: dict[str, Any] = dict.fromkeys(asked)
+        asks: dict[str, DeviceRead[T]] = {}
+        answers: dict[str, T] = {}
+        clock = self._pool.cost_clock
+        seconds, now = dict.fromkeys(asked, 0.0), clock()
+        while sent:
+            wanted: dict[str, Sequence[Tensor]] = {}
+            for name, values in sent.items():
+                try:
+                    if values is None:
+                        asks[name] = questions[name](self._sessions[name])
+                    wanted[name] = _tensors_of(asks[name].send(values))
+                except StopIteration as done:
+                    if name in self._sessions:  # another one's draft may have disabled it
+                        answers[name] = done.value
+                except Exception as error:
+                    self.leave_out(name, error)
+                before, now = now, clock()
+                seconds[name] += now - before
+            arrays = iter(fetch([tensor for tensors in wanted.values() for tensor in tensors]))
+            sent = {name: list(islice(arrays, len(own))) for name, own in wanted.items()}
+            if wanted:
+                before, now = now, clock()
+            for name in wanted:
+                seconds[name] += (now - before) / len(wanted)
+        return answers, seconds
+
     def _try(self, name: str, what: Callable[[], T]) -> T | None:
-        """Call something of a drafter; if it raises, disable the drafter and return None."""
         try:
             return what()
         except Exception as error:
@@ -189,197 +341,11 @@ class Sessions:
             return None
 
     def leave_out(self, name: str, error: Exception) -> None:
-        """Disable a drafter in all rows, with a warning that gives the reason."""
         for sessions in (self._sessions, self._retrieving, self._catching_up):
             sessions.pop(name, None)
-        self.mixing.discard(name)
+        self._mixing.discard(name)
         why = f"returned nonsense ({error})" if isinstance(error, Nonsense) else f"raised {error!r}"
         warnings.warn(f"drafter {name} {why}: it is left out from now on", stacklevel=3)
-
-
-FEW = 32  # uncached tokens that a drafter may read in the forward of its draft
-
-
-class Drafting:
-    """Drafts, catch-up and probes; rows that chose the same drafter draft together."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool, self.sessions = pool, Sessions(pool)
-        self._prefill_budgets = {drafter.name: PrefillBudget() for drafter in pool.drafters}
-        self._shares: dict[str, float] = {}  # of the rows, by drafter, where it drafts for any
-
-    def catch_up(self, states: Sequence[RoundState], round_s: float) -> None:
-        """Let the chosen drafters read the text that they have not read, timed apart from drafting.
-
-        A drafter that was not played for long, or never on a long prompt, has many uncached tokens.
-        With several rows in the batch it reads a chunk that takes about half a round. The row then
-        decodes plainly (``waits``) and keeps its decision until the drafter has caught up.
-        round_s: seconds of a round.
-        """
-        groups: dict[str, list[tuple[RoundState, int]]] = {}
-        for state in states:
-            for name in self._wanted(state):
-                if (num := self.sessions.num_uncached_tokens(name, state.context)) > FEW:
-                    groups.setdefault(name, []).append((state, num))
-        for name, missing in groups.items():
-            prefill_budget, longest = self._prefill_budgets[name], max(num for _, num in missing)
-            prefill_budget.rounds.append(round_s)
-            budget = prefill_budget.budget(is_idle=False) // (len(groups) * len(missing))
-            most = longest if len(states) == 1 else max(LEAST_PIECE, budget)
-            seconds = self.sessions.catch_up(name, [state.context for state, _ in missing], most)
-            num_read = sum(min(num, most) for _, num in missing)
-            prefill_budget.record(num_read, seconds)
-            self._pool.cost_model.record_catch_up(name, num_read, seconds)
-            for state, num in missing:
-                state.waits = state.waits or num > most
-        for state in states:
-            state.request.pending = state.decision if state.waits else None
-
-    def propose(self, states: Sequence[RoundState]) -> None:
-        """Draft for each row, with the drafts of several drafters as branches of one tree.
-
-        The draft of the plan ``none`` is empty. Each drafter's steps are timed.
-        """
-        groups: dict[str, list[tuple[RoundState, DraftTask]]] = {}
-        guarded = [state for state in states if state.request.is_guarded]
-        padded = LONGEST_PLAN
-        if len(guarded) > 1 and not self._pool.target.packs:  # one long draft widens all rows
-            longest = [max(plan.num_tokens for plan in state.plans) for state in guarded]
-            padded = int(np.median(longest))
-        for state in states:
-            most = padded if state.request.is_guarded else LONGEST_PLAN
-            for drafter, task in () if state.waits else self._tasks(state, most):
-                groups.setdefault(drafter, []).append((state, task))
-        if groups:
-            self._draft(groups)
-        for name, members in groups.items():
-            share = self._shares.setdefault(name, 1.0)
-            self._shares[name] += SHARE_STEP * (len(members) / len(states) - share)
-        for state in states:
-            state.draft = _side_by_side([draft for _, draft in state.parts])
-            plan = PLAIN if state.waits else state.plans[0]
-            state.played = state.request.as_drafted(plan, state.draft)
-
-    def _draft(self, groups: Mapping[str, Sequence[tuple[RoundState, DraftTask]]]) -> None:
-        tasks = {name: [task for _, task in members] for name, members in groups.items()}
-
-        def check(name: str, drafts: Any) -> list[Draft]:
-            for draft, task in zip(_list_of(drafts, len(tasks[name])), tasks[name], strict=True):
-                _check_draft(draft, task, self._pool.target.vocab_size)
-            return list(drafts)
-
-        asks = {name: methodcaller("propose", own) for name, own in tasks.items()}
-        proposed, seconds = self.sessions.gather(asks, check)
-        for name, drafts in proposed.items():
-            # in a mixed draft only the drafter's own tokens took its time
-            steps = max(
-                d.sources[: d.num_chain].count(name) if d.confidences else d.depth for d in drafts
-            )
-            self._pool.cost_model.record_draft_steps(name, len(drafts), steps, seconds[name])
-            for (state, _), draft in zip(groups[name], drafts, strict=True):
-                state.parts.append((name, draft))
-
-    def shared(self, costs: Costs) -> Costs:
-        """The costs of a row: drafters' seconds are split among the rows that they draft for."""
-        draft_s = {name: s / self._shares.get(name, 1.0) for name, s in costs.draft_s.items()}
-        return replace(costs, draft_s=draft_s)
-
-    def _tasks(self, state: RoundState, most: int) -> Iterable[tuple[str, DraftTask]]:
-        """The tasks of a row's plans by drafter, each of at most ``most`` tokens."""
-        request = state.request
-        for plan in state.plans if most else ():
-            mixer = self._mixer(request, plan)
-            if mixer is not None:
-                num_nodes = request.longest if self._pool.target.serves_trees else 0
-                mix = Mix(mixer, partial(self.sessions.peek, request.context), min(num_nodes, most))
-                length = min(mixer.length, request.num_draftable, most)
-                yield mixer.drafter, mixed_task(request.context, length, mix)
-            elif min(plan.length, request.num_draftable) > 0:
-                yield plan.drafter, request.task(plan, most)
-
-    def _wanted(self, state: RoundState) -> set[str]:
-        if not state.request.num_draftable:
-            return set()
-        writers = (self._mixer(state.request, plan) or plan for plan in state.plans)
-        return {writer.drafter for writer in writers} - {NONE}
-
-    def _mixer(self, request: Request, plan: Plan) -> Mixer | None:
-        """The policy's mixer, if this plan's draft may be mixed."""
-        mixer = request.mixer
-        can = mixer is not None and mixer.drafter in self.sessions.mixing
-        return mixer if can and plan.tree is None and request.num_draftable > 0 else None
-
-    def commit(self, states: Sequence[RoundState]) -> None:
-        contexts = [state.context for state in states]
-        self.sessions.broadcast(
-            lambda name, session: session.commit(contexts, [t.judged.get(name) for t in states])
-        )
-
-    def probe(self, states: Sequence[RoundState], may_pay: bool) -> bool:
-        """Collect all drafters' new scores, and run the probes that policies ask for.
-
-        Rows with panoramic feedback get scores that cost forwards. may_pay: whether policies may
-        have probes that cost forwards. Returns whether there was such a probe.
-        """
-        drafters_to_probe = {
-            id(state): set(state.request.drafters_to_probe(len(states)) if may_pay else ())
-            for state in states
-        }
-        groups: dict[bool, list[RoundState]] = {True: [], False: []}
-        for state in states:
-            groups[state.request.is_panoramic].append(state)
-
-        def gather(
-            name: str, session: DraftSession
-        ) -> DeviceRead[list[tuple[RoundState, Scores | None]]]:
-            found: list[tuple[RoundState, Scores | None]] = []
-            probed = [state for state in states if name in drafters_to_probe[id(state)]]
-            if probed:
-                scores = yield from session.probe([state.context for state in probed])
-                found += zip(probed, _checked_scores(scores, len(probed)), strict=True)
-            for everything, members in groups.items():
-                if group := [state for state in members if state.context.allows(name)]:
-                    scores = yield from session.score([s.context for s in group], everything)
-                    found += zip(group, _checked_scores(scores, len(group)), strict=True)
-            return found
-
-        found, _ = self.sessions.gather({n: partial(gather, n) for n in self.sessions.names})
-        for name, scored in found.items():
-            for state, scores in scored:
-                if scores is not None:
-                    state.scores[name] = scores
-        return any(drafters_to_probe.values())
-
-    def score_prompts(
-        self,
-        names: Mapping[int, Sequence[str]],
-        requests: Sequence[Request],
-        everything: bool | None = None,
-    ) -> dict[int, dict[str, Scores]]:
-        """Scores of drafters on the prompt's last tokens, by request and drafter.
-
-        names: the drafters to ask, by request. everything: as for ``DraftSession.score``; None = a
-        probe. A drafter reads all its rows in one forward.
-        """
-        asked: dict[str, list[Request]] = {}
-        for request in requests:
-            for name in names[request.id]:
-                asked.setdefault(name, []).append(request)
-
-        def ask(name: str, session: DraftSession) -> DeviceRead[list[Scores | None]]:
-            rows = [request.context for request in asked[name]]
-            return session.probe(rows) if everything is None else session.score(rows, everything)
-
-        found, _ = self.sessions.gather(
-            {name: partial(ask, name) for name in asked},
-            lambda name, answer: _checked_scores(answer, len(asked[name])),
-        )
-        scores: dict[int, dict[str, Scores]] = {request.id: {} for request in requests}
-        for name, answers in found.items():
-            for request, own in zip(asked[name], answers, strict=True):
-                if own is not None:
-                    scores[request.id][name] = own
-        return scores
 
 
 def _side_by_side(drafts: Sequence[Draft]) -> Draft:
@@ -403,13 +369,6 @@ def _side_by_side(drafts: Sequence[Draft]) -> Draft:
 
 class Nonsense(ValueError):
     """An answer that violates the protocol of ``DraftSession``."""
-
-
-def _checked_scores(found: Any, num: int) -> list[Scores | None]:
-    """Scores, or None, of ``num`` texts; those that are not finite count as None, since p may be
-    the cause.
-    """
-    return [_checked(scores) for scores in _list_of(found, num)]
 
 
 def _tensors_of(yielded: Any) -> Sequence[Tensor]:
@@ -441,7 +400,7 @@ def _checked(scores: Any) -> Scores | None:
     if all(0.0 <= value <= 1.0 for column in columns for value in column.tolist()):
         return scores
     if not all(np.isfinite(column).all() for column in columns):
-        return None
+        return None  # p may be the cause
     return replace(scores, alphas=columns[0].clip(0, 1), ratios=columns[1].clip(0, 1))
 
 
@@ -449,14 +408,13 @@ def _check_draft(draft: Any, task: DraftTask, vocab_size: int) -> None:
     if not isinstance(draft, Draft):
         raise Nonsense(f"{type(draft).__name__} is no Draft")
     tokens, num = draft.tokens, np.size(draft.tokens)
-    if not (_is_row(tokens, "iu") or (_is_row(tokens, "f") and not num)):
+    if not _is_row(tokens, "iuf" if not num else "iu"):
         raise Nonsense("drafted tokens are not a row of whole numbers")
     ids = tokens.tolist()
     if num and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise Nonsense(f"tokens {min(ids)} to {max(ids)} were drafted, of {vocab_size}")
     most = task.length if task.tree is None else task.tree.total_tokens
-    if task.mix is not None:
-        most = max(most, task.mix.most)
+    most = most if task.mix is None else max(most, task.mix.most)
     if num > most:
         raise Nonsense(f"{num} tokens were drafted, where {most} were wanted at most")
     if len(draft.sources) != num or len(draft.confidences) not in (0, num):

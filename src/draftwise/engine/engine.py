@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import logging
 import threading
+import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
@@ -16,9 +23,8 @@ from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import Context
 from draftwise.engine.costs import LARGEST_PIECE, PrefillBudget
 from draftwise.engine.drafting import Drafting, Pool
-from draftwise.engine.loop import Loop
-from draftwise.engine.records import Round, as_logprobs, logprobs
-from draftwise.engine.request import Request, RequestOutput
+from draftwise.engine.loop import Loop, as_logprobs, logprobs
+from draftwise.engine.request import Request, RequestOutput, Round, Stats, TokenLogprobs
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
@@ -48,7 +54,7 @@ class PrefixCache:
         self._kept: dict[int, Context] = {}
 
     def keep(self, context: Context) -> list[int]:
-        """Keep the row of an ended request; return the evicted rows."""
+        """Keep the row of an ended request; return the evicted rows, which may be its own."""
         self._kept[context.row] = context
         return [self.drop() for _ in range(len(self._kept) - self.num_rows)]
 
@@ -59,7 +65,6 @@ class PrefixCache:
         return row
 
     def take(self, row: int) -> bool:
-        """Remove a row for reuse; return whether it was kept."""
         return self._kept.pop(row, None) is not None
 
     @property
@@ -67,11 +72,7 @@ class PrefixCache:
         return [len(context.tokens) for context in self._kept.values()]
 
     def find(self, prompt: Context, running: Iterable[Context]) -> PrefixMatch | None:
-        """The longest common prefix with a kept or running row; None if it is too short.
-
-        Only rows of the same tenant and no private text: timing and counters would reveal others'
-        prompts.
-        """
+        """The longest common prefix with a kept or running row; None if it is too short."""
         if self.num_rows == 0:
             return None
         wanted = np.asarray(prompt.tokens)
@@ -79,7 +80,7 @@ class PrefixCache:
         found = [
             PrefixMatch(context, common_prefix_length(wanted, context.tokens))
             for context in (*reversed(self._kept.values()), *running)
-            if context.tenant == prompt.tenant
+            if context.tenant == prompt.tenant  # timing would reveal others' prompts
             and not context.is_private
             and (context.is_drafted or not (prompt.is_drafted and self._needs_states))
         ]
@@ -146,8 +147,7 @@ class PrefillScheduler:
     ) -> None:
         """Round 0: score drafters on the prompt, without a draft.
 
-        num_waiting: running rows that wait for it; with any, each request gets one paid probe now
-        and others later. may_pay: whether probes may cost forwards.
+        num_waiting: running rows that wait; with any, each request gets one paid probe now.
         """
         asked = [r for r in requests if r.scores_prompt and len(r.prompt) > 1]
         while asked:  # a shared policy learns from one request before it decides on the next
@@ -156,14 +156,13 @@ class PrefillScheduler:
             asked = [request for request in asked if first[id(request.policy)] is not request]
 
     def _show(self, requests: Sequence[Request], num_waiting: int, may_pay: bool) -> None:
-        """Use free and panoramic scores first, then the probes that policies ask for."""
-        names, score = self._drafting.sessions.names, self._drafting.score_prompts
-        # drafters with panoramic feedback prefill whole prompts in any case
-        whole = [r for r in requests if r.reads_everything]
-        rest = [r for r in requests if not r.reads_everything]
-        probing = [r for r in rest if r.probing is not None]
-        plain = [r for r in rest if r.probing is None]
-        for everything, group in ((True, whole), (False, probing), (None, plain)):
+        names, score = self._drafting.names, self._drafting.score_prompts
+        groups: dict[bool | None, list[Request]] = {True: [], False: [], None: []}
+        for request in requests:
+            # drafters with panoramic feedback prefill whole prompts in any case
+            free = None if request.probing is None else False
+            groups[True if request.reads_everything else free].append(request)
+        for everything, group in groups.items():
             found = score({r.id: names for r in group}, group, everything)
             for request in group:
                 self._learn(request, found[request.id])
@@ -186,13 +185,12 @@ class PrefillScheduler:
             scores,
             emitted_start=len(request.prompt),
             costs=self._loop.costs([request]),
-            matches=self._drafting.sessions.matches(request.context),
+            matches=self._drafting.matches(request.context),
             num_left=request.answer.num_left,
         )
         request.learn(Decision(0, 1.0, 0), evidence)
 
     def _remember(self, request: Request, block: torch.Tensor) -> None:
-        """Keep p of the prompt's last tokens, and log-probabilities if requested."""
         context, text = request.context, request.prompt
         end = self._cache.lengths[context.row]
         if request.wants_prompt_logprobs:
@@ -249,7 +247,7 @@ class Engine:
         with self.lock:
             if not self._is_open:
                 raise DraftwiseError("this engine is closed: make another with Speculator.engine()")
-            if self.knows(request.id):
+            if request.id in self._requests():
                 raise DraftwiseError(f"request {request.id} is in the engine already")
             needed = self._bytes(request.num_room)
             if self._max_bytes is not None and needed > self._max_bytes:
@@ -275,7 +273,7 @@ class Engine:
                     "an answer: ask before, or another Speculator"
                 )
             self._is_stepping = True
-            requests, rounds = {request.id: request for request in self._all()}, list[Round]()
+            requests = self._requests()
             try:
                 rounds = self._step()
             except BaseException:
@@ -323,14 +321,13 @@ class Engine:
 
     def _cancel_dropped(self) -> None:
         while self._dropped:
-            if self.knows(gone := self._dropped.pop()):
-                self.cancel(gone)
+            if found := self._requests().get(self._dropped.pop()):
+                self._cancel(found)
 
     def cancel(self, id_: int) -> None:
         """End a request at once; it keeps its text so far. DraftwiseError for an unknown id."""
         with self.lock:
-            requests = {request.id: request for request in self._all()}
-            if id_ not in requests:
+            if id_ not in (requests := self._requests()):
                 known = ", ".join(map(str, requests)) or "none"
                 raise DraftwiseError(f"no request {id_} is in the engine; there are: {known}")
             self._cancel(requests[id_])
@@ -345,13 +342,10 @@ class Engine:
             self._close(found.context.row)
         self._drop_finished()
 
-    def knows(self, id_: int) -> bool:
-        return any(request.id == id_ for request in self._all())
-
     def close(self) -> None:
         """Cancel all requests and free all memory; ``admit`` then raises DraftwiseError."""
         with self.lock:
-            for request in list(self._all()):
+            for request in self._requests().values():
                 self._cancel(request)
             while self._prefix_cache.lengths:
                 self._close(self._prefix_cache.drop())
@@ -401,8 +395,9 @@ class Engine:
         """The cost of forwards at the current number of running requests; None without any."""
         return self._loop.costs(self._running) if self._running else None
 
-    def _all(self) -> Iterator[Request]:
-        yield from (*self.running, *(request for _, _, request in self._waiting))
+    def _requests(self) -> dict[int, Request]:
+        found = (*self.running, *(request for _, _, request in self._waiting))
+        return {request.id: request for request in found}
 
     def _bytes(self, num_tokens: int) -> int:
         target_bytes = self._pool.target.row_bytes(num_tokens, LARGEST_PIECE)
@@ -411,8 +406,7 @@ class Engine:
     def _schedule(self) -> None:
         """Start waiting requests in order, as far as they fit.
 
-        A request whose prefix another one is prefilling waits for it, and keeps its place in the
-        queue.
+        One whose prefix another is prefilling waits for it, and keeps its place in the queue.
         """
         later: list[tuple[int, int, Request]] = []
         try:
@@ -452,10 +446,7 @@ class Engine:
         request.finish()
 
     def _fits(self, request: Request, later: Sequence[Request]) -> bool:
-        """Whether the request's longest text fits; evicts rows of the prefix cache if needed.
-
-        later: waiting requests that come before it.
-        """
+        """Whether its longest text fits besides ``later``, which come first; evicts kept rows."""
         if self._max_bytes is None:
             return True
         needed = (request, *later, *self.running)
@@ -465,7 +456,6 @@ class Engine:
         return left >= 0
 
     def _prefilling_same_prefix(self, request: Request) -> Request | None:
-        """A request in prefill whose prefix this one will reuse."""
         if request.id in self._isolated:
             return None
         found = self._prefix_cache.find(request.context, [r.context for r in self._prefilling])
@@ -473,7 +463,6 @@ class Engine:
         return next(same, None)
 
     def _start(self, request: Request) -> None:
-        """Give a request a row that begins with the longest cached prefix of its prompt."""
         found = self._cached_prefix(request)
         context, row_tokens = request.context, request.num_room
         source, length = (-1, 0) if found is None else (found.context.row, found.length)
@@ -499,7 +488,7 @@ class Engine:
         self, context: Context, row_tokens: int, source: int, length: int
     ) -> None:
         """Open the row for drafters, unless drafting is disabled; source: the row of its prefix."""
-        broadcast, row = self._drafting.sessions.broadcast, context.row
+        broadcast, row = self._drafting.broadcast, context.row
         if not context.is_drafted:
             self._close_for_drafters(row)
         elif source == row and row in self._drafted:
@@ -513,7 +502,7 @@ class Engine:
     def _close_for_drafters(self, row: int) -> None:
         if row in self._drafted:
             self._drafted.discard(row)
-            self._drafting.sessions.broadcast(lambda _, session: session.close(row))
+            self._drafting.broadcast(lambda _, session: session.close(row))
 
     def _cached_prefix(self, request: Request) -> PrefixMatch | None:
         """The reusable prefix of a prompt, without its last tokens, which score the drafters."""
@@ -577,17 +566,14 @@ class Engine:
             self._try_to_start(request)
 
     def _drop_finished(self) -> None:
-        """Free the rows of ended requests, or keep them as prefix cache."""
         over = [request for request in self._running if request.is_over]
         self._running = [request for request in self._running if not request.is_over]
         for request in over:
             request.finish()
             is_shared = request.error is None and not request.context.is_private
-            if self._prefix_cache.num_rows and is_shared:
-                for row in self._prefix_cache.keep(request.context):
-                    self._close(row)
-            else:
-                self._close(request.context.row)
+            context = request.context
+            for row in self._prefix_cache.keep(context) if is_shared else [context.row]:
+                self._close(row)
 
     def _abandon(self, requests: list[Request]) -> None:
         for request in requests:
@@ -601,3 +587,171 @@ class Engine:
             self._cache.close(row)
             self._close_for_drafters(row)
             heapq.heappush(self._free, row)
+
+
+class TraceWriter:
+    """Writes rounds to a JSONL file; a disk that fails after opening ends the trace only.
+
+    with_text: whether lines hold the emitted tokens.
+    """
+
+    def __init__(self, path: str | Path, with_text: bool = True) -> None:
+        self._path, self._with_text = Path(path), with_text
+        self._file: TextIO | None = self._path.open("w", encoding="utf-8")
+
+    def write(self, round_: Round) -> None:
+        if self._file is None:
+            return
+        record = round_.as_json()
+        if not self._with_text:
+            del record["tokens"]
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        except OSError as error:
+            with suppress(OSError):  # closing writes what is still buffered, which fails again
+                self._file.close()
+            self._file = None
+            self._warn(error)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        said = f"the trace {self._path} ends here ({error}); generation continues"
+        warnings.warn(said, stacklevel=3)
+
+
+_NUMBERS = (
+    "num_rounds", "num_drafted", "num_accepted", "num_emitted", "mean_accepted_tokens",
+    "draft_acceptance_rate", "tok_per_s", "speed", "recent_speed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One finished answer.
+
+    tokens: without the prompt. sources: the drafter of each, or ``target``. finish_reason: ``eos``,
+    ``stop``, ``length``, ``non-finite logits``, ``cancelled``, ``error`` (a callback raised) or
+    ``interrupted``. logprobs: one per token, if requested.
+    """
+
+    prompt_tokens: list[int]
+    tokens: list[int]
+    text: str
+    sources: list[str]
+    finish_reason: str
+    stats: Stats
+    logprobs: Sequence[TokenLogprobs] = ()
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else self.text[:59] + "…"
+        return (
+            f"Result({text!r}, {len(self.tokens)} tokens in {self.stats.num_rounds} rounds, "
+            f"MAT {self.stats.mean_accepted_tokens:.2f}, ended by {self.finish_reason})"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "text": self.text,
+            **{name: getattr(self.stats, name) for name in _NUMBERS},
+            "seconds_by_phase": dict(self.stats.seconds_by_phase),
+            "pulls": dict(self.stats.pulls),
+            "finish_reason": self.finish_reason,
+            "num_prompt_tokens": len(self.prompt_tokens),
+        }
+
+
+class Generation(Iterator[Round]):
+    """A running batch: iterate over its rounds, call ``results`` at any time.
+
+    Iteration can be resumed after Ctrl-C or an error. A garbage-collected generation cancels its
+    requests.
+    """
+
+    def __init__(
+        self, engine: Engine, requests: Sequence[Request], trace: str | Path | None
+    ) -> None:
+        self._requests: list[Request] = []
+        self._trace: TraceWriter | None = None  # for __del__, where the next line raises
+        self._trace = None if trace is None else TraceWriter(trace)
+        self._engine, self._unread = engine, deque[tuple[int, RequestOutput]]()
+        self._wholes = [RequestOutput(stats=request.stats) for request in requests]
+        for index, request in enumerate(requests):
+            request.sink = partial(_receive, self._unread, index, self._wholes[index])
+            engine.admit(request)
+            self._requests.append(request)
+        self._unreported = self._requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Round]:
+        return self
+
+    def __next__(self) -> Round:
+        while (round_ := self._next().round) is None:
+            pass
+        return round_
+
+    def outputs(self) -> Iterator[RequestOutput]:
+        """Iterate over deltas instead, by the request's index, with the ``Round`` of each."""
+        return iter(self._next, None)
+
+    def _next(self) -> RequestOutput:
+        with self._engine.lock:  # another thread's step may bring our outputs, too
+            while not self._unread:
+                if all(request.is_over for request in self._requests):
+                    self._close_trace()
+                    self._report_errors()
+                    raise StopIteration
+                self._engine.step()
+            index, output = self._unread.popleft()
+        round_ = output.round and replace(output.round, request=index)
+        if self._trace is not None and round_ is not None:
+            self._trace.write(round_)
+        return replace(output, request=index, round=round_)
+
+    def __del__(self) -> None:
+        # the garbage collector may run this in the middle of a step, and in any thread
+        self._close_trace()
+        for request in self._requests:
+            if not request.is_over:
+                self._engine.drop(request.id)
+
+    def _close_trace(self) -> None:
+        if self._trace is not None:
+            self._trace.close()
+
+    def _report_errors(self) -> None:
+        """Raise the exception of a callback; in a batch, warn, since other answers are complete."""
+        requests, self._unreported = self._unreported, []
+        for index, request in enumerate(requests):
+            if request.error is not None and len(requests) == 1:
+                raise request.error
+            if request.error is not None:
+                warnings.warn(f"request {index} ended early: {request.error!r}", stacklevel=3)
+
+    def results(self) -> list[Result]:
+        return [
+            Result(
+                list(request.prompt), list(whole.tokens), whole.text, list(whole.sources),
+                whole.finish_reason or "interrupted", whole.stats, list(whole.logprobs),
+            )
+            for request, whole in zip(self._requests, self._wholes, strict=True)
+        ]  # fmt: skip
+
+
+def _receive(
+    unread: deque[tuple[int, RequestOutput]], index: int, whole: RequestOutput, new: RequestOutput
+) -> None:
+    """The sink of a request: no method, which would keep the generation from being collected."""
+    unread.append((index, new))
+    whole.add(new)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.drafting import Drafting, Nonsense, Pool
-from draftwise.engine.records import Round, as_logprobs, logprobs
-from draftwise.engine.request import EMPTY, Request, RoundState
+from draftwise.engine.request import EMPTY, Request, Round, RoundState, TokenLogprobs
 from draftwise.engine.verify import is_broken, verify
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.sampling import Dists, warped
@@ -56,7 +55,7 @@ class Loop:
         states = choose(requests, self._pool.guard.allows_drafts, rests)
         self.end_lap("choose")
         drafted = [] if rests else [state for state in states if state.context.is_drafted]
-        reading_s = self._catch_up(drafted) if drafted else 0.0
+        reading_s = self._catch_up(drafted) if drafted else 0.0  # plain decoding does not need it
         self.end_lap("read")
         self._drafting.propose(drafted)
         self.end_lap("draft")
@@ -88,13 +87,12 @@ class Loop:
     def _rests(self, requests: Sequence[Request]) -> bool:
         """Whether the round only decodes: no policy chooses, and all learn from it later.
 
-        While the guard is closed and no row expects SURE times the speed of plain decoding, drafts
-        are looked for in every fourth round only. The price of plain decoding is measured before
-        drafts and, seldom, between them.
+        The price of plain decoding is measured before drafts and, seldom, between them. While the
+        guard is closed, only every fourth round looks for drafts.
         """
-        if (can_rest := all(r.can_rest for r in requests)) and self._pool.cost_model.wants_plain(
-            len(requests), sum(len(request.context.tokens) for request in requests)
-        ):
+        can_rest = all(request.can_rest for request in requests)
+        context = sum(len(request.context.tokens) for request in requests)
+        if can_rest and self._pool.cost_model.wants_plain(len(requests), context):
             return True
         if self._pool.guard.allows_drafts or not can_rest:
             self._num_idle = 0
@@ -105,10 +103,7 @@ class Loop:
     def _account(
         self, states: Sequence[RoundState], seconds: float, reading_s: float
     ) -> tuple[float, float]:
-        """Book the round in the guard's account; return its seconds without drafts, and its own.
-
-        reading_s: its seconds of catching up and probes, which plain decoding does not need.
-        """
+        """Book the round in the guard's account; return its seconds without drafts, and its own."""
         has_drafted = any(len(state.draft) or state.waits for state in states)
         if has_drafted:
             self._num_idle = 0
@@ -136,7 +131,6 @@ class Loop:
         self._lap_start = self._pool.clock()
 
     def end_lap(self, phase: str) -> None:
-        """Book the time since the last lap on a phase; the next lap starts."""
         now = self._pool.clock()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._lap_start
         self._lap_start = now
@@ -149,13 +143,11 @@ class Loop:
         return self._drafting.shared(costs)
 
     def _catch_up(self, drafted: Sequence[RoundState]) -> float:
-        """Let drafters read what they missed, and return the seconds."""
         start = self._pool.cost_clock()
         self._drafting.catch_up(drafted, self._verify_s)
         return self._pool.cost_clock() - start
 
     def _probe(self, drafted: Sequence[RoundState]) -> float:
-        """Collect scores, and return the seconds; probes are paid from a share of the time."""
         start = self._pool.cost_clock()
         has_probed = self._drafting.probe(drafted, self._probe_s > 0.0)
         seconds = self._pool.cost_clock() - start
@@ -164,7 +156,6 @@ class Loop:
         return seconds
 
     def _verify(self, states: Sequence[RoundState]) -> None:
-        """Run one target forward, and accept or reject the drafts of all rows."""
         start = self._pool.cost_clock()
         for state in states:
             state.uniforms = state.request.uniforms(len(state.draft) + 1)
@@ -220,11 +211,10 @@ class Loop:
             state.hidden, state.parts = first.hidden, []  # such a draft is no evidence
 
     def _leave_out_broken(self, state: RoundState) -> None:
-        """Drop a draft whose q is not finite, and disable its drafter."""
         for name, draft in state.parts:
             drawn = [q for q in draft.probs if q is not None] if draft.probs is not None else []
             if not all(bool(torch.as_tensor(q).isfinite().all()) for q in drawn):
-                self._drafting.sessions.leave_out(name, Nonsense("a q is not finite"))
+                self._drafting.leave_out(name, Nonsense("a q is not finite"))
                 state.draft = EMPTY
 
     def _commit(self, state: RoundState) -> None:
@@ -254,7 +244,7 @@ class Loop:
                 emitted_start=(start := len(state.context.tokens) - state.num_emitted),
                 seconds=seconds,
                 costs=costs,
-                matches=self._drafting.sessions.matches(state.context) if drafted else {},
+                matches=self._drafting.matches(state.context) if drafted else {},
                 stops=state.request.stops,
                 confidences=state.draft.confidences[: state.draft.num_chain],
                 siblings=siblings_of(state.draft, state.verdict.path),
@@ -288,10 +278,8 @@ def choose(
 
 
 def verify_batch(states: Sequence[RoundState]) -> None:
-    """Fill in each row's verdict, targets, and scores of drafted tokens.
-
-    Greedy rows need one ``argmax`` and use the reference ``verify``; sampled rows use its batched
-    form.
+    """Fill in verdict, targets and scores of drafted tokens: of greedy rows by the reference
+    ``verify``, of sampled rows by its batched form.
     """
     p = _distributions(states)
     greedy = [state for state in states if state.context.sampling.temperature == 0]
@@ -326,10 +314,9 @@ def verify_batch(states: Sequence[RoundState]) -> None:
 
 
 def score_drafts(state: RoundState) -> None:
-    """Fill in each drafter's scores along the emitted tokens.
+    """Score the drafter of each chain up to its first token that differs from the emitted ones.
 
-    The drafter of a chain is scored up to its first token that differs from the text. Trees are not
-    scored, since their tokens are not draws.
+    Trees are not scored, since their tokens are not draws.
     """
     first = first_offpath = 0
     start = len(state.context.tokens) - state.num_emitted
@@ -436,6 +423,28 @@ def _verify_greedy(state: RoundState, points: list[int], offpath_tokens: Iterato
     agree = [float(points[node + 1] == next(offpath_tokens)) for node, _ in draft.offpath_probs]
     state.offpath_scores = [(each, each) for each in agree]
     state.targets = [points[0], *(points[node + 1] for node in state.verdict.path.tolist())]
+
+
+def logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> list[Tensor]:
+    """[n, 2] tokens with their log-probabilities, [n, k] likeliest tokens, and [n, k] theirs.
+
+    logits: [n, V] before each token, without temperature, penalties and truncation, as in vLLM.
+    """
+    found = logits.float().log_softmax(-1)
+    own = found.gather(1, tokens.clamp(min=0)[:, None])[:, 0].double()
+    best = found.topk(max(1, num_top), dim=-1)
+    pairs = own.new_zeros((len(own), 2))
+    pairs[:, 0], pairs[:, 1] = tokens, own
+    return [pairs, best.indices[:, :num_top], best.values[:, :num_top]]
+
+
+def as_logprobs(pairs: Floats, ids: Floats, values: Floats) -> list[TokenLogprobs]:
+    return [
+        TokenLogprobs(int(token), value, tuple(zip(map(int, those), theirs, strict=True)))
+        for (token, value), those, theirs in zip(
+            pairs.tolist(), ids.tolist(), values.tolist(), strict=True
+        )
+    ]
 
 
 class _SampledVerdicts:

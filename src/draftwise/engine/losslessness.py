@@ -54,8 +54,7 @@ def rounding_bound(model: CausalModel) -> float:
 class Difference:
     """The first difference between a speculative and a plain answer.
 
-    margin: logits by which the plain answer's token leads; None if one answer is a prefix of the
-    other. bound: rounding bound there, in logits.
+    margin: logits by which the plain token leads; None after a common prefix. bound: in logits.
     """
 
     position: int
@@ -74,8 +73,7 @@ class Difference:
 class Width:
     """Forwards of one width compared with forwards over one token, by position.
 
-    shares: largest difference relative to the rounding bound; differences: in logits. flips:
-    margins in logits where the argmax differs.
+    shares: of the rounding bound; differences: in logits; flips: margins where the argmax differs.
     """
 
     shares: list[float] = field(default_factory=list)
@@ -93,7 +91,6 @@ class Width:
         self.flips += margins.double().tolist()
 
     def as_json(self) -> dict[str, Any]:
-        """Counts, and medians and maxima in logits; None without any comparison."""
         return {
             "num_positions": len(self.shares),
             "num_flips": len(self.flips),
@@ -111,7 +108,7 @@ class LosslessnessReport:
     """
 
     def __init__(self, model: CausalModel, widths: Sequence[int]) -> None:
-        self._model = model
+        self._model, self._dtype = model, arithmetic(model)
         self.bound = rounding_bound(model)
         self.widths = {width: Width() for width in widths}
         self.margins: list[float] = []
@@ -133,48 +130,47 @@ class LosslessnessReport:
     @property
     def is_exact_dtype(self) -> bool:
         """Whether greedy tokens must be equal: in float32 and float64."""
-        return arithmetic(self._model) in {torch.float32, torch.float64}
+        return self._dtype in {torch.float32, torch.float64}
+
+    @property
+    def _shares(self) -> list[float]:
+        return [share for found in self.widths.values() for share in found.shares]
 
     @property
     def is_lossless(self) -> bool:
         """Whether rounding explains all differences, and in float32 all tokens are equal."""
         parted = [found for found in self.differences if found is not None]
-        within = all(share <= 1 for found in self.widths.values() for share in found.shares)
-        return within and (
-            not parted if self.is_exact_dtype else all(found.is_rounding for found in parted)
+        is_rounding = all(found.is_rounding for found in parted)
+        return all(share <= 1 for share in self._shares) and (
+            not parted if self.is_exact_dtype else is_rounding
         )
 
     def verdict(self) -> str:
-        dtype = str(arithmetic(self._model)).removeprefix("torch.")
+        dtype, shares = str(self._dtype).removeprefix("torch."), self._shares
         num, parted = len(self.differences), [d for d in self.differences if d is not None]
         flips = [margin for found in self.widths.values() for margin in found.flips]
-        total = sum(len(found.shares) for found in self.widths.values())
-        share = max((s for found in self.widths.values() for s in found.shares), default=0.0)
+        differ = f"{len(parted)} of {num} answers"
         if not self.is_lossless:
-            why = []
-            if parted:
-                why.append(f"{len(parted)} of {num} answers differ from plain decoding")
-            if share > 1:
-                why.append(
-                    f"logits of wide forwards are off by up to {share:.3g} times what rounding "
-                    "explains"
-                )
+            why = [f"{differ} differ from plain decoding"] if parted else []
+            if (share := max(shares, default=0.0)) > 1:
+                off = f"off by up to {share:.3g} times what rounding explains"
+                why.append(f"logits of wide forwards are {off}")
             return f"NOT lossless in {dtype}: {', and '.join(why)}"
         if not flips and not parted:
             return (
-                f"lossless in {dtype}: 0 of {num} answers differ from plain decoding, and no "
-                f"argmax changes in {total} positions"
+                f"lossless in {dtype}: {differ} differ from plain decoding, and no "
+                f"argmax changes in {len(shares)} positions"
             )
         return (
-            f"{dtype}: rounding changes the argmax in {len(flips)} of {total} positions, all "
-            f"within {max(flips, default=0.0):.3g} logits, and {len(parted)} of {num} answers: "
+            f"{dtype}: rounding changes the argmax in {len(flips)} of {len(shares)} positions, all "
+            f"within {max(flips, default=0.0):.3g} logits, and {differ}: "
             "greedy answers may differ where two tokens tie to within rounding; the distribution "
             f"is the target's in {dtype}"
         )
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "dtype": str(arithmetic(self._model)).removeprefix("torch."),
+            "dtype": str(self._dtype).removeprefix("torch."),
             "device": str(self._model.device),
             "num_prompts": len(self.differences),
             "num_different": sum(found is not None for found in self.differences),
@@ -194,9 +190,7 @@ class LosslessnessReport:
 def _reread(
     model: CausalModel, prompt: Sequence[int], answer: Sequence[int], width: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Logits [width, V] before the answer's tokens, and the place of the first, by forwards of one
-    width.
-    """
+    """By forwards of one width: the place of its first token, and logits [width, V] before each."""
     cache = model.new_cache(num_rows=1, capacity=len(prompt) + len(answer))
     if len(prompt) > 1:
         model.extend(cache, [0], [prompt[:-1]], keep=1)

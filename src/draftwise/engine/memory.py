@@ -29,7 +29,6 @@ class UnusableState(DraftwiseError):
 
 
 def check_scope(scope: str) -> str:
-    """Return the scope; DraftwiseError if it is unknown."""
     if scope in {AUTO, REQUEST, SESSION} or scope.removeprefix(TASK) not in {scope, ""}:
         return scope
     raise DraftwiseError(
@@ -89,12 +88,12 @@ class SharedPolicyState:
         damaged file, another version or no state.
         """
         found = self._read(checks.path("path", path))
-        kept = self._kept
-        if kept is not None and self.scope in found["scopes"]:
+        if self._kept is not None and self.scope in found["scopes"]:
+            state = found["scopes"][self.scope]
             try:
                 if self.policy is not None:
-                    _try_out(self.policy, found["scopes"][self.scope])
-                kept.load_state(found["scopes"][self.scope])
+                    _try_out(self.policy, state)
+                self._kept.load_state(state)
             except Exception as error:
                 why = str(error) if isinstance(error, ValueError) else "its numbers are damaged"
                 raise _unusable(path, why) from error
@@ -114,20 +113,19 @@ class SharedPolicyState:
 
     def _present(self, path: Path) -> dict[str, Any]:
         """The file's present content; a file of another process is set aside."""
-        if not path.exists():
-            return {"saved": {}, "scopes": {}}
-        try:
-            found = self._read(path)
-            if self._seen in {None, found["saved"].get(self.scope)}:
-                return found
-            why = f"{path} was written by someone else since it was read"
-        except (DraftwiseError, OSError) as error:
-            found, why = {"saved": {}, "scopes": {}}, str(error)
-        warnings.warn(f"{why}; it is kept as {set_aside(path)}", stacklevel=3)
+        found: dict[str, Any] = {"saved": {}, "scopes": {}}
+        if path.exists():
+            try:
+                found = self._read(path)
+                if self._seen in {None, found["saved"].get(self.scope)}:
+                    return found
+                why = f"{path} was written by someone else since it was read"
+            except (DraftwiseError, OSError) as error:
+                why = str(error)
+            warnings.warn(f"{why}; it is kept as {set_aside(path)}", stacklevel=3)
         return found
 
     def _read(self, path: Path) -> dict[str, Any]:
-        """The file's fields, if it is a state of this policy and these plans."""
         try:
             found = strict_json(read_text(path, STATE_BYTES))
             version = found["draftwise"]
@@ -161,10 +159,8 @@ def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
         return
     taken = f"another draftwise learns in {path}: wait until it ends, or give another file"
     with holding(place.with_name(f".{place.name}.lock"), taken, wait_s):
-        if wait_s:
-            yield
-            return
-        _HELD.add(place)
+        if not wait_s:
+            _HELD.add(place)
         try:
             yield
         finally:

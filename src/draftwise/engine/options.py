@@ -171,10 +171,6 @@ class RequestParams:
     def __post_init__(self) -> None:
         checks.check_fields(self)
 
-    @property
-    def drafts(self) -> bool:
-        return self.speculation and self.max_draft != 0
-
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise BadValue for values that exceed the target's vocabulary."""
         self.sampling.check_vocabulary(vocab_size)
@@ -254,15 +250,12 @@ def batch_params(
 
 
 def check_names(method: str, options: Mapping[str, Any], valid: Collection[str]) -> None:
-    """Raises UnknownOption for a keyword that ``method`` does not have."""
     for name in options:
         if name not in valid:
             close = difflib.get_close_matches(name, valid, 1)
             hint = f"did you mean {close[0]}? " if close else ""
-            names = ", ".join(sorted(valid))
-            raise UnknownOption(
-                f"{method}() has no option {name!r}; {hint}its options are: {names}"
-            )
+            said = f"{hint}its options are: {', '.join(sorted(valid))}"
+            raise UnknownOption(f"{method}() has no option {name!r}; {said}")
 
 
 def _tempered(own: dict[str, Any], do_sample: Any) -> dict[str, Any]:
@@ -280,8 +273,6 @@ def _tempered(own: dict[str, Any], do_sample: Any) -> dict[str, Any]:
 
 _SAMPLING = tuple(own.name for own in fields(SamplingParams))
 _BATCH = frozenset({"attention_mask", "num_return_sequences", "trace"})
-
-
 _FORMS = (
     "give text, token ids, messages ({'role': ..., 'content': ...}), what a tokenizer returns, or "
     "a list of these"
@@ -359,8 +350,7 @@ def eos_tokens(target: CausalModel, tokenizer: Any) -> Sequence[int]:
     """The end-of-text tokens of the model's generation config, or of the tokenizer."""
     config = getattr(target.module, "generation_config", None)
     eos = getattr(config, "eos_token_id", None)
-    if eos is None:
-        eos = getattr(tokenizer, "eos_token_id", None)
+    eos = getattr(tokenizer, "eos_token_id", None) if eos is None else eos
     return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
 
 
@@ -381,7 +371,6 @@ def _encode(name: str, prompt: Any, tokenizer: Any, max_positions: int) -> Promp
 
 
 def _whole_numbers(name: str, prompt: Any) -> list[int]:
-    """Token ids; DraftwiseError for anything but integers."""
     tokens = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if isinstance(tokens, (bytes, bytearray)):
         raise DraftwiseError(f"{name} is bytes: decode them to text, or give token ids")
@@ -395,7 +384,6 @@ def _whole_numbers(name: str, prompt: Any) -> list[int]:
 
 
 def _unpadded(name: str, ids: Any, mask: Any) -> Any:
-    """The tokens that a mask keeps; DraftwiseError for padding inside the text."""
     if mask is None or isinstance(ids, (str, Prompt)) or chat.is_messages(ids):
         return ids
     tokens, kept = _whole_numbers(name, ids), [bool(x) for x in mask]
@@ -427,7 +415,6 @@ def _refuse_padding(batch: Sequence[Any], tokenizer: Any, target: CausalModel) -
 
 
 def _checked(name: str, prompt: Prompt, target: CausalModel) -> Prompt:
-    """Return the prompt; DraftwiseError if the target cannot continue it."""
     ids = prompt.tokens
     if not ids:
         raise DraftwiseError(f"{name} is empty: there is nothing to continue")

@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.engine.records import PHASES, Account, Round, TokenLogprobs
 from draftwise.engine.verify import is_broken
 from draftwise.errors import BadValue, DraftwiseError
 from draftwise.feedback import DueFeedback, FeedbackBuilder
@@ -101,7 +100,6 @@ class Detokenizer:
         return "" if text.endswith(_HELD) else text
 
     def flush(self) -> str:
-        """The text held back, at the end of the answer."""
         return self._decode(self._tokens)[self._num_shown :] if self._tokenizer else ""
 
     def _append(self, token: int) -> None:
@@ -129,10 +127,7 @@ class Detokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """When an answer ends: a token of ``eos``, one of the ``stop`` strings, or its full length.
-
-    stop_when: called after each token with the answer's tokens so far; True ends the answer.
-    """
+    """When an answer ends; ``stop_when`` is called as ``RequestParams`` says."""
 
     max_new_tokens: int
     eos: frozenset[int] = frozenset()
@@ -141,10 +136,8 @@ class Ending:
 
 
 class Answer:
-    """One request's output: number of tokens, text, and finish reason.
-
-    The text ends before a stop string; the tokens end with the one that completed it. A possible
-    beginning of a stop string is held back, so that text once shown is never withdrawn.
+    """One request's output. The text ends before a stop string; the tokens end with the one that
+    completed it. A possible beginning of one is held back: text once shown is never withdrawn.
     """
 
     def __init__(self, ending: Ending, tokenizer: Any) -> None:
@@ -161,7 +154,6 @@ class Answer:
         return self._ending.max_new_tokens - self.num_tokens
 
     def push(self, tokens: Sequence[int]) -> int:
-        """Append emitted tokens up to the end of the answer; return the number appended."""
         before = self.num_tokens
         by_token = bool(self._ending.stop) or self._ending.stop_when is not None
         step = 1 if by_token else max(1, len(tokens))
@@ -196,8 +188,7 @@ class Answer:
         """Append text, except a possible beginning of a stop string; end before a complete one."""
         text, stops = self._waiting + piece, self._ending.stop
         ahead = text + self._detokenizer.waiting if stops else text
-        places = [place for stop in stops if (place := ahead.find(stop)) >= 0]
-        if places:
+        if places := [place for stop in stops if (place := ahead.find(stop)) >= 0]:
             self.text, self._waiting = self.text + ahead[: min(places)], ""
             self.finish_reason = "stop"
             return
@@ -207,16 +198,14 @@ class Answer:
         self.text, self._waiting = self.text + text[:cut], text[cut:]
 
     def _begins_stop(self, text: str) -> bool:
-        """Whether a stop string begins with this text: then the first that sorts after it does."""
-        at = bisect_left(self._stops, text)
+        at = bisect_left(self._stops, text)  # if any begins with it, the first after it does
         return at < len(self._stops) and self._stops[at].startswith(text)
 
 
 class GuardedCallback:
     """A callback that is not called again after its first exception, which is kept in ``error``.
 
-    checked: converts the result, called with the result and the arguments; raises DraftwiseError
-    for an unusable one. instead: the result after an exception, called with the arguments.
+    checked: converts a result, called with it and the arguments. instead: replaces it afterwards.
     """
 
     def __init__(
@@ -275,14 +264,10 @@ def guarded_process(process: Callable[..., Any]) -> GuardedCallback:
 
 
 class GuardedMixer:
-    """A mixer that ends every draft after its first exception.
+    """A mixer that ends every draft after its first exception, or another one of its request."""
 
-    ask: calls a function, or returns its second argument from the request's first failure on.
-    Raises whatever reading the mixer's ``drafter`` and ``length`` raises.
-    """
-
-    def __init__(self, mixer: Mixer, ask: Callable[[Callable[[], Any], Any], Any]) -> None:
-        self._mixer, self._ask = mixer, ask
+    def __init__(self, mixer: Mixer, request: Request) -> None:
+        self._mixer, self._ask = mixer, request._ask
         self.drafter, self.length = str(mixer.drafter), int(mixer.length)
 
     def pick(
@@ -292,7 +277,6 @@ class GuardedMixer:
         may_draft: bool = True,
         may_branch: bool = False,
     ) -> str | None:
-        """The mixer's choice; naming a drafter that cannot write counts as an exception."""
 
         def pick() -> str | None:
             picked = self._mixer.pick(step, matches, may_draft, may_branch)
@@ -301,12 +285,10 @@ class GuardedMixer:
                 raise ValueError(f"the mixer picked {picked!r}, which has nothing to write")
             return picked
 
-        found: str | None = self._ask(pick, None)
-        return found
+        return self._ask(pick, None)
 
     def num_siblings(self, step: DraftStep, room: int) -> int:
-        num: int = self._ask(lambda: max(0, int(self._mixer.num_siblings(step, room))), 0)
-        return num
+        return self._ask(lambda: max(0, int(self._mixer.num_siblings(step, room))), 0)
 
     def branch(
         self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
@@ -317,15 +299,13 @@ class GuardedMixer:
                 raise ValueError(f"the mixer picked a branch of {name!r}, which has none")
             return name, min(int(num), room)
 
-        found: tuple[str, int] = self._ask(branch, ("", 0))
-        return found
+        return self._ask(branch, ("", 0))
 
 
 class GuardedStopRule:
     """A stop rule that ends every draft after its first exception, with one warning.
 
-    Tokens drawn before the exception stay in the draft: dropping them because of their own values
-    would change the output distribution.
+    Tokens drawn before it stay: dropping them for their own values would change the distribution.
     """
 
     def __init__(self, guide: StopRule, rule: str) -> None:
@@ -338,25 +318,20 @@ class GuardedStopRule:
         return self._guide.needs_hidden
 
     def should_continue(self, step: DraftStep) -> bool:
-        try:
-            return not self._is_broken and bool(self._guide.should_continue(step))
-        except Exception as error:
-            self._leave_out(error)
-            return False
+        return self._ask(lambda: bool(self._guide.should_continue(step)), False)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        try:
-            if not self._is_broken:
-                self._guide.learn(num_drafted, num_accepted)
-        except Exception as error:
-            self._leave_out(error)
+        self._ask(lambda: self._guide.learn(num_drafted, num_accepted), None)
 
-    def _leave_out(self, error: Exception) -> None:
-        self._is_broken = True
-        warnings.warn(
-            f"rule {self._rule!r} raised {error!r}: its request no longer drafts with it",
-            stacklevel=3,
-        )
+    def _ask(self, what: Callable[[], T], instead: T) -> T:
+        if not self._is_broken:
+            try:
+                return what()
+            except Exception as error:
+                self._is_broken = True
+                said = f"rule {self._rule!r} raised {error!r}: its request no longer drafts with it"
+                warnings.warn(said, stacklevel=3)
+        return instead
 
 
 class RuleComparison:
@@ -381,6 +356,137 @@ class RuleComparison:
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         self._guide.learn(num_drafted, num_accepted)
+
+
+PHASES = ("prefill", "choose", "read", "draft", "verify", "commit", "look", "reveal", "learn")
+"""The named phases of a round, in order (prefill comes once, before the first)."""
+RECENT = 0.95
+"""Discount of the recent speed of a request or label, per step: about the last 20 steps."""
+
+
+@dataclass(slots=True)
+class Account:
+    """Measured seconds of steps, and estimated ones of the same tokens without drafts.
+
+    Both without prefill; the recent sums are discounted by ``RECENT`` per step.
+    """
+
+    plain_s: float = 0.0
+    spent_s: float = 0.0
+    recent_plain_s: float = 0.0
+    recent_spent_s: float = 0.0
+
+    def add(self, plain_s: float, spent_s: float) -> None:
+        self.plain_s += plain_s
+        self.spent_s += spent_s
+        self.recent_plain_s = RECENT * self.recent_plain_s + plain_s
+        self.recent_spent_s = RECENT * self.recent_spent_s + spent_s
+
+    def merge(self, other: Account) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens per second relative to plain decoding; None before the first step."""
+        return self.plain_s / self.spent_s if self.spent_s > 0 else None
+
+    @property
+    def recent_speed(self) -> float | None:
+        return self.recent_plain_s / self.recent_spent_s if self.recent_spent_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of one request: what was chosen, drafted and accepted, and its cost.
+
+    tokens, sources: the emitted tokens and the drafter of each (``target`` for the bonus token).
+    seconds: by phase; all rows of a batch are charged its whole time. estimates: [K] the policy's
+    values after learning. scores: new scores by drafter. plain_s, spent_s: the guard's estimate of
+    the round without drafts, and the round's seconds. label: the request's.
+    """
+
+    request: int
+    round: int
+    plan: Plan
+    plan_index: int
+    prob: float
+    tokens: tuple[int, ...]
+    sources: tuple[str, ...]
+    num_drafted: int
+    num_accepted: int
+    position: int
+    batch_size: int
+    seconds: Mapping[str, float]
+    estimates: Floats
+    scores: Mapping[str, Scores]
+    matches: Mapping[str, int]
+    plain_s: float = 0.0
+    spent_s: float = 0.0
+    label: str = ""
+
+    def __repr__(self) -> str:
+        return (
+            f"Round({self.round} of request {self.request}: {self.plan}, drafted "
+            f"{self.num_drafted}, accepted {self.num_accepted}, emitted {self.num_emitted}, "
+            f"{1000 * sum(self.seconds.values()):.1f} ms)"
+        )
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.tokens)
+
+    def charge(self, account: Account) -> None:
+        """Add this round to an account, if the cost of plain decoding is known."""
+        if self.plain_s > 0:
+            account.add(self.num_emitted * self.plain_s, self.spent_s)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "request": self.request,
+            "round": self.round,
+            "plan": str(self.plan),
+            "drafter": self.plan.drafter,
+            "length": self.plan.length,
+            "rule": self.plan.rule,
+            "tree": None if self.plan.tree is None else str(self.plan.tree),
+            "plan_index": self.plan_index,
+            "prob": self.prob,
+            "position": self.position,
+            "batch_size": self.batch_size,
+            "tokens": list(self.tokens),
+            "sources": list(self.sources),
+            "num_drafted": self.num_drafted,
+            "num_accepted": self.num_accepted,
+            "num_emitted": self.num_emitted,
+            "plain_s": round(self.plain_s, 9),
+            "spent_s": round(self.spent_s, 9),
+            "seconds": {phase: round(s, 9) for phase, s in self.seconds.items()},
+            "scores": {name: _scores_as_json(s) for name, s in self.scores.items()},
+            "matches": dict(self.matches),
+        }
+
+
+def _scores_as_json(scores: Scores) -> dict[str, Any]:
+    matches = {} if scores.matches is None else {"matches": scores.matches.tolist()}
+    return {
+        "start": scores.start,
+        "alphas": [round(a, 6) for a in scores.alphas.tolist()],
+        "ratios": [round(r, 6) for r in scores.ratios.tolist()],
+        **matches,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position, before temperature, penalties and truncation.
+
+    top: the requested number of likeliest tokens with their log-probabilities, best first.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)
@@ -415,10 +521,8 @@ class Stats:
         self.pulls.update(other.pulls)
         self.account.merge(other.account)
         for phase, seconds in other.seconds_by_phase.items():
-            before = self.seconds_by_phase[phase]
-            self.seconds_by_phase[phase] = (
-                max(before, seconds) if are_together else before + seconds
-            )
+            both = self.seconds_by_phase[phase], seconds
+            self.seconds_by_phase[phase] = max(both) if are_together else sum(both)
 
     @property
     def mean_accepted_tokens(self) -> float:
@@ -572,18 +676,17 @@ class Request:
 
     def _ask(self, what: Callable[[], T], instead: T) -> T:
         """Ask the policy or feedback; ``instead`` from its first failure on, without drafts."""
-        if self.is_idle:
-            return instead
-        try:
-            return what()
-        except Exception as error:
-            self.is_idle, self.pending = True, None
-            warnings.warn(
-                f"the policy or feedback of request {self.id} failed ({error!r}): "
-                "this request continues without drafts",
-                stacklevel=3,
-            )
-            return instead
+        if not self.is_idle:
+            try:
+                return what()
+            except Exception as error:
+                self.is_idle, self.pending = True, None
+                warnings.warn(
+                    f"the policy or feedback of request {self.id} failed ({error!r}): "
+                    "this request continues without drafts",
+                    stacklevel=3,
+                )
+        return instead
 
     @property
     def tokens(self) -> list[int]:
@@ -591,21 +694,16 @@ class Request:
 
     @property
     def num_draftable(self) -> int:
-        """Maximum draft length in this round: the answer's last token is never drafted, and no
-        draft crosses LongRoPE's switch.
-        """
+        """Maximum draft length: without the answer's last token, and up to LongRoPE's switch."""
         left, below = self.answer.num_left - 1, self.switch - len(self.context.tokens)
         return max(0, left if below < 0 else min(left, below))
-
-    def guide(self, plan: Plan) -> StopRule:
-        return self.stop_rules[plan.drafter, plan.rule]
 
     @property
     def mixer(self) -> Mixer | None:
         """Chooses the drafter of each token of a mixed draft; None = one drafter per draft."""
         if (mixing := self.mixing) is None or self.is_resting:
             return None
-        return self._ask(lambda: mixing.mixer and GuardedMixer(mixing.mixer, self._ask), None)
+        return self._ask(lambda: mixing.mixer and GuardedMixer(mixing.mixer, self), None)
 
     @property
     def reads_everything(self) -> bool:
@@ -614,7 +712,6 @@ class Request:
 
     @property
     def is_panoramic(self) -> bool:
-        """Whether the feedback needs scores of every drafter in this round."""
         number = self.stats.num_rounds + 1
         return self.reads_everything and self._ask(lambda: number % self.feedback.every == 0, False)
 
@@ -636,10 +733,7 @@ class Request:
 
     @property
     def advantage(self) -> float:
-        """The expected speed relative to plain decoding."""
-        policy = self.policy
-        assert isinstance(policy, PricingPlans)
-        return self._ask(lambda: float(policy.advantage), 0.0)
+        return self._ask(lambda: float(cast(PricingPlans, self.policy).advantage), 0.0)
 
     def _checked(self, decision: Any) -> Decision:
         if not isinstance(decision, Decision) or not isinstance(decision.plan, Integral):
@@ -669,7 +763,7 @@ class Request:
     def task(self, plan: Plan, most: int) -> DraftTask:
         """The task of a plan, whose drafter's other rules see the draft if they are compared."""
         length = min(plan.length, self.num_draftable, most)
-        guide = self.guide(plan)
+        guide = self.stop_rules[plan.drafter, plan.rule]
         compares = self._ask(lambda: self.feedback.compares_rules, False)
         if compares and plan.tree is None and not self.plays_all:
             others = {
@@ -682,9 +776,8 @@ class Request:
 
     def uniforms(self, num: int) -> Floats:
         """[num] uniforms of the acceptance stream; zeros for greedy requests, which need none."""
-        if self.context.sampling.temperature == 0:
-            return np.zeros(num)
-        return self.accept_rng.random(num)
+        is_greedy = self.context.sampling.temperature == 0
+        return np.zeros(num) if is_greedy else self.accept_rng.random(num)
 
     def commit(self, draft: Draft, verdict: Verdict, targets: Sequence[int | Tensor]) -> int:
         """Append verified tokens up to the end of the answer; return their number.
@@ -740,7 +833,6 @@ class Request:
         batch_size: int,
         charged: tuple[float, float],
     ) -> Round:
-        """Record a round; charged: its seconds without drafts, and its own."""
         num_emitted = state.num_emitted
         round_ = Round(
             request=self.id,

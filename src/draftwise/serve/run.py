@@ -15,10 +15,10 @@ from typing import Any
 
 import uvicorn
 
-from draftwise.engine.engine import Engine
+from draftwise.engine.engine import Engine, TraceWriter
 from draftwise.engine.memory import SharedPolicyState
 from draftwise.engine.options import eos_tokens
-from draftwise.engine.records import Round, TraceWriter
+from draftwise.engine.request import Round
 from draftwise.serve.app import Service, make_app
 from draftwise.serve.constraint import Grammars
 from draftwise.serve.metrics import History, Metrics

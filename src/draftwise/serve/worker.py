@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.engine.engine import Engine
-from draftwise.engine.records import Round
-from draftwise.engine.request import Request, RequestOutput
+from draftwise.engine.request import Request, RequestOutput, Round
 from draftwise.types import DraftwiseError
 
 
