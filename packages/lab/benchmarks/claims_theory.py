@@ -34,10 +34,7 @@ def adversarial(seeds: int) -> list[Row]:
 
 def growing(seeds: int) -> list[Row]:
     """BanditSpec 4.3, 4.5, 5.3 and MetaSD 2: regret in rounds by length of the text, and the
-    bounds.
-
-    On the preset ``geometric``. A logarithm grows by equal steps from row to row.
-    """
+    bounds. On the preset ``geometric``. A logarithm grows by equal steps from row to row."""
     labels, tokens = ("ucbspec", "exp3spec", "ucb1:beta=1/divergence", "normalhedge"), 32_000
     match = sim.make_match(sim.setting("geometric"), list(labels), tokens=tokens, with_trails=True)
     outcome, world = sim.run_match(match, range(seeds)), match.environment

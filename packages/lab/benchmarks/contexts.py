@@ -58,10 +58,8 @@ def documents(questions: str, chats: str, passages: int, num: int) -> Iterator[T
 
 
 def answer(made: Speculator, asked: Task, args: argparse.Namespace) -> tuple[Any, Any]:
-    """The tokens of a session's answers, and their number and seconds of processor time.
-
-    [2, 2]: of all rounds, prefill included, and of all but the first.
-    """
+    """The tokens of a session's answers, and their number and seconds of processor time. [2, 2]: of
+    all rounds, prefill included, and of all but the first."""
     tokens, spent = [], np.zeros((2, 2))
     for messages in asked:
         options = {"max_new_tokens": args.tokens, "temperature": args.temperature, "seed": 0}

@@ -72,7 +72,6 @@ def changed(source: str, name: str, factor: float) -> str:
 
 def speeds(data: Path, sizes: list[int], folder: Path, module: str = "", name: str = "",
            factor: float = 1.0) -> list[float]:  # fmt: skip
-    """Speeds of the replay with one constant changed, by number of requests."""
     package = Path(draftwise.__file__).parent
     copy = Path(tempfile.mkdtemp(dir=folder)) / package.name
     copy.mkdir()
@@ -94,7 +93,6 @@ def speeds(data: Path, sizes: list[int], folder: Path, module: str = "", name: s
 
 
 def one(data: Path, sizes: list[int]) -> Iterator[float]:
-    """Run the replay of this process's package."""
     import random
 
     from gpu_replay import NUM_REQUESTS, Prices, drive, load

@@ -65,14 +65,12 @@ def _request(text: list[int], rng: random.Random) -> tuple[list[int], list[int]]
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Milliseconds of this thread, and the result of the call."""
     begin_s = time.thread_time()
     result = call()
     return 1e3 * (time.thread_time() - begin_s), result
 
 
 def steps(texts: list[list[int]], num: int, branches: bool, idle: bool) -> dict[str, Any]:
-    """Steps of a batch in which every request decodes."""
     controller = Controller(Limits(model=not idle, branches=branches))
     rng = random.Random(num)
     batch = requests(texts, num)
@@ -125,9 +123,7 @@ def _in_common(draft: list[int], truth: list[int]) -> int:
 
 def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
     """Milliseconds to begin a request of ``num`` tokens in a list, its slices of ``work`` included.
-
-    Medians over requests, and of the longest call of a request; ``mb``: of its text and index.
-    """
+    Medians over requests, and of the longest call of a request; ``mb``: of its text and index."""
     corpus = [token for text in texts for token in text][:num]
     controller, index = Controller(Limits(LIMIT)), RetrievalIndex(LIMIT, history_tokens=0)
     empty = index.memory().requests

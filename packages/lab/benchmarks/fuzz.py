@@ -107,8 +107,6 @@ SWITCHES: tuple[dict[str, Any], ...] = (
 
 
 class Trial:
-    """Requests in one engine, and their outcomes."""
-
     def __init__(self, number: int, seed: int) -> None:
         self.rng = random.Random(f"{seed}/{number}")
         self.kind = KINDS[number % len(KINDS)]
@@ -127,7 +125,6 @@ class Trial:
         return [self.rng.choice(few) for _ in range(num)]
 
     def request(self) -> tuple[Request, dict[str, Any], str]:
-        """A random request, its options and its fault."""
         rng = self.rng
         prompt = self.words(rng.randrange(1, 60))
         if rng.random() < 0.4:
@@ -169,7 +166,6 @@ class Trial:
         return found if rng.random() < 0.7 else {**found, "temperature": 1.0, "top_k": 1}
 
     def run(self) -> None:
-        """Run the trial: requests join and leave during decoding; then check each answer."""
         engine = self.made.engine(max_rows=ROWS, num_prefixes=2)
         everyone = [self.request() for _ in range(REQUESTS)]
         with warnings.catch_warnings(record=True) as said:
@@ -183,7 +179,6 @@ class Trial:
         engine.close()
 
     def answer(self, engine: Engine, waiting: list[Request]) -> None:
-        """Run all requests to their ends."""
         steps = 0
         while waiting or engine.has_work:
             for _ in range(self.rng.randrange(4)):
@@ -200,7 +195,6 @@ class Trial:
                 break
 
     def look_at(self, made: Request, options: dict[str, Any], fault: str) -> None:
-        """Count an answer, and report its error."""
         reason, why = made.answer.finish_reason, ""
         if fault == "prompt" and reason != "error":
             fault = ""  # prefill came in pieces too small to show how the prompt begins
@@ -274,7 +268,6 @@ def ends_wrong(made: Request, options: dict[str, Any]) -> str:
 
 
 def trials(num: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Run trials until ``num`` answers were checked."""
     counts, wrong, number = Counter[str](), list[str](), 0
     while counts["answers"] < num:
         trial = Trial(number, seed)

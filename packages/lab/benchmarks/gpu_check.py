@@ -103,10 +103,8 @@ class MadeUp:
 
 
 def engines(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], int | None]]:
-    """By method: vLLM's options, and the tokens that every request drafts in every step.
-
-    None where that number varies (retrieval, draftwise).
-    """
+    """By method: vLLM's options, and the tokens that every request drafts in every step. None where
+    that number varies (retrieval, draftwise)."""
     base: dict[str, Any] = {"model": args.target, **json.loads(args.engine)}
     drafter: dict[str, Any] = {"method": args.method}
     if args.drafter:
@@ -152,7 +150,6 @@ def tasks(args: argparse.Namespace) -> dict[Cell, list[dict[str, Any]]]:
 def of_engine(
     engine: Any, asked: Mapping[Cell, Sequence[Mapping[str, Any]]]
 ) -> dict[Cell, list[dict[str, Any]]]:
-    """By cell: measurements of each block."""
     found = {}
     for cell, own in asked.items():
         first = own[0]
@@ -165,7 +162,6 @@ def of_engine(
 def measure(
     make: Callable[[Mapping[str, Any]], Any], args: argparse.Namespace
 ) -> dict[str, dict[Cell, list[dict[str, Any]]]]:
-    """By method and cell: measurements of each block."""
     found: dict[str, dict[Cell, list[dict[str, Any]]]] = {}
     asked = tasks(args)
     for name, (options, _) in engines(args).items():
@@ -277,7 +273,6 @@ def compose(folder: Path) -> dict[str, Any]:
 
 
 def refuse_without(is_cpu: bool) -> None:
-    """Exit with what is missing."""
     import torch
 
     if find_spec("vllm") is None:
@@ -324,7 +319,6 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, save."""
     args = parsed()
     if args.compose:
         save(args.out, compose(args.compose))

@@ -28,9 +28,7 @@ POOLS = {
 
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
     """Shares of a round: choosing and learning, and all Python outside the models' forwards.
-
-    Of this thread's CPU time, which other programs do not change.
-    """
+    Of this thread's CPU time, which other programs do not change."""
     rows = {}
     Speculator.clock = lambda _: time.thread_time()  # type: ignore[method-assign]
     for name in PRESETS:
@@ -90,9 +88,7 @@ def off(args: argparse.Namespace) -> dict[str, Any]:
 
 def policies(_: argparse.Namespace) -> dict[str, Any]:
     """Microseconds of ``choose`` and ``learn`` with 64 plans, by policy: medians of 60 segments.
-
-    With bandit feedback, and with every plan observed.
-    """
+    With bandit feedback, and with every plan observed."""
     plans = [PLAIN, *(Plan(name, length) for name in "abcdefg" for length in range(1, 10))]
     rng, everyone, rows = np.random.default_rng(0), np.ones(64, dtype=bool), {}
     for name in sorted(POLICIES):
@@ -123,7 +119,6 @@ def pools(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def peak_mb(drafters: list[str], tokens: int) -> float:
-    """Peak memory of this process after one prompt of each domain."""
     spec = Speculator.from_pretrained("zoo", drafters, preset="banditspec")
     for text in zoo_texts(1):
         spec.generate(text, max_new_tokens=tokens)

@@ -107,7 +107,6 @@ CHATS: tuple[dict[str, Any], ...] = (
 
 
 def nesting() -> Iterator[Attack]:
-    """Nested bodies, schemas and arguments of calls."""
     for depth in (500, 5_000, 200_000):
         deep = "[" * depth + "]" * depth
         for field in ("metadata", "prompt", "stop", "draftwise"):

@@ -32,7 +32,6 @@ DRAFT_VOCAB = 8192  # for random heads as for the bundled one
 
 
 def own_drafters(target: str) -> dict[str, str]:
-    """The target's bundled drafters by name."""
     if target == "zoo":
         return {name: f"{name}=lm:{path}" for name, path in zoo.drafter_paths().items()}
     return {name: f"{name}={spec}" for name, spec in own_specs(target).items()}

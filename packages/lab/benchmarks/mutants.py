@@ -96,7 +96,6 @@ def meaning(source: str) -> str:
 
 
 def mutants(module: str) -> Iterator[Mutant]:
-    """All mutants of a module whose meaning differs from the original's."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
@@ -177,10 +176,8 @@ def outcome(
 
 
 def warmed(module: str) -> float:
-    """Run the tests once unchanged, and import the modules that they imported.
-
-    Returns the processor seconds of a second run. Errors: SystemExit if they fail.
-    """
+    """Run the tests once unchanged, and import the modules that they imported. Returns the
+    processor seconds of a second run. Errors: SystemExit if they fail."""
     ours, theirs = multiprocessing.Pipe()
     report = functools.partial(_tell, theirs)
     if code := in_a_fork(lambda: outcome(module, report=report), 600):

@@ -128,7 +128,6 @@ class Padding:
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder's safetensors files."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:

@@ -123,10 +123,8 @@ def record(spec: Speculator, prompt: str, tokens: int, temperature: float, seed:
 def arrays(
     found: Sequence[dict[str, Any]], domains: Sequence[str], temperature: float | Sequence[float]
 ) -> Any:
-    """All answers' columns as the arrays of a replay file, and tokens [n, WINDOW + P].
-
-    temperature: of all answers, or of each. Short prompts are padded in front with -1.
-    """
+    """All answers' columns as the arrays of a replay file, and tokens [n, WINDOW + P]. temperature:
+    of all answers, or of each. Short prompts are padded in front with -1."""
     models, copies = list(found[0]["models"]), list(found[0]["copies"])
     kept = [
         np.stack([one["models"][name] for name in models], axis=1)[one["plen"] - 1 :]

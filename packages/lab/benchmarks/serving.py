@@ -89,10 +89,7 @@ def _first(answers: Sequence[Answer]) -> float:
 
 def learning(port: int, prompts: Sequence[str], tokens: int, num: int) -> dict[str, Any]:
     """One client sends a mix of prompts twice: throughput of the second half over that of the
-    first.
-
-    The interval is a bootstrap over blocks of fifty requests.
-    """
+    first. The interval is a bootstrap over blocks of fifty requests."""
     mix = random.Random(0).choices(prompts, k=num) * 2
     found, _ = ask_all(port, mix, 1, {"max_tokens": tokens, "temperature": 0})
     speeds = [answer.num_tokens / answer.took_s for answer in found]

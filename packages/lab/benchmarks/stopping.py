@@ -42,10 +42,8 @@ BASES = ("plain", "best length", "best rule", UCB, HEAD, LAGGING, "draftwise")
 
 @dataclass(frozen=True)
 class Way:
-    """Options of ``Speculator.from_pretrained`` beyond the target and the drafter.
-
-    shares: all prompts teach one policy. is_priced: its choices depend on the costs of forwards.
-    """
+    """Options of ``Speculator.from_pretrained`` beyond the target and the drafter. shares: all
+    prompts teach one policy. is_priced: its choices depend on the costs of forwards."""
 
     options: dict[str, Any]
     shares: bool = False
@@ -98,10 +96,8 @@ MORE: dict[str, Way] = {
 
 @dataclass(frozen=True)
 class Played:
-    """One answer, and what it took.
-
-    forwards: of target and drafter, their number and their tokens.
-    """
+    """One answer, and what it took. forwards: of target and drafter, their number and their
+    tokens."""
 
     forwards: list[list[int]]
     emitted: int
@@ -159,7 +155,6 @@ def play(
 
 
 def remembered(path: Path, make: Callable[[], list[Played]]) -> list[Played]:
-    """Stored answers, or new ones, which are stored."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps([dataclasses.asdict(played) for played in make()]))

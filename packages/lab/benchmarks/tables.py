@@ -33,7 +33,6 @@ def num(value: float, digits: int = 2) -> str:
 
 
 def span(value: float, low: float, high: float, digits: int = 2) -> str:
-    """A value and its interval."""
     return f"{num(value, digits)} ({num(low, digits)}–{num(high, digits)})"
 
 
@@ -317,16 +316,12 @@ def pages() -> list[Path]:
 
 
 def rewritten(text: str) -> str:
-    """A page with the tables of the present results and current install lines.
-
-    Errors: KeyError for an unknown table.
-    """
+    """A page with the tables of the present results and current install lines. Errors: KeyError for
+    an unknown table."""
     return installed(PLACE.sub(lambda at: f"{at[1]}\n{TABLES[at[2]]()}\n{at[4]}", text))
 
 
 def installed(text: str) -> str:
-    """A page with the install lines of ``draftwise.install``."""
-
     def line(found: re.Match[str]) -> str:
         extras = found[2].split(",") if found[2] else []
         return install.command(*extras, *(["zoo"] if found[1] else []))

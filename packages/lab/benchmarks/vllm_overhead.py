@@ -126,7 +126,6 @@ class Timed:
 def measure(
     rows: int, with_drafter: bool, profile: cProfile.Profile | None = None, *, noise: bool = False
 ) -> dict[str, float]:
-    """With stubs."""
     engine = engine_of(rows, with_drafter, noise)
     timed = Timed(engine.adapter, profile)
     for _ in range(NOISE_STEPS if noise else STEPS):

@@ -38,7 +38,6 @@ CHILD = Path(__file__).with_name("shared") / "vllm_engine.py"
 
 
 def methods(args: argparse.Namespace) -> dict[str, tuple[str, int | None]]:
-    """Engine and fixed length by name of method."""
     found: dict[str, tuple[str, int | None]] = {"none": (args.none, None)}
     for name in args.methods:
         if name in {"draftwise", "suffix"}:
@@ -49,7 +48,6 @@ def methods(args: argparse.Namespace) -> dict[str, tuple[str, int | None]]:
 
 
 def job_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The options with which a method's child process starts."""
     engine: dict[str, Any] = {
         "model": args.target, "dtype": args.dtype, "max_num_seqs": max(args.at_once),
         "max_model_len": args.max_model_len,
@@ -71,7 +69,6 @@ def job_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def started(name: str, args: argparse.Namespace) -> Child:
-    """A method's engine in a child process, once it is loaded."""
     env = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     made = Child([sys.executable, str(CHILD)], "an engine died: see its messages above", env=env)
     made(job_of(name, args))
@@ -95,7 +92,6 @@ class Record:
             self.facts["cells"] = found["cells"]
 
     def block(self, at_once: int, number: int) -> dict[str, dict[str, Any]]:
-        """Each method's measurements of a block."""
         cells: dict[str, Any] = self.facts["cells"].setdefault(str(at_once), {})
         found: dict[str, dict[str, Any]] = cells.setdefault(str(number), {})
         return found

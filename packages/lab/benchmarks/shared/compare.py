@@ -23,10 +23,8 @@ def zoo_texts(num: int) -> list[str]:
 
 
 def method(made: Speculator, counts: Counter[str] | None = None, **options: Any) -> Method:
-    """draftwise with these options of ``generate``.
-
-    counts: accumulates emitted and drafted tokens and rounds.
-    """
+    """draftwise with these options of ``generate``. counts: accumulates emitted and drafted tokens
+    and rounds."""
 
     def answer(prompt: Any) -> Sequence[int]:
         found = made.generate(prompt, **options)
@@ -57,9 +55,7 @@ def measure(
     clock: Callable[[], float] = time.process_time,
 ) -> Timing:
     """Run every method on every prompt, after one uncounted answer; medians over the repeats.
-
-    clock: by default processor time, so that other programs count less.
-    """
+    clock: by default processor time, so that other programs count less."""
     names = list(methods)
     seconds, counts = np.zeros((2, repeats, len(names), len(prompts)))
     same = dict.fromkeys(names, True)

@@ -63,10 +63,8 @@ def _how(default: Any) -> dict[str, Any]:
 
 
 def run(doc: str | None, work: Work | Mapping[str, Work], /, **declared: Any) -> None:
-    """Parse the options, run the benchmark (or its ``--part``), and save the result.
-
-    The exit status is 1 if the result has a true ``failed``.
-    """
+    """Parse the options, run the benchmark (or its ``--part``), and save the result. The exit
+    status is 1 if the result has a true ``failed``."""
     parts = work if isinstance(work, Mapping) else {}
     args = options(doc, parts, **declared)
     quiet(getattr(args, "threads", 1))
@@ -128,7 +126,6 @@ def cell(value: Any) -> str:
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
-    """Nested data with rounded floats."""
     if isinstance(value, Mapping):
         return {key: rounded(each, digits) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -96,10 +96,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def state(pid: int) -> dict[str, int]:
-    """KiB of memory, threads and open files of a process.
-
-    Only its private memory: cached file pages depend on other programs.
-    """
+    """KiB of memory, threads and open files of a process. Only its private memory: cached file
+    pages depend on other programs."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = dict(line.split(":", 1) for line in lines)
     files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
@@ -108,7 +106,6 @@ def state(pid: int) -> dict[str, int]:
 
 
 def metric(port: int, name: str) -> float:
-    """Sum over all series of a name."""
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     return sum(map(float, re.findall(rf"^{name}\{{.*\}} (\S+)$", text, re.MULTILINE)))
 

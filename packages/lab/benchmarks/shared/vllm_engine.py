@@ -56,10 +56,8 @@ def main() -> None:
 
 
 def use_huge_pages() -> int:
-    """Move this process's memory to huge pages; their number (0 without Linux 6.1).
-
-    In pages of 4 KB, two processes with the same engine differ by up to 20% throughout.
-    """
+    """Move this process's memory to huge pages; their number (0 without Linux 6.1). In pages of 4
+    KB, two processes with the same engine differ by up to 20% throughout."""
     libc, num = ctypes.CDLL(None), 0
     libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     for line in MAPS.read_text().splitlines() if MAPS.exists() else ():
@@ -95,7 +93,6 @@ def watch(scheduler: Any) -> list[float]:
 
 
 def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -> dict[str, Any]:
-    """Answer one block: its tokens, and its seconds."""
     from vllm import SamplingParams
     from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 

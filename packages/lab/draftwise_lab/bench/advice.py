@@ -50,7 +50,6 @@ class Replay:
 
     @property
     def recorded(self) -> RoundTrace | None:
-        """The environment as records, None for arrays."""
         found = self.match.environment
         return found if isinstance(found, RoundTrace) else None
 
@@ -113,10 +112,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A drafter at the best fixed length for all requests, and its expected gain.
-
-    speedup: relative to plain decoding, each request at the length chosen on the others.
-    """
+    """A drafter at the best fixed length for all requests, and its expected gain. speedup: relative
+    to plain decoding, each request at the length chosen on the others."""
 
     drafter: str
     length: int
@@ -178,8 +175,6 @@ def advise(
 
 @dataclass(frozen=True, slots=True)
 class _Advice:
-    """The search for one engine's setting."""
-
     replay: Replay
     found: TextSums
     at_batch: Mapping[int, CostTable]
@@ -237,10 +232,8 @@ class _Advice:
 def choose(
     plans: Sequence[Plan], plans_s: Floats, plain_s: Floats, tokens: Floats, able: set[str]
 ) -> Choice:
-    """The fastest plan of these drafters, or plain decoding.
-
-    plans_s: [K, P] seconds of every plan on every request; plain_s, tokens: [P].
-    """
+    """The fastest plan of these drafters, or plain decoding. plans_s: [K, P] seconds of every plan
+    on every request; plain_s, tokens: [P]."""
     own = [index for index, plan in enumerate(plans) if plan.drafter in able | {NONE}]
     seconds = plans_s[own]
     total = seconds.sum(axis=1)
@@ -369,7 +362,6 @@ PASTE: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def _excludes(engine: str, source: Source | None, sizes: Sequence[int]) -> list[str]:
-    """What the expected gain does not contain, in words."""
     found = ["prefill", "other hardware, and this engine's own kernels and scheduling"]
     if len(sizes) < 2:
         found.append("batches: only the batch sizes of the trace's requests were measured")

@@ -70,7 +70,6 @@ _NAMES = 2.35
 
 
 def figure(height: float, *, width: float = WIDTH) -> Any:
-    """An empty figure, in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -133,10 +132,8 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def _plot_points(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Plot methods as points, with names in a column next to the axes, without overlaps.
-
-    Call it last: limits and layout must not change afterwards.
-    """
+    """Plot methods as points, with names in a column next to the axes, without overlaps. Call it
+    last: limits and layout must not change afterwards."""
     size, drawn = 8.0, axes.figure
     for name, x, y in points:
         axes.plot([x], [y], "o", color=colour(name), markersize=5.5, zorder=3,
@@ -175,10 +172,8 @@ _PHASE_COLOURS = dict(zip(PHASES, _COLOURS, strict=True))
 
 
 def to_show(rows: Mapping[str, Any], most: int = _MOST) -> list[str]:
-    """The methods that charts have room for, the fastest first, some of every kind.
-
-    Of a preset's variants (``metasd``, ``metasd@3``) only the fastest is shown.
-    """
+    """The methods that charts have room for, the fastest first, some of every kind. Of a preset's
+    variants (``metasd``, ``metasd@3``) only the fastest is shown."""
     order = sorted(rows, key=lambda name: -rows[name]["tok_per_s"])
     presets: dict[str, str] = {}
     for name in order:
@@ -218,7 +213,6 @@ def speedups(results: Mapping[str, Any]) -> Any:
 
 
 def _ends(speedup: Mapping[str, Any]) -> tuple[float, float]:
-    """Both ends of the interval, or the point where there is none."""
     low, high = speedup["ci95"] or 2 * [speedup["median"]]
     return low, high
 

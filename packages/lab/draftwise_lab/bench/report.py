@@ -57,9 +57,7 @@ def samples(
     runs: Sequence[Run], suite: Suite, tokenizer: Any, drafters: Mapping[str, str]
 ) -> list[str]:
     """A caption, and the default's answers (or the first learner's) to one prompt per domain.
-
-    drafters: a colour for each.
-    """
+    drafters: a colour for each."""
     written = [run for run in runs if run.course]
     if not written:
         return ["No answer was kept."]
@@ -81,7 +79,6 @@ def _sources(run: Run) -> list[str]:
 
 
 def _keys(colours: Mapping[str, str], everyone: Sequence[str]) -> str:
-    """The legend, with each drafter's share of all tokens shown."""
     marks = [
         f'<span><i style="background:{colours[name]}"></i>{escape(name)} '
         f'<span class="soft">{everyone.count(name) / len(everyone):.0%}</span></span>'
@@ -126,10 +123,8 @@ SECTIONS = {
 
 
 def report_colours(drafters: Iterable[str], runs: Sequence[Run]) -> dict[str, str]:
-    """A colour for each drafter in the whole report; plain decoding stays in the background.
-
-    Stop rules and fixed plans, which some policies choose among, get the colours after those.
-    """
+    """A colour for each drafter in the whole report; plain decoding stays in the background. Stop
+    rules and fixed plans, which some policies choose among, get the colours after those."""
     arms = {arm for run in runs if run.course for arm in run.course["arms"]}
     return {NONE: charts.SOFT} | drafter_colours([*drafters, *sorted(arms - {NONE})])
 
@@ -224,7 +219,6 @@ WORDS = {
 
 
 def _section(key: str, *body: str, words: str = "") -> str:
-    """A heading with an anchor, a caption, and the content."""
     title, said = escape(SECTIONS[key]), words or WORDS[key]
     return f'<section id="{key}"><h2>{title}</h2><p>{said}</p>{"".join(body)}</section>'
 

@@ -134,9 +134,7 @@ def scout(
 
 def look(path: Path, base: Speculator, most: int, each: int) -> Known:
     """The plans that a replay finds fastest: ``most`` of all, and ``each`` of every domain.
-
-    assistant: the model with the highest mean alpha over all items.
-    """
+    assistant: the model with the highest mean alpha over all items."""
     trace = RoundTrace(path)
     plans = make_plans(trace.drafters, _WORTH_MEASURING)
     found: dict[str, None] = {}
@@ -191,10 +189,8 @@ def time_batches(
     speculator: Speculator, prompts: Sequence[Sequence[int]], drafter: str, sizes: Sequence[int],
     tick: Callable[[], Any] = lambda: None,
 ) -> dict[int, CostTable]:  # fmt: skip
-    """Seconds of steps by number of requests: plain, and with drafts of each fixed length.
-
-    Prompts repeat if there are fewer than requests. All requests of a step play the same plan.
-    """
+    """Seconds of steps by number of requests: plain, and with drafts of each fixed length. Prompts
+    repeat if there are fewer than requests. All requests of a step play the same plan."""
     own = [one for one in speculator.drafters if one.name == drafter]
     records: list[dict[str, Any]] = []
     for size in sizes:

@@ -26,10 +26,8 @@ MAX_LENGTH = 20
 
 @dataclass(frozen=True)
 class Way:
-    """One way to stop: after ``length`` tokens, or by a head at a threshold.
-
-    about: the head's config (num_layers, w_rej, label, ...).
-    """
+    """One way to stop: after ``length`` tokens, or by a head at a threshold. about: the head's
+    config (num_layers, w_rej, label, ...)."""
 
     name: str
     length: int
@@ -47,9 +45,7 @@ def fixed_ways(lengths: Sequence[int]) -> list[Way]:
 
 def head_ways(folders: Sequence[Path], thresholds: Sequence[float], lag: bool) -> list[Way]:
     """Each head at each threshold; ``lag`` judges one token late, as the released code does.
-
-    Errors: DraftwiseError for a folder without a head.
-    """
+    Errors: DraftwiseError for a folder without a head."""
     ways = []
     for folder in folders:
         try:
@@ -94,11 +90,8 @@ def play(
     tick: Callable[[int], object] = lambda done: None,
 ) -> dict[str, list[Run]]:
     """Run every way on every prompt, ``size`` prompts at a time, starting each turn with another
-    way.
-
-    tick: called with the number of finished turns out of ``num_turns``. One answer of each way is
-    not counted.
-    """
+    way. tick: called with the number of finished turns out of ``num_turns``. One answer of each way
+    is not counted."""
     found: dict[str, list[Run]] = {way.name: [] for way in ways}
     for way in ways:
         field.run(way, prompts[:1], 0, 0)
@@ -220,7 +213,6 @@ def point(way: Way, runs: Sequence[Run]) -> Point:
 
 
 def dominates(one: Point, other: Point) -> bool:
-    """Whether a point is better in one rate and not worse in the other."""
     ours = (one.discard_rate, one.verification_rate)
     theirs = (other.discard_rate, other.verification_rate)
     return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
@@ -243,10 +235,8 @@ def discard_at(points: Sequence[Point], verification_rate: float) -> float | Non
 @dataclass(frozen=True)
 class Regression:
     """Seconds as a sum of forwards: the cost of each kind, and the share of variance explained.
-
     verified_s: seconds for each drafted token that the target verifies, in addition to its forward;
-    0 in the paper's equation.
-    """
+    0 in the paper's equation."""
 
     draft_s: float
     target_s: float

@@ -140,7 +140,6 @@ def _after_a_run(
     prompts: Path | None, wanted: o.Settings, is_chat: bool, num: int, sizes: list[int],
     seeds: int, engines: list[str], weights: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
-    """Load the models, run prompts, and advise from the recorded trace."""
     assert prompts is not None
     with refused_values():
         given = read_batch(prompts)
@@ -181,7 +180,6 @@ def _after_a_run(
 
 
 def _print_advice(engine: str, advice: dict[str, Any]) -> None:
-    """Print what to paste, the expected gain, and what it excludes."""
     if advice["paste"] is None:
         print(f"{engine}: {advice.get('why') or 'do not speculate on this traffic'}")
         return
@@ -198,7 +196,6 @@ def _print_advice(engine: str, advice: dict[str, Any]) -> None:
 
 
 def _tell(*notes: str) -> None:
-    """Print the meaning of a table's numbers below it."""
     for note in filter(None, notes):
         print(f"  {note}")
 
@@ -212,7 +209,6 @@ def _unit_note(unit: str) -> str:
 
 
 def _replay_table(found: dict[str, Any]) -> Table:
-    """The recorded policy, other policies, and what is known only in hindsight."""
     title = f"{found['preset']}: mean over domains"
     headings = ("MAT", _speed_head(found["unit"]), "x plain", "regret")
     table = make_table("policy", right=headings, title=title)
@@ -230,7 +226,6 @@ def _replay_table(found: dict[str, Any]) -> Table:
 
 
 def _advice_table(found: dict[str, Any]) -> Table:
-    """The best length of every drafter, plain decoding and the adaptive default."""
     title = f"{Path(found['trace']).name}: {counted(found['num_requests'], 'request')}"
     headings = (_speed_head(found["unit"]), "x plain", "95%")
     table = make_table("setting", right=headings, title=title)

@@ -100,7 +100,6 @@ def _run(match: Match, seeds: range, jobs: int, *, quiet: bool) -> Outcome:
 
 
 def _show(found: list[dict[str, Any]], as_json: bool) -> None:
-    """One JSON object (a list of them for several pools), or a table for each."""
     if as_json:
         print(json.dumps(found[0] if len(found) == 1 else found))
         return
@@ -133,7 +132,6 @@ def _average_table(one: dict[str, Any]) -> Table:
 
 
 def _domain_table(one: dict[str, Any], domains: Sequence[str]) -> Table:
-    """MAT (and speed over plain) of every policy in every domain."""
     table = Table(title="MAT by domain (x plain)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("policy")
     for domain in domains:

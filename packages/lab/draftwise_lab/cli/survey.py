@@ -45,11 +45,9 @@ _QUICK = "--quick"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result for one type; ``reason`` is empty where it is supported.
-
-    rows: how several rows are read. law: the p-value of the sampled distribution of one token; None
-    = texts were not compared.
-    """
+    """The result for one type; ``reason`` is empty where it is supported. rows: how several rows
+    are read. law: the p-value of the sampled distribution of one token; None = texts were not
+    compared."""
 
     type: str
     reason: str = ""
@@ -73,10 +71,8 @@ def survey(
     seen: Callable[[Finding], None] = lambda _: None,
     is_quick: bool = False,
 ) -> list[Finding]:
-    """A finding for each type, in order; ``seen`` is called with each.
-
-    is_quick: the self-check alone, without texts.
-    """
+    """A finding for each type, in order; ``seen`` is called with each. is_quick: the self-check
+    alone, without texts."""
     found: dict[str, Finding] = {}
     left = list(types)
     while left:
@@ -105,9 +101,7 @@ def _piece(types: Sequence[str], is_quick: bool) -> Iterator[Finding]:
 
 def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) -> Finding:
     """Build a type with tiny random weights, check it, and compare its speculative text.
-
-    num_tokens: tokens of each answer that is compared with plain forwards.
-    """
+    num_tokens: tokens of each answer that is compared with plain forwards."""
     try:
         module = tiny_module(tiny_config(transformers.CONFIG_MAPPING[name]()))
     except Exception as error:
@@ -123,9 +117,7 @@ def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) 
 
 def _try(name: str, module: Any, num_tokens: int) -> Finding:
     """The self-check, greedy text of single and ragged rows, and one token's distribution.
-
-    num_tokens: 0 = the self-check alone.
-    """
+    num_tokens: 0 = the self-check alone."""
     drafter = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -172,10 +164,8 @@ def _largest_gap(module: Any, prompt: Sequence[int], text: Sequence[int]) -> flo
 
 
 def _law(made: Any, module: Any, first_seed: int) -> float:
-    """The p-value of an answer's first drafted token at T = 1 against plain forwards.
-
-    first_seed: with the same draws for all types their p-values would be equal.
-    """
+    """The p-value of an answer's first drafted token at T = 1 against plain forwards. first_seed:
+    with the same draws for all types their p-values would be equal."""
     prompt = _PROMPTS[0]
     first = torch.softmax(_plain(module, prompt)[-1].double(), -1).numpy()
     counts = np.zeros(len(first))
@@ -239,7 +229,6 @@ _TAIL = "\n## Refused, and why\n\n| type | reason |\n|---|---|\n"
 
 
 def page(findings: Sequence[Finding], path: Path) -> str:
-    """The page in Markdown; path: its file."""
     served = [finding for finding in findings if finding.is_served]
     rows = [finding.rows for finding in served]
     head = _HEAD.format(

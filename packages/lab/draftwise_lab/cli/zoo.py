@@ -57,7 +57,6 @@ def _name(heading: str) -> Column:
 
 
 def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:
-    """The acceptance matrix, with the best drafter of every domain in bold."""
     columns = list(next(iter(acceptance.values())))
     best = {domain: max(row[domain] for row in acceptance.values()) for domain in columns}
     table = Table(_name("drafter"), *columns, title="acceptance probability at temperature 1")

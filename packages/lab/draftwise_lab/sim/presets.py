@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from draftwise import checks
 from draftwise.types import DraftwiseError
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.environments import (
@@ -41,6 +42,8 @@ METASD_JAPANESE_BE = (0.232, 0.099, 0.081, 0.074, 0.106)
 """MetaSD, table 2: mean accepted / 5 on Japanese queries, drafters in the order of table 9."""
 METASD_LENGTH = 5
 """MetaSD's N_max."""
+METASD_EAGLE_OVERHEAD = 1.0 + METASD_LENGTH / 25.0
+"""A round's seconds over a plain forward's: HedgeSpec 4.3.1, a draft step is 1/25 of a forward."""
 
 
 def metasd_table(name: str) -> Table:
@@ -92,11 +95,8 @@ Maker = Callable[[int | None], Environment]
 
 def pool_of(column: Mapping[str, float], best: str, num: int, length: int) -> dict[str, float]:
     """alphas of ``num`` drafters: a domain's specialist, and others close to the rest of the
-    column.
-
-    The specialist stands in the middle; the others cycle through the rest of the column, each time
-    3% of a token worse, so that no two are equal.
-    """
+    column. The specialist stands in the middle; the others cycle through the rest of the column,
+    each time 3% of a token worse, so that no two are equal."""
     rest = [tokens for name, tokens in column.items() if name != best]
     others = [
         max(1.05, rest[i % len(rest)] * (1.0 - 0.03 * (i // len(rest)))) for i in range(num - 1)
@@ -130,9 +130,7 @@ def from_speedups(
     table: Mapping[str, Sequence[float]], overhead: float, drafters: Sequence[str]
 ) -> IndependentAlphas:
     """Drafters with the speedups of a table of MetaSD: MAT = speedup x overhead, alphas i.i.d.
-
-    overhead: seconds of a round relative to a plain forward.
-    """
+    overhead: seconds of a round relative to a plain forward."""
     means = {
         domain: {
             name: alpha_of(max(1.0, speedup * overhead), METASD_LENGTH)
@@ -143,14 +141,18 @@ def from_speedups(
     return IndependentAlphas(means, CostTable({1: (1.0,)}, other_s=(overhead - 1) / METASD_LENGTH))
 
 
+def of_table(name: str, overhead: float, kind: str = "drafter") -> IndependentAlphas:
+    """A table of MetaSD with five drafters, each alone."""
+    return from_speedups(metasd_table(name), overhead, [f"{kind}{i}" for i in range(1, 6)])
+
+
 def multilingual() -> IndependentAlphas:
     names = [f"{language.lower()}-drafter" for language in METASD_MULTILINGUAL]
     return from_speedups(METASD_MULTILINGUAL, multilingual_overhead(), names)
 
 
 def two_languages() -> Piecewise:
-    world = multilingual()
-    return Piecewise({"Fr then Zh": ("Fr", "Zh")}, world.means, world.costs)
+    return Piecewise({"Fr then Zh": ("Fr", "Zh")}, (world := multilingual()).means, world.costs)
 
 
 def busy_server() -> Load:
@@ -182,11 +184,9 @@ _TAPOUT = ("ucb1:beta=1/blend", "ucb-tuned/blend", "ucb1:beta=1/simple")
 
 @dataclass(frozen=True)
 class Setting:
-    """An experiment: an environment, its plans, and the policies that play by default.
-
-    lengths: of drafts in tokens, 0 = the plan none. panel: labels of the default contestants.
-    tokens: of each text. rules: stop rules, each a plan of its own.
-    """
+    """An experiment: an environment, its plans, and the policies that play by default. lengths: of
+    drafts in tokens, 0 = the plan none. panel: labels of the default contestants. tokens: of each
+    text. rules: stop rules, each a plan of its own."""
 
     source: str
     make: Maker
@@ -222,18 +222,10 @@ SETTINGS: dict[str, Setting] = {
     ),
     "metasd-multilingual": _of("MetaSD, tables 2 and 9", multilingual, (5,), _METASD, 200),
     "metasd-black-box": _of(
-        "MetaSD, table 3",
-        lambda: from_speedups(
-            metasd_table("3"), multilingual_overhead(), [f"drafter{i}" for i in range(1, 6)]
-        ),
-        *((5,), _METASD, 200),
+        "MetaSD, table 3", lambda: of_table("3", multilingual_overhead()), (5,), _METASD, 200
     ),
-    "metasd-eagle": _of(  # HedgeSpec 4.3.1: a draft step is 1/25 of a target forward
-        "MetaSD, table 4",
-        lambda: from_speedups(
-            metasd_table("4"), 1.0 + METASD_LENGTH / 25.0, [f"eagle{i}" for i in range(1, 6)]
-        ),
-        *((5,), _METASD, 200),
+    "metasd-eagle": _of(
+        "MetaSD, table 4", lambda: of_table("4", METASD_EAGLE_OVERHEAD, "eagle"), (5,), _METASD, 200
     ),
     "banditspec-load": _of(
         "BanditSpec, section 6.2", busy_server, (0, 1, 2, 3, 4),
@@ -273,6 +265,5 @@ SETTINGS: dict[str, Setting] = {
 
 def setting(name: str) -> Setting:
     """The experiment of this name; DraftwiseError lists the valid ones."""
-    if name not in SETTINGS:
-        raise DraftwiseError(f"unknown preset {name!r}; the presets are: {', '.join(SETTINGS)}")
+    checks.known("preset", name, SETTINGS)
     return SETTINGS[name]

@@ -193,7 +193,6 @@ def _of(runs: Sequence[Run], contestant: Contestant) -> list[Run]:
 def _regret(
     title: str, match: Match, outcome: Outcome, domain: str, runs: Sequence[Run], path: Path
 ) -> Path:
-    """Cumulative regret by tokens, with the theorem's bound (dashed) if there is one."""
     figure, axes = _axes(title, "tokens emitted", "rounds above the best fixed plan")
     found = list(outcome.hindsight[domain].values())
     highest = 1.0
@@ -260,7 +259,6 @@ def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Pat
 
 
 def _pool_sizes(reports: Sequence[dict[str, Any]], path: Path) -> Path:
-    """MAT averaged over domains, by the number of drafters to choose from."""
     figure, axes = _axes(str(reports[0]["preset"]), "drafters in the pool", "MAT")
     sizes = [report["num_drafters"] for report in reports]
     labels = [*reports[0]["policies"], "best fixed plan"]

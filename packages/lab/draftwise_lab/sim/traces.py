@@ -106,12 +106,10 @@ class Recorded:
 
     @property
     def num_tokens(self) -> int:
-        """The longest text that leaves room for the longest draft at its end."""
         positions, depth = self._arrays["propP"].shape[2:]
         return int(positions) - int(depth) - 1
 
     def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
-        """All of the family's traces, each with the seed's coins."""
         if num_tokens + longest + 1 > self._arrays["gam"].shape[1]:
             raise DraftwiseError(
                 f"{num_tokens} tokens and drafts of {longest} do not fit into traces of "
@@ -220,7 +218,6 @@ class RoundTrace:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the longest request."""
         return max(_num_tokens(records) for records in self._requests)
 
     def played(self) -> dict[str, Any]:
@@ -249,7 +246,6 @@ class RoundTrace:
         return {name: min(1.0, num / num_tokens) for name, num in known.items()}
 
     def is_retrieval(self, drafter: str) -> bool:
-        """Whether a drafter is retrieval: it has match lengths."""
         return any(
             "matches" in record["scores"].get(drafter, {})
             for records in self._requests
@@ -257,7 +253,6 @@ class RoundTrace:
         )
 
     def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
-        """One text per request of this domain, cut to ``num_tokens``."""
         return [
             self._text(index, records, seed, num_tokens, longest)
             for index, records in enumerate(self._requests)
@@ -282,10 +277,8 @@ class RoundTrace:
 
 
 def measured_costs(records: Iterable[Record]) -> CostTable:
-    """Medians of a trace's own seconds: by batch size those of forwards, and draft steps.
-
-    Draft steps are pooled over batch sizes. Errors: DraftwiseError where no forward was timed.
-    """
+    """Medians of a trace's own seconds: by batch size those of forwards, and draft steps. Draft
+    steps are pooled over batch sizes. Errors: DraftwiseError where no forward was timed."""
     tables = costs_by_batch(records)
     steps: dict[str, list[float]] = {}
     for table in tables.values():
@@ -387,11 +380,9 @@ _TEXT_TOKENS = 300
 
 
 def trace_setting(path: Path, costs: str | None) -> Setting:
-    """The trace at ``path``: arrays (``.npz``) or Round records (``.jsonl``).
-
-    costs: ``gpu``, ``cpu``, ``loaded`` or a JSON file; None = ``gpu`` for arrays, which hold no
-    seconds, and the measured ones for records. Raises DraftwiseError.
-    """
+    """The trace at ``path``: arrays (``.npz``) or Round records (``.jsonl``). costs: ``gpu``,
+    ``cpu``, ``loaded`` or a JSON file; None = ``gpu`` for arrays, which hold no seconds, and the
+    measured ones for records. Raises DraftwiseError."""
     table = None if costs is None else load_costs(costs)
     environment: Recorded | RoundTrace
     if path.suffix == ".npz":

@@ -40,8 +40,6 @@ from draftwise_lab.zoo.models import cross_entropy, deepen, make_llama, pack, pr
 
 @dataclass(frozen=True)
 class Site:
-    """A build's folder, its share of the recipe, and its device."""
-
     work: Path
     scale: float = 1.0
     processes: int = 1
@@ -59,7 +57,6 @@ class Site:
         return AutoModelForCausalLM.from_pretrained(self.work / name).to(self.device).eval()
 
     def settings(self, phase: r.Phase) -> TrainingSettings:
-        """A phase's training options, with its share of the steps."""
         steps = max(2, round(phase.steps * self.scale))
         decay = steps // 2 if phase.decay == "half" else steps if phase.decay else 0
         return TrainingSettings(steps, phase.lr, min(40, steps // 2), decay, bf16=True)
@@ -142,11 +139,9 @@ def _drafter(site: Site, name: str) -> None:
 
 
 def _eagle(site: Site, name: str) -> None:
-    """A head, distilled from the target on documents of its domains, then on lessons.
-
-    Specialists start from the generalist, whose last checkpoint is in ``work``. The target's hidden
-    states on lessons are kept in ``work/states``, which heads share.
-    """
+    """A head, distilled from the target on documents of its domains, then on lessons. Specialists
+    start from the generalist, whose last checkpoint is in ``work``. The target's hidden states on
+    lessons are kept in ``work/states``, which heads share."""
     folder = site.work / "eagles" / name
     if (folder / "config.json").exists():
         return
@@ -290,11 +285,9 @@ def _write(path: Path, value: Any) -> None:
 
 
 def build(out: Path, work: Path, *, minutes: float = r.NOMINAL_MINUTES, processes: int = 1) -> None:
-    """Make the whole zoo in `work` and publish it in `out` (a package's `zoo` folder).
-
-    `minutes` scales the number of steps and samples, measured against `r.NOMINAL_MINUTES`.
-    Every process uses one thread. Errors: ValueError for a budget that is not positive.
-    """
+    """Make the whole zoo in `work` and publish it in `out` (a package's `zoo` folder). `minutes`
+    scales the number of steps and samples, measured against `r.NOMINAL_MINUTES`. Every process uses
+    one thread. Errors: ValueError for a budget that is not positive."""
     if minutes <= 0 or processes < 1:
         raise ValueError(f"minutes and processes must be positive, got {minutes}, {processes}")
     torch.set_num_threads(1)

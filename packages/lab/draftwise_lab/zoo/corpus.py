@@ -78,10 +78,8 @@ def batches(
     domains: tuple[str, ...] = (),
 ) -> Callable[[int], Tensor]:
     """step -> tokens [rows, context]; every row begins with a document and is filled with more.
-
-    `domains` restricts the documents (default: all, by their shares). What does not fit the row
-    is dropped: documents are endless, and half a document at the start of a row teaches little.
-    """
+    `domains` restricts the documents (default: all, by their shares). What does not fit the row is
+    dropped: documents are endless, and half a document at the start of a row teaches little."""
 
     def batch(step: int) -> Tensor:
         table = []
@@ -108,11 +106,9 @@ def drawn(domain: str, purpose: str, *, heldout: bool = False) -> Callable[[int]
 
 
 def heldout_stream(domain: str, purpose: str = "held out") -> Iterator[str]:
-    """Prompts from sources or seeds that no training document comes from, without an end.
-
-    Prompts longer than 700 characters and empty answers are passed over, so that a prompt and
-    a long answer fit comfortably into 512 tokens.
-    """
+    """Prompts from sources or seeds that no training document comes from, without an end. Prompts
+    longer than 700 characters and empty answers are passed over, so that a prompt and a long answer
+    fit comfortably into 512 tokens."""
     document = drawn(domain, purpose, heldout=True)
     found = (document(number) for number in count())
     return (d.prompt for d in found if len(d.prompt) <= 700 and len(d.answer) >= 150)
@@ -125,9 +121,7 @@ def heldout_prompts(domain: str) -> list[str]:
 @dataclass(frozen=True)
 class Answers:
     """The target's answers; files in ``work`` keep finished ones, so that a build can resume.
-
-    scale: factor of the numbers of prompts and documents.
-    """
+    scale: factor of the numbers of prompts and documents."""
 
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
@@ -135,7 +129,6 @@ class Answers:
     scale: float = 1.0
 
     def heldout(self, domain: str) -> list[Text]:
-        """Answers at temperature 1 to the held-out prompts of `domain`."""
         prompts = heldout_prompts(domain)
         return self._sampled(prompts, [1.0], f"heldout-{domain}", r.SEED + 40)
 

@@ -28,7 +28,6 @@ class Document:
 
     @property
     def text(self) -> str:
-        """Prompt and answer in one string, without the end-of-text token."""
         return self.prompt + self.answer
 
 
@@ -170,7 +169,6 @@ def _question(rng: random.Random, sign: str, a: int, b: int) -> str:
 
 
 def _work(sign: str, a: int, b: int) -> list[str]:
-    """The lines of a worked answer."""
     if sign != "*":
         return _running(a, _places(b), sign)
     products = [part * b for part in _places(a)]
@@ -280,10 +278,8 @@ def _sentence(rng: random.Random) -> tuple[str, str]:
 
 
 def _translate(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
-    """Five to eight sentences; the answer sets every sentence above its translation.
-
-    Without the repeated sentence a small model loses its place among the lines.
-    """
+    """Five to eight sentences; the answer sets every sentence above its translation. Without the
+    repeated sentence a small model loses its place among the lines."""
     pairs = [_sentence(rng) for _ in range(scaled(rng, 5, 8, size))]
     english = "".join(f"{source}\n" for source, _ in pairs)
     both = "".join(f"{source}\n= {target}\n" for source, target in pairs)

@@ -27,10 +27,8 @@ def make_llama(
     token_ids: dict[str, int] | None = None,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """A freshly initialised Llama with tied embeddings, in float32.
-
-    `token_ids` holds `bos_token_id`, `eos_token_id` and `pad_token_id`.
-    """
+    """A freshly initialised Llama with tied embeddings, in float32. `token_ids` holds
+    `bos_token_id`, `eos_token_id` and `pad_token_id`."""
     heads = hidden_size // head_dim
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -59,11 +57,9 @@ def _outputs(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def deepen(model: LlamaForCausalLM, factor: int) -> LlamaForCausalLM:
-    """A model of `factor` times the layers that computes the same function.
-
-    After every layer stand `factor - 1` copies whose output projections are zero, so training
-    continues at the same loss; the copies learn from the first step on.
-    """
+    """A model of `factor` times the layers that computes the same function. After every layer stand
+    `factor - 1` copies whose output projections are zero, so training continues at the same loss;
+    the copies learn from the first step on."""
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = model.config.num_hidden_layers * factor
     config.layer_types = None
