@@ -56,8 +56,8 @@ POISON = [5, 4, 3, 2, 1, 0, 5]
 
 @cache
 def model(kind: str) -> CausalModel:
-    is_known = kind in CONFIGS
-    module = reader(kind) if is_known else tiny_module(tiny_config(CONFIG_MAPPING[kind]()))
+    other = kind not in CONFIGS
+    module = tiny_module(tiny_config(CONFIG_MAPPING[kind]())) if other else reader(kind)
     made = CausalModel(module, kind)
     check_model(made)
     extend = made.extend
@@ -129,7 +129,7 @@ class Trial:
         prompt = self.words(rng.randrange(1, 60))
         if rng.random() < 0.4:
             prompt = [*self.shared, *prompt[: rng.randrange(6)]]
-        options: dict[str, Any] = {
+        options = {
             "max_new_tokens": rng.randrange(1, MOST_TOKENS + 1),
             "sampling": SamplingParams(**self.sampling()), "priority": rng.randrange(-1, 2),
             "private": rng.random() < 0.2, "ignore_eos": True, "seed": rng.randrange(1000),
@@ -144,7 +144,7 @@ class Trial:
         fault = fault if rng.random() < 0.25 else ""
         if fault == "prompt":
             prompt = [*POISON, *prompt]
-        made = self.made.request(prompt, **(options | (FAULTS[fault]() if fault in FAULTS else {})))
+        made = self.made.request(prompt, **(options | FAULTS.get(fault, dict)()))
         made.context.tenant = rng.choice("ab")
         if fault == "policy":
             made.lead(Faulty(made.policy, *rng.choice(POLICY_FAULTS)))  # type: ignore[arg-type]
@@ -220,12 +220,12 @@ class Trial:
 @torch.inference_mode()
 def differs(target: CausalModel, made: Request, options: dict[str, Any]) -> str:
     """How an answer differs from plain decoding; empty if it does not."""
-    prompt, tokens, sampling = list(made.prompt), made.tokens, options["sampling"]
+    prompt, tokens = list(made.prompt), made.tokens
     text = torch.tensor([[*prompt, *tokens]], device=target.device)
     logits = target.module(input_ids=text, use_cache=False).logits[0].float()
     for place, token in enumerate(tokens):
         raw = logits[len(prompt) + place - 1]
-        scores = edited(raw, sampling, prompt, tokens[:place])
+        scores = edited(raw, options["sampling"], prompt, tokens[:place])
         if float(scores.max() - scores[token]) > GAP * float(raw.abs().max()):
             return f"token {place} is {token}, not {int(scores.argmax())}"
         if options.get("logprobs") is not None:
@@ -267,24 +267,18 @@ def ends_wrong(made: Request, options: dict[str, Any]) -> str:
     return "" if made.answer.text == expected else f"its text is {made.answer.text!r}"
 
 
-def trials(num: int, seed: int) -> tuple[Counter[str], list[str]]:
-    counts, wrong, number = Counter[str](), list[str](), 0
-    while counts["answers"] < num:
-        trial = Trial(number, seed)
-        trial.run()
-        counts.update(trial.counts)
-        wrong += trial.wrong
-        number += 1
-        if number % 10 == 0:
-            print(f"{number} trials: {counts['answers']} answers, {len(wrong)} wrong", flush=True)
-    counts["trials"] = number
-    return counts, wrong
-
-
 def fuzz(args: argparse.Namespace) -> dict[str, Any]:
+    """Run trials until ``--num`` answers were checked."""
     warnings.simplefilter("ignore")  # warnings about each faulty request and drafter are expected
-    start = time.monotonic()
-    counts, wrong = trials(args.num, args.seed)
+    start, counts, wrong = time.monotonic(), Counter[str](), list[str]()
+    while counts["answers"] < args.num:
+        trial = Trial(counts["trials"], args.seed)
+        trial.run()
+        counts.update(trial.counts, trials=1)
+        wrong += trial.wrong
+        if counts["trials"] % 10 == 0:
+            said = f"{counts['answers']} answers, {len(wrong)} wrong"
+            print(f"{counts['trials']} trials: {said}", flush=True)
     found = {"num_wrong": len(wrong), "wrong": wrong[:20], "counts": dict(sorted(counts.items()))}
     took_s = round(time.monotonic() - start)
     return {**found, "kinds": KINDS, "took_s": took_s, "failed": bool(wrong)}

@@ -18,18 +18,8 @@ import numpy as np
 
 from draftwise.bench.results import Ratio, ratio
 from draftwise.types import NONE, DraftwiseError, Floats, Plan
+from draftwise_lab.sim import match as m
 from draftwise_lab.sim.costs import CostTable
-from draftwise_lab.sim.match import (
-    Match,
-    Outcome,
-    TextSums,
-    best_by_drafter,
-    make_match,
-    report,
-    run_match,
-    sums_by_text,
-    totals,
-)
 from draftwise_lab.sim.traces import RoundTrace, trace_setting
 
 ADAPTIVE = "goodput"
@@ -44,8 +34,8 @@ EXCLUDED = "prefill (reading the prompts) is in none of the speeds: a trace hold
 class Replay:
     """A match played on a trace. recorded: for Round records only."""
 
-    match: Match
-    outcome: Outcome
+    match: m.Match
+    outcome: m.Outcome
     is_measured: bool
 
     @property
@@ -64,16 +54,16 @@ def play_trace(
     setting = trace_setting(path, costs)
     found = setting.make(None)
     num_tokens = found.num_tokens if isinstance(found, RoundTrace) else setting.tokens
-    match = make_match(
+    match = m.make_match(
         setting, policies, reward=reward, feedback=feedback, lengths=lengths, tokens=num_tokens
     )
     is_measured = costs is None and path.suffix == ".jsonl"
-    return Replay(match, run_match(match, range(seeds)), is_measured)
+    return Replay(match, m.run_match(match, range(seeds)), is_measured)
 
 
 def replay_report(path: Path, replay: Replay) -> dict[str, Any]:
     """``simulate``'s object, with what was recorded and the replay's coverage."""
-    found = report(path.name, replay.match, replay.outcome)
+    found = m.report(path.name, replay.match, replay.outcome)
     found |= {"unit": unit(replay), "excludes": ["prefill"]}
     trace = replay.recorded
     if trace is not None:
@@ -144,13 +134,13 @@ def advise(
     if sources is None:
         names = dict.fromkeys(plan.drafter for plan in plans if plan.drafter != NONE)
         sources = {name: _guessed(name, trace) for name in names}
-    sources, found = with_weights(sources, weights), sums_by_text(replay.outcome)
+    sources, found = with_weights(sources, weights), m.sums_by_text(replay.outcome)
     if at_batch is None and trace is not None and costs is None:
         at_batch = trace.costs_by_batch
     total_s = found.plans_s.sum(axis=1)
     rows = [
         {"drafter": drafter, "length": plans[index].length, **_speed(found, found.plans_s[index])}
-        for drafter, index in best_by_drafter(plans, total_s).items()
+        for drafter, index in m.best_by_drafter(plans, total_s).items()
     ]
     adaptive_s = found.policies_s[ADAPTIVE]
     over = ratio(found.tokens, adaptive_s, found.tokens, found.plans_s[int(total_s.argmin())])
@@ -176,7 +166,7 @@ def advise(
 @dataclass(frozen=True, slots=True)
 class _Advice:
     replay: Replay
-    found: TextSums
+    found: m.TextSums
     at_batch: Mapping[int, CostTable]
     sources: Mapping[str, Source]
     seeds: int
@@ -221,7 +211,7 @@ class _Advice:
             ]
             for texts in zip(*many, strict=True):
                 each = [
-                    totals(replace(text, batch_size=size), some, self.at_batch[size], {})
+                    m.totals(replace(text, batch_size=size), some, self.at_batch[size], {})
                     for text in texts
                 ]
                 plans_s = np.column_stack([plans_s, np.sum([one.seconds for one in each], axis=0)])
@@ -408,7 +398,7 @@ def _guessed(name: str, trace: RoundTrace | None) -> Source:
     return Source("eagle3" if "eagle" in name else "model")
 
 
-def _speed(found: TextSums, seconds: Floats) -> dict[str, Any]:
+def _speed(found: m.TextSums, seconds: Floats) -> dict[str, Any]:
     compared = ratio(found.tokens, seconds, found.tokens, found.plain_s)
     rate = float(found.tokens.sum() / seconds.sum())
     return {"tok_per_s": rate, "speedup": compared.as_json()}

@@ -12,17 +12,9 @@ import numpy as np
 
 from draftwise import checks
 from draftwise.types import DraftwiseError
+from draftwise_lab.sim import environments as e
 from draftwise_lab.sim.costs import CostTable
-from draftwise_lab.sim.environments import (
-    Confident,
-    Cycles,
-    Drifting,
-    Environment,
-    IndependentAlphas,
-    Load,
-    Piecewise,
-    TruncatedGeometric,
-)
+from draftwise_lab.sim.environments import Environment, IndependentAlphas, Piecewise
 
 PAPERS = tomllib.loads(Path(__file__).with_name("papers.toml").read_text("utf-8"))
 """Numbers of the papers' tables."""
@@ -121,7 +113,7 @@ def hedgespec(
                 if num_drafters is None
                 else pool_of(column, best, num_drafters, length)
             )
-        return TruncatedGeometric(means, costs)
+        return e.TruncatedGeometric(means, costs)
 
     return make
 
@@ -141,8 +133,8 @@ def from_speedups(
     return IndependentAlphas(means, CostTable({1: (1.0,)}, other_s=(overhead - 1) / METASD_LENGTH))
 
 
-def of_table(name: str, overhead: float, kind: str = "drafter") -> IndependentAlphas:
-    """A table of MetaSD with five drafters, each alone."""
+def metasd_world(name: str, overhead: float, kind: str = "drafter") -> IndependentAlphas:
+    """Five drafters that are alone as fast as in a table of MetaSD."""
     return from_speedups(metasd_table(name), overhead, [f"{kind}{i}" for i in range(1, 6)])
 
 
@@ -155,14 +147,14 @@ def two_languages() -> Piecewise:
     return Piecewise({"Fr then Zh": ("Fr", "Zh")}, (world := multilingual()).means, world.costs)
 
 
-def busy_server() -> Load:
+def busy_server() -> e.Load:
     """Rows are free up to about 64 tokens per forward, where the machine becomes compute-bound."""
     sizes, busy = (1, 8, 16, 32, 50), 64.0
     target_s = {
         size: [float(np.hypot(1.0, size * tokens / busy)) for tokens in range(1, 6)]
         for size in sizes
     }
-    return Load(sizes, (0.3, 0.9), CostTable(target_s, other_s=0.05))
+    return e.Load(sizes, (0.3, 0.9), CostTable(target_s, other_s=0.05))
 
 
 _EVEN = CostTable({1: (1.0,)}, other_s=0.05)
@@ -172,7 +164,7 @@ _MISLEADING = {
     "alternating": {"a": [1.0] * _BLOCK + [0.0] * _BLOCK, "b": [0.0] * _BLOCK + [1.0] * _BLOCK},
     "first good, then bad": {"a": [1.0] * _BLOCK + [0.2] * 10 * _BLOCK, "b": [0.6]},
 }
-_STOPPING = Confident(
+_STOPPING = e.Confident(
     {"coding": 0.75, "math": 0.65, "writing": 0.45}, CostTable({1: (1.0, 1.01)}, other_s=0.12)
 )
 _BANDITS = ("ucbspec", "exp3spec", "ucb1:beta=0.01")
@@ -222,10 +214,11 @@ SETTINGS: dict[str, Setting] = {
     ),
     "metasd-multilingual": _of("MetaSD, tables 2 and 9", multilingual, (5,), _METASD, 200),
     "metasd-black-box": _of(
-        "MetaSD, table 3", lambda: of_table("3", multilingual_overhead()), (5,), _METASD, 200
+        "MetaSD, table 3", lambda: metasd_world("3", multilingual_overhead()), (5,), _METASD, 200
     ),
     "metasd-eagle": _of(
-        "MetaSD, table 4", lambda: of_table("4", METASD_EAGLE_OVERHEAD, "eagle"), (5,), _METASD, 200
+        "MetaSD, table 4", lambda: metasd_world("4", METASD_EAGLE_OVERHEAD, "eagle"),
+        *((5,), _METASD, 200),
     ),
     "banditspec-load": _of(
         "BanditSpec, section 6.2", busy_server, (0, 1, 2, 3, 4),
@@ -234,20 +227,20 @@ SETTINGS: dict[str, Setting] = {
     "nonstationary": _of("MetaSD, table 19", two_languages, (5,), _CHANGING, 400),
     "geometric": _of(
         "BanditSpec, eq. (4)",
-        lambda: TruncatedGeometric({"tgd": {"a": 0.8, "b": 0.6, "c": 0.5, "d": 0.4}}, _EVEN),
+        lambda: e.TruncatedGeometric({"tgd": {"a": 0.8, "b": 0.6, "c": 0.5, "d": 0.4}}, _EVEN),
         *((4,), ("ucbspec", "exp3spec"), 5000),
     ),
     "drifting": _of(
         "wandering alphas, drafters of unequal cost",
-        lambda: Drifting({"drift": {"small": 0.5, "other": 0.5, "large": 0.75}}, _UNEVEN),
+        lambda: e.Drifting({"drift": {"small": 0.5, "other": 0.5, "large": 0.75}}, _UNEVEN),
         (4,),
     ),
     "adversarial": _of(
-        "BanditSpec, assumption 5.1", lambda: Cycles(_MISLEADING, _EVEN), (4,), tokens=2000
+        "BanditSpec, assumption 5.1", lambda: e.Cycles(_MISLEADING, _EVEN), (4,), tokens=2000
     ),
     "censoring": _of(
         "HedgeSpec, example 7",
-        lambda: Cycles({"example 7": {"two-token": [1.0, 0.0], "steady": [0.6]}}, _EVEN),
+        lambda: e.Cycles({"example 7": {"two-token": [1.0, 0.0], "steady": [0.6]}}, _EVEN),
         (8,),
         tuple(f"normalhedge/expected-length/panoramic:{o}" for o in ("delay=0", "per_token=true")),
     ),
