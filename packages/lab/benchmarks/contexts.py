@@ -113,9 +113,7 @@ def _over(spent: Any, side: int) -> Sequence[float]:
 
 PARTS = {
     "agent": lambda args: compare(conversations(args.files[0], args.every), args),
-    "long": lambda args: compare(
-        documents(args.files[0], args.files[1], args.passages, args.num), args
-    ),
+    "long": lambda args: compare(documents(*args.files[:2], args.passages, args.num), args),
 }
 
 if __name__ == "__main__":

@@ -133,10 +133,14 @@ def load(folder: Path, pattern: str = "acceptance_*.npz") -> list[Text]:
 @dataclass
 class Row:
     text: Text
-    name: str
+    number: int
     known: int = 2
     draft: Sequence[int] = ()
     branch: Sequence[int] = ()
+
+    @property
+    def name(self) -> str:
+        return f"request-{self.number}"
 
     @property
     def left(self) -> int:
@@ -172,7 +176,7 @@ class Source:
         if self._closed and self.rows:
             return new
         while self._queue and len(self.rows) < self.size:
-            new.append(Row(self._queue.pop(), f"request-{self._num}"))
+            new.append(Row(self._queue.pop(), self._num))
             self.rows.append(new[-1])
             self._num += 1
         return new
@@ -797,7 +801,7 @@ def served(
             now_s = max(now_s, waiting[-1][0])
         while waiting and waiting[-1][0] <= now_s and len(reading) + len(rows) < 256:
             at, text = waiting.pop()
-            reading.append((Row(text, f"request-{num_begun}"), 0, at))
+            reading.append((Row(text, num_begun), 0, at))
             num_begun += 1
         prefill, ready, reading = _read(reading)
         num, length = len(rows), controller.num_to_draft if drafts and rows else 0

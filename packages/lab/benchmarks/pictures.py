@@ -7,9 +7,11 @@ that the target accepted; the cache is that of a batch after its rounds.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import matplotlib as mpl
 import numpy as np
@@ -69,13 +71,9 @@ def drafted(
         judge(turns)
         rounds.append(list(turns))
 
-    loop.verify_batch = watched
-    try:
+    with patch.object(loop, "verify_batch", watched):
         spec = Speculator.from_pretrained("zoo", policy="fixed:0", seed=0, **setting)
-        for _, _ in zip(range(num_rounds), spec.start([prompt]), strict=False):
-            pass
-    finally:
-        loop.verify_batch = judge
+        list(islice(spec.start([prompt]), num_rounds))
     return spec, rounds
 
 
@@ -92,17 +90,13 @@ def a_tree() -> Figure:
     for node, parent in enumerate(parents):
         depth[node] = depth[parent] + 1
     leaves = [node for node in range(len(draft)) if node not in parents]
-    height: dict[int, float] = {}
+    height, free = dict[int, float](), count(len(leaves), -1)
 
     def settle(node: int) -> float:
-        below = [child for child, parent in enumerate(parents) if parent == node]
-        heights = [settle(child) for child in below]
-        height[node] = float(np.mean(heights)) if below else float(len(leaves) - len(height_of))
-        if not below:
-            height_of.append(node)
+        heights = [settle(child) for child, parent in enumerate(parents) if parent == node]
+        height[node] = float(np.mean(heights)) if heights else float(next(free))
         return height[node]
 
-    height_of: list[int] = []
     settle(-1)
     figure, axes = canvas(7, 0.38 * len(leaves) + 0.6)
     text = spec.tokenizer.decode
@@ -152,21 +146,14 @@ def a_ragged_cache() -> Figure:
             -row, wasted, left=start, color=DROPPED, hatch="//", edgecolor="white", height=0.6
         )
         axes.text(-1, -row, f"row {row}", ha="right", va="center")
-    for shade, what in (
-        (PROMPT, "prompt"),
-        (KEPT, "emitted, by round"),
-        (DROPPED, "discarded: written over"),
-    ):
+    said = {PROMPT: "prompt", KEPT: "emitted, by round", DROPPED: "discarded: written over"}
+    for shade, what in said.items():
         axes.barh(0, 0, color=shade, label=what)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncol=3, frameon=False)
     return figure
 
 
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "loop": the_loop,
-    "tree": a_tree,
-    "cache": a_ragged_cache,
-}
+PICTURES = {"loop": the_loop, "tree": a_tree, "cache": a_ragged_cache}
 
 
 def main() -> None:
@@ -177,9 +164,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
         for name in options.names or PICTURES:
-            PICTURES[name]().savefig(
-                options.out / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight"
-            )
+            path = options.out / f"{name}.svg"
+            PICTURES[name]().savefig(path, metadata={"Date": None}, bbox_inches="tight")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def copied(
 ) -> dict[str, Any]:
     """A retrieval drafter's proposals from each position on, and along the end of the prompt."""
     session, num = drafter.start(), len(text) - start
-    found: dict[str, Any] = {
+    found = {
         "avail": np.zeros(num, int), "mlen": np.zeros(num, int),
         "propP": np.zeros((num, DEPTH)), "match": np.zeros((num, DEPTH), int),
         "pprop": np.zeros(PROMPT), "pmlen": np.zeros(PROMPT, int),

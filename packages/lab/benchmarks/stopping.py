@@ -145,12 +145,12 @@ def play(
         for model in models:
             model.counts = [0, 0]
         rounds = list(spec.start(text, seed=seed, **options))
-        emitted, drafted, accepted = (
-            sum(getattr(round_, f"num_{what}") for round_ in rounds)
+        sums = {
+            what: sum(getattr(round_, f"num_{what}") for round_ in rounds)
             for what in ("emitted", "drafted", "accepted")
-        )
+        }
         counts = [model.counts for model in models]
-        found.append(Played(counts, emitted, len(rounds), drafted, accepted))
+        found.append(Played(counts, rounds=len(rounds), **sums))
     return found
 
 
@@ -188,23 +188,20 @@ def compare(played: dict[str, list[Played]], costs: tuple[Cost2, Cost2]) -> dict
     speed = {n: float(tokens[n].sum() / seconds[n].sum()) for n in played}
 
     best = {
-        "best length": max((f"length {k}" for k in FIXED), key=lambda n: speed[n]),
-        "best rule": max(TABLE_1, key=lambda n: speed[n]),
+        "best length": max((f"length {k}" for k in FIXED), key=speed.__getitem__),
+        "best rule": max(TABLE_1, key=speed.__getitem__),
     }
     rows: dict[str, Any] = {}
     for name, own in played.items():
         rounds, drafted, accepted = (
             sum(getattr(p, key) for p in own) for key in ("rounds", "drafted", "accepted")
         )
-        over = {base: best.get(base, base) for base in BASES}
+        pairs = {base: (of := best.get(base, base), tokens[of], seconds[of]) for base in BASES}
         rows[name] = {
             "tok_per_s": round(speed[name], 1),
             "m": round(accepted / rounds, 3),
             "rate": round(accepted / max(drafted, 1), 3),
-            "over": {
-                base: span(tokens[name], seconds[name], tokens[of], seconds[of])
-                for base, of in over.items()
-            },
+            "over": {b: span(tokens[name], seconds[name], *p[1:]) for b, p in pairs.items()},
         }
     return {"best": best, "ways": rows}
 

@@ -22,6 +22,12 @@ def zoo_texts(num: int) -> list[str]:
     return [text for found in zoo.prompts().values() for text in found[:num]]
 
 
+def as_asked(texts: Sequence[str], tokenizer: Any) -> list[Any]:
+    """Users' turns, or for a base model texts to continue."""
+    has_template = getattr(tokenizer, "chat_template", None)
+    return [[{"role": "user", "content": text}] if has_template else text for text in texts]
+
+
 def method(made: Speculator, counts: Counter[str] | None = None, **options: Any) -> Method:
     """draftwise with these options of ``generate``. counts: accumulates emitted and drafted tokens
     and rounds."""

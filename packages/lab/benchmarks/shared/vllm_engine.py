@@ -75,9 +75,7 @@ def watch(scheduler: Any) -> list[float]:
     adapter, spent = scheduler.draftwise, [0.0, 0.0]
     adapter.clock = time.process_time
 
-    def timed(name: str) -> None:
-        method = getattr(adapter, name)
-
+    def timed(method: Any) -> Any:
         def call(*args: Any) -> Any:
             start = time.process_time()
             try:
@@ -85,10 +83,10 @@ def watch(scheduler: Any) -> list[float]:
             finally:
                 spent[0] += time.process_time() - start
 
-        setattr(adapter, name, call)
+        return call
 
     for name in ("came_back", "learn", "draft", "work"):
-        timed(name)
+        setattr(adapter, name, timed(getattr(adapter, name)))
     return spent
 
 

@@ -42,10 +42,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], ours: Sequence[bo
     for index, row in enumerate(rows):
         mark = ' class="us"' if index < len(ours) and ours[index] else ""
         lines.append(f"<tr{mark}>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>")
-    return (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="wide"><table>{body}</table></div>'
 
 
 _PROMPT_LINES = 5
@@ -61,8 +59,7 @@ def samples(
     written = [run for run in runs if run.course]
     if not written:
         return ["No answer was kept."]
-    names = [run.method for run in written]
-    method = DEFAULT if DEFAULT in names else names[0]
+    method = next((DEFAULT for run in written if run.method == DEFAULT), written[0].method)
     mine = [run for run in written if run.method == method]
     everyone = [source for run in mine for source in _sources(run)]
     colours = {name: shade for name, shade in drafters.items() if name in everyone}
@@ -144,8 +141,7 @@ def write_report(
                 _by_domain(results),
             ),
             _section(
-                "phases",
-                chart(charts.phases(results), "phases", "milliseconds a token by phase"),
+                "phases", chart(charts.phases(results), "phases", "milliseconds a token by phase"),
             ),
             _section("cost", chart(charts.mat_against_cost(results), "cost", "MAT against cost")),
             _section("writers", *answers, words=said),

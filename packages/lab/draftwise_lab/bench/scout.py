@@ -52,19 +52,15 @@ def look_back(path: Path, longest: int = MAX_LENGTH) -> Hindsight:
         for text in trace.texts(domain, 0, trace.num_tokens, longest)
     }
     plans = make_plans(trace.drafters, range(1, longest + 1))
-    best = {}
-    for item, text in texts.items():
-        found = totals(text, plans, trace.costs, {})
-        best[item] = plans[int(found.seconds.argmin())].drafter
-    every = list(texts.values())
-    drafters = list(trace.drafters)
+    best = {
+        item: plans[int(totals(text, plans, trace.costs, {}).seconds.argmin())].drafter
+        for item, text in texts.items()
+    }
+    every, drafters, lengths = list(texts.values()), trace.drafters, range(1, longest + 1)
+    fixed = {name: [_point(every, Plan(name, n)) for n in lengths] for name in drafters}
     oracle = {name: _oracle(every, [name], longest) for name in drafters}
-    return Hindsight(
-        range(1, longest + 1),
-        best,
-        {name: [_point(every, Plan(name, n)) for n in range(1, longest + 1)] for name in drafters},
-        oracle | {"any": _oracle(every, drafters, longest)},
-    )
+    oracle["any"] = _oracle(every, drafters, longest)
+    return Hindsight(lengths, best, fixed, oracle)
 
 
 def _point(texts: Sequence[Text], plan: Plan) -> Point:
@@ -197,14 +193,11 @@ def time_batches(
         batch = [list(prompts[index % len(prompts)]) for index in range(size)]
         for length in (0, *LENGTHS):
             setting = Preset("fixed:0", "length", "bandit", (length,) if length else ())
-            made = Speculator(
-                speculator.target, speculator.tokenizer, own if length else [], setting
-            )
+            drafters = own if length else []
+            made = Speculator(speculator.target, speculator.tokenizer, drafters, setting)
             for _ in range(2):  # the first run is warm-up
-                rounds = [
-                    round_.as_json()
-                    for round_ in made.start(batch, max_new_tokens=TIMED_TOKENS, temperature=0.0)
-                ]
-            records += [one for one in rounds if one["batch_size"] == size]
+                rounds = list(made.start(batch, max_new_tokens=TIMED_TOKENS, temperature=0.0))
+            found = [round_.as_json() for round_ in rounds]
+            records += [one for one in found if one["batch_size"] == size]
             tick()
     return costs_by_batch(json.loads(json.dumps(records)), need_plain=True)

@@ -66,11 +66,7 @@ def all_types() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def survey(
-    types: Sequence[str],
-    seen: Callable[[Finding], None] = lambda _: None,
-    is_quick: bool = False,
-) -> list[Finding]:
+def survey(types: Sequence[str], seen: Callable[[Finding], None], is_quick: bool) -> list[Finding]:
     """A finding for each type, in order; ``seen`` is called with each. is_quick: the self-check
     alone, without texts."""
     found: dict[str, Finding] = {}
@@ -96,7 +92,7 @@ def _piece(types: Sequence[str], is_quick: bool) -> Iterator[Finding]:
         for line in process.stdout:
             if line.startswith(b"{"):
                 told = json.loads(line)
-                yield Finding(**{**told, "kinds": tuple(told["kinds"])})
+                yield Finding(**told | {"kinds": tuple(told["kinds"])})
 
 
 def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) -> Finding:
@@ -230,6 +226,7 @@ _TAIL = "\n## Refused, and why\n\n| type | reason |\n|---|---|\n"
 
 def page(findings: Sequence[Finding], path: Path) -> str:
     served = [finding for finding in findings if finding.is_served]
+    refused = [finding for finding in findings if not finding.is_served]
     rows = [finding.rows for finding in served]
     head = _HEAD.format(
         version=version("transformers"),
@@ -240,12 +237,11 @@ def page(findings: Sequence[Finding], path: Path) -> str:
         states=sum(finding.has_states for finding in served),
         **{how: rows.count(how) for how in ("packed", "padded", "alone")},
         trees=sum(finding.has_trees for finding in served),
-        refused=len(findings) - len(served),
+        refused=len(refused),
     )
     in_cells = str.maketrans("|<>", "/()")
-    reasons = {f.type: f.reason.translate(in_cells) for f in findings if not f.is_served}
-    refused = [f"| {name} | {reason} |" for name, reason in reasons.items()]
-    return head + "\n".join(map(_row, served)) + "\n" + _TAIL + "\n".join(refused) + "\n"
+    reasons = [f"| {f.type} | {f.reason.translate(in_cells)} |" for f in refused]
+    return "\n".join([head + "\n".join(map(_row, served)), _TAIL + "\n".join(reasons), ""])
 
 
 def findings_of(text: str) -> dict[str, Finding]:
@@ -254,12 +250,9 @@ def findings_of(text: str) -> dict[str, Finding]:
     same = (f" {version('transformers')} are served", f" {NUM_TOKENS} tokens of")
     if not all(words in head for words in same):
         return {}
-    rows = [
-        [cell.strip() for cell in line[1:-1].split("|")]
-        for line in tables.splitlines()
-        if line.startswith("| ")
-    ]
-    found = [_served(*row) if len(row) > 2 else Finding(row[0], row[1]) for row in rows]
+    lines = [line for line in tables.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
+    found = [_served(*row) if len(row) > 2 else Finding(*row) for row in rows]
     return {finding.type: finding for finding in found if finding.reason != "reason"}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from draftwise.checks import option
+from draftwise.checks import comma_separated, option
 from draftwise.cli import options as o
 from draftwise.cli import train as t
 from draftwise.cli.failures import Output, refused_values
@@ -103,10 +104,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _numbers(option: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise DraftwiseError(f"{option} {text!r}: write numbers with commas") from None
+    return comma_separated(text, float, -inf, f"{option} {text!r}: write numbers with commas")
 
 
 def _show(name: str, panel: dict[str, Any]) -> None:

@@ -67,9 +67,7 @@ class Site:
     def documents(self, phase: r.Phase, seed: int, domains: Sequence[str] = ()) -> Any:
         """step -> tokens of documents, as many as rows of the phase's context allow."""
         rows = r.TOKENS_PER_STEP // phase.context
-        return corpus.batches(
-            self.tokenizer, seed=seed, rows=rows, context=phase.context, domains=tuple(domains)
-        )
+        return corpus.batches(self.tokenizer, seed, rows, phase.context, domains)
 
     def fit(self, model: torch.nn.Module, tokens: Any, phase: r.Phase, name: str) -> None:
         """Teach a model to predict the next token; a checkpoint in ``work`` makes it resumable."""
@@ -113,8 +111,7 @@ def _target(site: Site) -> None:
 
 
 def _lesson(site: Site, domain: str) -> None:
-    answers = site.answers()
-    answers.heldout(domain)
+    (answers := site.answers()).heldout(domain)
     answers.lesson(domain)
 
 
@@ -193,8 +190,7 @@ def _stop(site: Site, name: str) -> None:
 
 def _acceptance(site: Site) -> None:
     """At temperature 1, on the target's own held-out answers: by drafter (and depth) and domain."""
-    path = site.work / "acceptance.json"
-    if path.exists():
+    if (path := site.work / "acceptance.json").exists():
         return
     answers = site.answers()
     target, heldout = answers.target, {domain: answers.heldout(domain) for domain in SHARES}
@@ -202,15 +198,14 @@ def _acceptance(site: Site) -> None:
     columns = {d: measure_acceptance(target, drafters, texts) for d, texts in heldout.items()}
     adapter = CausalModel(target, "target")
     heads = {name: load_head(site.work / "eagles" / name, adapter) for name in r.EAGLES}
+
+    def depths(head: Any, texts: Sequence[Text]) -> list[float]:
+        return [round(a, 4) for a in acceptance_by_depth(head, target, texts, r.EAGLE_DEPTHS)]
+
     found = {
         "acceptance": {n: {d: round(columns[d][n], 4) for d in SHARES} for n in drafters},
         "acceptance_by_depth": {
-            name: {
-                domain: [
-                    round(a, 4) for a in acceptance_by_depth(head, target, texts, r.EAGLE_DEPTHS)
-                ]
-                for domain, texts in heldout.items()
-            }
+            name: {domain: depths(head, texts) for domain, texts in heldout.items()}
             for name, head in heads.items()
         },
         "heldout_loss": {d: round(heldout_loss(target, site.tokenizer, d), 4) for d in SHARES},
@@ -222,12 +217,7 @@ def _acceptance(site: Site) -> None:
 def heldout_loss(target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, domain: str) -> float:
     """The target's loss, in nats a token, on the answers of held-out documents of `domain`."""
     document = corpus.drawn(domain, "held out", heldout=True)
-    texts = []
-    for number in range(2 * r.NUM_HELDOUT):
-        found = document(number)
-        tokens = corpus.encode(tokenizer, found)[:512]
-        start = len(corpus.encode_prompt(tokenizer, found.prompt))
-        texts.append(Text(tuple(tokens), min(start, len(tokens) - 1)))
+    texts = [corpus.as_text(tokenizer, document(number)) for number in range(2 * r.NUM_HELDOUT)]
     total, count = 0.0, 0
     for group in data.groups(texts, 4096):
         tokens_, positions = (x.to(target.device) for x in data.pad([texts[i] for i in group]))
@@ -259,23 +249,24 @@ def publish(work: Path, out: Path) -> None:
 
 
 def _manifest(weights: Path, measured: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
+    versions = {library: version(library) for library in _LIBRARIES}
+    files = {
+        path.relative_to(weights).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in sorted(weights.rglob("*.safetensors"))
+    }
     return {
         "domains": list(DOMAINS),
         "drafters": list(r.DRAFTERS),
         "eagles": list(r.EAGLES),
         **measured,
         "seed": r.SEED,
-        "versions": {"python": platform.python_version()}
-        | {library: version(library) for library in _LIBRARIES},
+        "versions": {"python": platform.python_version(), **versions},
         "seconds": {stage: round(value, 1) for stage, value in seconds.items()},
         "build_seconds": round(sum(seconds.values()), 1),
-        "files": {
-            path.relative_to(weights).as_posix(): {
-                "bytes": path.stat().st_size,
-                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            }
-            for path in sorted(weights.rglob("*.safetensors"))
-        },
+        "files": files,
     }
 
 

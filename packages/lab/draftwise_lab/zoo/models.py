@@ -29,14 +29,12 @@ def make_llama(
 ) -> LlamaForCausalLM:
     """A freshly initialised Llama with tied embeddings, in float32. `token_ids` holds
     `bos_token_id`, `eos_token_id` and `pad_token_id`."""
-    heads = hidden_size // head_dim
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
         num_hidden_layers=num_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
+        num_attention_heads=hidden_size // head_dim,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         initializer_range=0.05,
