@@ -209,9 +209,7 @@ def memory(made: Speculator, repeats: int) -> list[dict[str, Any]]:
     return [found | {"MB more after 1,000": sizes[-1] - sizes[99]}]
 
 
-PARTS = {
-    "together": together, "arrivals": arriving, "gap": gap, "chat": chat, "memory": memory,
-}  # fmt: skip
+PARTS = dict(together=together, arrivals=arriving, gap=gap, chat=chat, memory=memory)
 
 
 def part(args: argparse.Namespace) -> dict[str, Any]:

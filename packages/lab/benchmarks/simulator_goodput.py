@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,17 +42,13 @@ GOODPUT = "goodput"
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, sim.Setting]]:
     """The trace under three cost regimes, then the presets."""
-    for regime, costs in sim.REGIMES.items() if options.trace else ():
-        world = sim.Recorded(options.trace, costs)
-        tokens = min(300, world.num_tokens)
-        yield (
-            regime,
-            sim.Setting("trace", lambda _, w=world: w, tuple(range(17)), tokens=tokens),
-        )
+    for regime in sim.REGIMES if options.trace else ():
+        chosen = sim.trace_setting(Path(options.trace), regime)
+        yield regime, replace(chosen, lengths=tuple(range(17)))
     for name in options.preset:
         chosen = sim.setting(name)
         longest = range(5) if name == "banditspec-load" else range(17)
-        yield name, sim.Setting(name, chosen.make, tuple(longest), tokens=chosen.tokens)
+        yield name, replace(chosen, lengths=tuple(longest), rules=("fixed",))
 
 
 def labels_of(name: str) -> dict[str, list[str]]:

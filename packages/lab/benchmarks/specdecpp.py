@@ -157,10 +157,8 @@ def expected(args: argparse.Namespace) -> dict[str, Any]:
     setting = training.Setting(target.module, drafter.module)
     folders, found = sorted((scene.work / "specdecpp").glob("*-D*-w*")), {}
     for name, texts in scene.test_texts().items():
-        places = Places(
-            training.draft_chains(setting, texts, length=MAX_LENGTH, num_chains=args.places),
-            costs,
-        )
+        chains = training.draft_chains(setting, texts, length=MAX_LENGTH, num_chains=args.places)
+        places = Places(chains, costs)
         fixed = {f"K={length}": places.fixed(length) for length in LENGTHS}
         best = max(fixed, key=lambda n: rate(fixed[n]))
         own = {f"{f.name}{', lag' * lag}": places.head(f, lag) for f in folders for lag in (0, 1)}
@@ -169,11 +167,13 @@ def expected(args: argparse.Namespace) -> dict[str, Any]:
             for n, f in fixed.items()
         }
         for n, (f, h, length) in own.items():
-            ratios = {
+            rows[n] = {
+                "tok_per_s": rate(f),
+                "h": h,
+                "mean_length": length,
                 "over_best_fixed": span(*f, *fixed[best]),
                 "over_base": span(*f, *own[BASE][0]),
             }
-            rows[n] = {"tok_per_s": rate(f), "h": h, "mean_length": length, **ratios}
         found[name] = {"best_fixed": best, "base": BASE, "rows": rows}
         show(rows, name)
     seconds = {"target_s": costs.target_s.tolist(), "draft_s": costs.draft_s[drafter.name]}
