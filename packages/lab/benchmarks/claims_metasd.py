@@ -207,9 +207,8 @@ def rewards(seeds: int) -> list[Row]:
     """
     kinds, rows = {"BE": "length", "BD": "divergence"}, []
     labels = {name: f"ucb1:beta=0.01/{spec}" for name, spec in kinds.items()}
-    match = sim.make_match(
-        sim.setting("metasd-multilingual"), list(labels.values()), with_trails=True
-    )
+    setting = sim.setting("metasd-multilingual")
+    match = sim.make_match(setting, list(labels.values()), with_trails=True)
     outcome = sim.run_match(match, range(seeds))
     for domain in match.environment.domains:
         rounds = [_rounds_alone(match, domain, plan, range(seeds)) for plan in match.plans]

@@ -110,12 +110,10 @@ def a_tree() -> Figure:
         face = PROMPT if node < 0 else KEPT if node in kept else DROPPED
         axes.text(x, y, shown, ha="center", va="center", bbox={"boxstyle": "round", "fc": face})
     last = int(turn.verdict.path[-1]) if kept else -1
-    bonus = repr(text([int(turn.verdict.tokens[-1])]))
-    axes.plot(
-        [depth[last], depth[last] + 1], [height[last], height[last]], color=BONUS, lw=2, zorder=1
-    )
-    axes.text(depth[last] + 1, height[last], f"{bonus} (bonus)", ha="center", va="center",
-              bbox={"boxstyle": "round", "fc": BONUS})  # fmt: skip
+    bonus, x, y = repr(text([int(turn.verdict.tokens[-1])])), depth[last] + 1, height[last]
+    axes.plot([x - 1, x], [y, y], color=BONUS, lw=2, zorder=1)
+    box = {"boxstyle": "round", "fc": BONUS}
+    axes.text(x, y, f"{bonus} (bonus)", ha="center", va="center", bbox=box)
     axes.set(xlim=(-0.6, max(depth.values()) + 1.7), ylim=(0.2, len(leaves) + 0.8))
     return figure
 
@@ -133,18 +131,16 @@ def a_ragged_cache() -> Figure:
             added[round_.request].append((round_.num_emitted, round_.num_drafted))
     lengths = [len(spec.tokenizer(prompt)["input_ids"]) for prompt in prompts]
     figure, axes = canvas(8, 2.4)
+    bar = {"edgecolor": "white", "height": 0.6}
     for row, length in enumerate(lengths):
-        axes.barh(-row, length, color=PROMPT, edgecolor="white", height=0.6)
+        axes.barh(-row, length, color=PROMPT, **bar)
         start = length
         for i, (emitted, _) in enumerate(added[row]):
-            shade = KEPT if i % 2 else "#7fd3bb"
-            axes.barh(-row, emitted, left=start, color=shade, edgecolor="white", height=0.6)
+            axes.barh(-row, emitted, left=start, color=KEPT if i % 2 else "#7fd3bb", **bar)
             axes.text(start + emitted / 2, -row, emitted, ha="center", va="center")
             start += emitted
         wasted = added[row][-1][1] + 1 - added[row][-1][0]
-        axes.barh(
-            -row, wasted, left=start, color=DROPPED, hatch="//", edgecolor="white", height=0.6
-        )
+        axes.barh(-row, wasted, left=start, color=DROPPED, hatch="//", **bar)
         axes.text(-1, -row, f"row {row}", ha="right", va="center")
     said = {PROMPT: "prompt", KEPT: "emitted, by round", DROPPED: "discarded: written over"}
     for shade, what in said.items():

@@ -14,6 +14,7 @@ random, not the beginnings of rounds.
 from __future__ import annotations
 
 import argparse
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,8 @@ def variants() -> list[training.HeadOptions]:
     grid = [one(depth, w, "sampled") for depth in DEPTHS for w in WEIGHTS]
     grid += [one(d, w, "sampled", seed=1) for d, w in ((2, 6.0), (3, 6.0), (4, 6.0), (3, 1.0))]
     grid += [one(3, w, "analytic", seed=seed) for w in (1.0, 6.0) for seed in (0, 1)]
-    return grid + [
-        one(d, 6.0, "sampled", tied=True, seed=seed) for d in (2, 3, 4) for seed in (0, 1)
-    ]
+    pairs = itertools.product((2, 3, 4), (0, 1))
+    return grid + [one(depth, 6.0, "sampled", tied=True, seed=seed) for depth, seed in pairs]
 
 
 def heads(args: argparse.Namespace) -> dict[str, Any]:
@@ -98,10 +98,10 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
         folder = folder_of(scene.work, variant)
         head = training.train_head(judged.taught, variant)
         training.save(head, folder, {"w_rej": variant.w_rej, "label": variant.label})
-        own = {
-            n: training.measure_head(test, head, variant.w_rej).numbers for n, test in tests.items()
+        found[folder.name] = own = {
+            name: training.measure_head(test, head, variant.w_rej).numbers
+            for name, test in tests.items()
         }
-        found[folder.name] = own
         rows[folder.name] = {
             f"{key}, {name}": numbers[key]
             for name, numbers in own.items()
@@ -131,9 +131,8 @@ class Places:
     def head(self, folder: Path, lag: bool) -> tuple[Rounds, float, float]:
         """A head's result at its best threshold; that threshold; the mean length there."""
         with torch.inference_mode():
-            odds = (
-                training.load(folder).eval()(self.hidden.flatten(0, 1)).view(self.hidden.shape[:2])
-            )
+            odds = training.load(folder).eval()(self.hidden.flatten(0, 1))
+        odds = odds.view(self.hidden.shape[:2])
         doubt = 1 - (0.5 + 0.5 * np.tanh(0.5 * odds.double().numpy())).cumprod(1)
         found = []
         for h in THRESHOLDS.tolist():

@@ -96,7 +96,6 @@ def report(timing: Timing, *bases: str, title: str | None = None) -> dict[str, d
 def span(tokens: Any, seconds: Any, base_tokens: Any, base_seconds: Any) -> list[float]:
     """Tokens per second relative to the base, paired by prompt: [value, low, high] of a 95%
     interval."""
-    found = ratio(
-        *(np.asarray(each, float) for each in (tokens, seconds, base_tokens, base_seconds))
-    )
+    columns = tokens, seconds, base_tokens, base_seconds
+    found = ratio(*(np.asarray(each, float) for each in columns))
     return [round(value, 3) for value in (found.value, found.low, found.high)]

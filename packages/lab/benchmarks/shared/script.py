@@ -40,12 +40,9 @@ def options(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if parts:
-        about = "; ".join(
-            f"{n}: {(p.__doc__ or n).partition(chr(10))[0]}" for n, p in parts.items()
-        )
-        parser.add_argument(
-            "--part", choices=list(parts), required=True, help=about.replace("%", "%%")
-        )
+        lines = {name: (part.__doc__ or name).partition("\n")[0] for name, part in parts.items()}
+        about = "; ".join(f"{name}: {line}" for name, line in lines.items()).replace("%", "%%")
+        parser.add_argument("--part", choices=list(parts), required=True, help=about)
     for name, given in {**declared, "out": None}.items():
         how = dict(given) if isinstance(given, dict) else _how(given)
         how.setdefault("help", HELP.get(name))

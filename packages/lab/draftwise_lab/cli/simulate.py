@@ -93,10 +93,8 @@ def _run(match: Match, seeds: range, jobs: int, *, quiet: bool) -> Outcome:
     """The match, with a progress bar on stderr unless ``quiet`` or not on a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        tasks = [bar.add_task(what, total=len(seeds)) for what in ("hindsight", "play")]
-        return run_match(
-            match, seeds, jobs, lambda phase, done: bar.update(tasks[phase], completed=done)
-        )
+        both = [bar.add_task(what, total=len(seeds)) for what in ("hindsight", "play")]
+        return run_match(match, seeds, jobs, lambda n, done: bar.update(both[n], completed=done))
 
 
 def _show(found: list[dict[str, Any]], as_json: bool) -> None:
@@ -138,8 +136,7 @@ def _domain_table(one: dict[str, Any], domains: Sequence[str]) -> Table:
         table.add_column(broken(domain, _NAME), justify="right")
     cells = {(row["domain"], row["policy"]): row for row in one["results"]}
     for label in one["average"]:
-        rows = [cells[domain, label] for domain in domains]
-        table.add_row(
-            broken(label, _NAME), *(f"{row['mat']:.2f} ({row['speedup']:.2f})" for row in rows)
-        )
+        rows = (cells[domain, label] for domain in domains)
+        texts = [f"{row['mat']:.2f} ({row['speedup']:.2f})" for row in rows]
+        table.add_row(broken(label, _NAME), *texts)
     return table

@@ -68,9 +68,8 @@ def sweep(
         folders = head or ([loaded.home / "head"] if loaded.home else [])
         ways = s.fixed_ways([int(n) for n in sizes])
         ways += s.head_ways(folders, levels, lag)
-        field = s.Field(
-            base.target, loaded, ways, max_new_tokens=max_new_tokens, temperature=temperature
-        )
+        settings = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+        field = s.Field(base.target, loaded, ways, **settings)
         out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     points: dict[str, list[s.Point]] = {}
@@ -85,8 +84,7 @@ def sweep(
         record = {
             "command": command_line(),
             "environment": environment(hardware.threads),
-            "temperature": temperature,
-            "max_new_tokens": max_new_tokens,
+            **settings,
             "panels": found,
         }
         (out / "sweep.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")

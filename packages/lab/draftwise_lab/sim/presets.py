@@ -90,9 +90,8 @@ def pool_of(column: Mapping[str, float], best: str, num: int, length: int) -> di
     column. The specialist stands in the middle; the others cycle through the rest of the column,
     each time 3% of a token worse, so that no two are equal."""
     rest = [tokens for name, tokens in column.items() if name != best]
-    others = [
-        max(1.05, rest[i % len(rest)] * (1.0 - 0.03 * (i // len(rest)))) for i in range(num - 1)
-    ]
+    passes = (divmod(i, len(rest)) for i in range(num - 1))
+    others = [max(1.05, rest[place] * (1.0 - 0.03 * times)) for times, place in passes]
     others.insert(num // 2, column[best])
     return {f"drafter{i + 1}": alpha_of(t, length) for i, t in enumerate(others)}
 

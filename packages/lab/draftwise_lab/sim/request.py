@@ -187,9 +187,7 @@ class SimulatedRequest:
         self._costs = costs.at(text.batch_size, list(text.tracks), longest)
         self._target_s: list[float] = self._costs.target_s.tolist()
         self._score_share = costs.score_share
-        self._retrieval = {
-            n: t.retrieval for n, t in text.tracks.items() if t.retrieval is not None
-        }
+        self._retrieval = {n: t.retrieval for n, t in text.tracks.items() if t.retrieval}
         self._ends = {
             name: 0 if name in self._retrieval else -len(track.prompt)
             for name, track in text.tracks.items()
