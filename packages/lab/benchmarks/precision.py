@@ -65,7 +65,10 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     tokenizer = load_tokenizer(resolve_target(args.target)[0])
     texts = [item.turns[0] for item in load_suite(args.suite, args.prompts).items]
     prompts = [list(encode(one, tokenizer).tokens) for one in as_asked(texts, tokenizer)]
-    clock = lambda: time.process_time() + spent[0]  # noqa: E731
+
+    def clock() -> float:
+        return time.process_time() + spent[0]
+
     timing = measure(methods, prompts, LLAMA, args.repeats, clock)
     rows = report(timing, LLAMA)
     for name, row in rows.items():

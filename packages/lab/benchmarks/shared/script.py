@@ -54,8 +54,7 @@ def _how(default: Any) -> dict[str, Any]:
     if default is False:
         return {"action": "store_true"}
     if isinstance(default, list):
-        kind = type(default[0]) if default else str
-        return {"nargs": "+", "type": kind, "default": default}
+        return {"nargs": "+", "type": type(default[0]), "default": default}
     return {"default": default, "type": str if default is None else type(default)}
 
 

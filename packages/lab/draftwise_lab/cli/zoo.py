@@ -51,35 +51,30 @@ def _report(found: dict[str, Any]) -> dict[str, object]:
     }
 
 
-def _name(heading: str) -> Column:
-    """A column of names, which are never truncated."""
-    return Column(heading, no_wrap=True)
-
-
 def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:
     columns = list(next(iter(acceptance.values())))
     best = {domain: max(row[domain] for row in acceptance.values()) for domain in columns}
-    table = Table(_name("drafter"), *columns, title="acceptance probability at temperature 1")
+    heads = Column("drafter", no_wrap=True), *columns
+    table = Table(*heads, title="acceptance probability at temperature 1")
     for name, row in acceptance.items():
-        cells = [
-            f"[bold green]{row[d]:.2f}[/]" if row[d] == best[d] else f"{row[d]:.2f}"
-            for d in columns
-        ]
-        table.add_row(name, *cells)
+        marks = ("[bold green]" if row[domain] == best[domain] else "" for domain in columns)
+        table.add_row(name, *(f"{m}{row[d]:.2f}" for m, d in zip(marks, columns, strict=True)))
     return table
 
 
 def _depths(acceptance: dict[str, dict[str, list[float]]]) -> Table:
     """The EAGLE heads: alpha of the first token of a draft, and of its fourth."""
     columns = list(next(iter(acceptance.values())))
-    table = Table(_name("EAGLE head"), *columns, title="the same of a draft's first > fourth token")
+    heads = Column("EAGLE head", no_wrap=True), *columns
+    table = Table(*heads, title="the same of a draft's first > fourth token")
     for name, row in acceptance.items():
         table.add_row(name, *(f"{row[d][0]:.2f} > {row[d][3]:.2f}" for d in columns))
     return table
 
 
 def _folders(files: dict[str, dict[str, object]]) -> Table:
-    table = Table(_name("model"), "MB", Column("folder", overflow="fold"), title="bundled models")
+    heads = Column("model", no_wrap=True), "MB", Column("folder", overflow="fold")
+    table = Table(*heads, title="bundled models")
     paths = {"target": zoo.target_path(), **zoo.drafter_paths(), **zoo.eagle_paths()}
     for name, path in paths.items():
         key = next(key for key in files if key.split("/")[-2] == name)

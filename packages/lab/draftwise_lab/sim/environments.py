@@ -269,10 +269,6 @@ class Confident(Drawn):
         tops = np.clip(noisy, 1.0 / (others + 1), 0.999)[PROMPT_TOKENS:]
         text = text_of({self.drafter: alphas}, seed, domain, num_tokens)
         rest = (1.0 - tops) / others
-        track = replace(
-            text.tracks[self.drafter],
-            max_probs=tops,
-            entropies=-(tops * np.log(tops) + others * rest * np.log(rest)),
-            margins=np.maximum(tops - rest, 0.0),
-        )
-        return [replace(text, tracks={self.drafter: track})]
+        entropies = -(tops * np.log(tops) + others * rest * np.log(rest))
+        beliefs = {"max_probs": tops, "entropies": entropies, "margins": np.maximum(tops - rest, 0)}
+        return [replace(text, tracks={self.drafter: replace(text.tracks[self.drafter], **beliefs)})]

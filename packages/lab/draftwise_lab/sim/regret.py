@@ -13,7 +13,7 @@ import numpy as np
 from draftwise.colours import PALETTE, drafter_colours
 from draftwise.types import NONE, DraftwiseError, Floats
 from draftwise_lab.plotting import band, dress, panels, require_matplotlib
-from draftwise_lab.sim.match import Contestant, Match, Outcome, Run, Totals, best_by_drafter
+from draftwise_lab.sim.match import Contestant, Match, Outcome, Run, Totals, Trail, best_by_drafter
 
 
 def ucbspec_bound(mats: Sequence[float], length: int, tokens: float, delta: float = 0.5) -> float:
@@ -104,22 +104,21 @@ def regret_curve(runs: Sequence[Run], num_points: int = 60) -> Curve:
     tokens = min(run.tokens for run in runs)
     xs = np.unique(np.linspace(1, tokens, num_points).astype(np.int64)).astype(np.float64)
     rows = []
-    for run in runs:
-        assert run.trail is not None
-        places = np.searchsorted(run.trail.positions, xs).clip(0, len(run.trail.positions) - 1)
-        rows.append(np.array(run.trail.regrets, dtype=np.float64)[places])
+    for trail in _trails(runs):
+        places = np.searchsorted(trail.positions, xs).clip(0, len(trail.positions) - 1)
+        rows.append(np.array(trail.regrets, dtype=np.float64)[places])
     return _curve(xs, np.array(rows))
 
 
 def best_plan_curve(runs: Sequence[Run]) -> Curve:
     """Share of rounds so far in which the best plan was played, by round."""
-    num = min(run.rounds for run in runs)
-    rows = []
-    for run in runs:
-        assert run.trail is not None
-        played = np.array(run.trail.is_best[:num], dtype=np.float64)
-        rows.append(played.cumsum() / np.arange(1, num + 1))
-    return _curve(np.arange(1.0, num + 1), np.array(rows))
+    rounds = np.arange(1.0, min(run.rounds for run in runs) + 1)
+    hits = np.array([trail.is_best[: len(rounds)] for trail in _trails(runs)], dtype=np.float64)
+    return _curve(rounds, hits.cumsum(axis=1) / rounds)
+
+
+def _trails(runs: Sequence[Run]) -> list[Trail]:
+    return [run.trail for run in runs if run.trail is not None]
 
 
 def _curve(xs: Floats, rows: Floats) -> Curve:
@@ -129,8 +128,6 @@ def _curve(xs: Floats, rows: Floats) -> Curve:
 
 
 _MOST_LINES = 8
-_PLAIN = "#767676"
-"""Of plain decoding."""
 
 
 def prepare(folder: Path) -> None:
@@ -201,8 +198,7 @@ def _regret(
         highest = max(highest, float(curve.means.max()))
         _line(axes, curve, PALETTE[index], contestant.label)
         mine = [match.plans.index(plan) for plan in contestant.plans]
-        mats = fixed_mats(found)[mine].tolist()
-        bound = _bound(contestant, mats, curve)
+        bound = _bound(contestant, fixed_mats(found)[mine].tolist(), curve)
         if bound is not None:
             axes.plot(
                 curve.xs, bound, color=PALETTE[index], linestyle="--", linewidth=1.0,
@@ -242,16 +238,14 @@ def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Pat
     colours = drafter_colours(p.drafter for p in match.plans if p.drafter != NONE)
     figure, grid = panels(len(shown), 2, 5.4, 2.9)
     for axes, contestant in zip(grid, shown, strict=True):
-        trail = _of(runs, contestant)[0].trail
-        assert trail is not None
-        values = np.array(trail.estimates)
+        values = np.array(_trails(_of(runs, contestant))[0].estimates)
         _dress(axes, contestant.label, "round", "estimate")
         best = best_by_drafter(contestant.plans, -values[-1])
         for plan in sorted([*best.values()][:_MOST_LINES]):
             played = contestant.plans[plan]
             axes.plot(
                 np.arange(1, len(values) + 1), values[:, plan], label=str(played), linewidth=1.2,
-                color=colours.get(played.drafter, _PLAIN),
+                color=colours.get(played.drafter, "#767676"),
             )  # fmt: skip
         axes.legend(fontsize=6.5, frameon=False, bbox_to_anchor=(1.0, 1.0), loc="upper left")
     figure.suptitle(f"{title}: estimates of one run", fontsize=10)
