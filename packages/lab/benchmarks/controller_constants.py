@@ -46,8 +46,7 @@ _NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
 
 def changed(source: str, name: str, factor: float) -> str:
     """A module's source with all numbers of one constant scaled."""
-    pattern = rf"^((?:[A-Z_]+, )*{name}(?:, [A-Z_]+)*) = (.*)$"
-    found = re.search(pattern, source, re.MULTILINE)
+    found = re.search(rf"^((?:[A-Z_]+, )*{name}(?:, [A-Z_]+)*) = (.*)$", source, re.MULTILINE)
     assert found, name
     names = found[1].split(", ")
 

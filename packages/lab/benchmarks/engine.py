@@ -38,8 +38,7 @@ class Clock:
 def texts(num: int, seed: int = 0) -> list[str]:
     """Held-out prompts of all domains, mixed."""
     known = [prompt for prompts in zoo.prompts().values() for prompt in prompts]
-    order = np.random.default_rng(seed).permutation(num)
-    return [known[i % len(known)] for i in order]
+    return [known[i % len(known)] for i in np.random.default_rng(seed).permutation(num)]
 
 
 def ask(made: Speculator, prompt: Any, tokens: int, preset: str) -> Request:

@@ -270,8 +270,7 @@ class AdaptiveVerification(Pooled):
     def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> Played:
         gains = np.repeat(self.survival[: self.length], len(rows))
         totals = len(rows) + np.append(0.0, np.cumsum(gains))
-        rates = totals / [seconds(num) for num in range(len(totals))]
-        num = int(rates.argmax())
+        num = int((totals / [seconds(num) for num in range(len(totals))]).argmax())
         nums = [num // len(rows) + (i < num % len(rows)) for i in range(len(rows))]
         return self._play(rows, nums)
 

@@ -146,8 +146,7 @@ def write(folder: Path, config: Mapping[str, Any], shards: list[dict[str, Tensor
 def pad_target(folder: Path, padding: Padding, out: Path) -> None:
     """Write the padded target, with the small one's tokenizer."""
     weights = weights_of(folder)
-    embeddings = weights["model.embed_tokens.weight"]
-    weights.setdefault("lm_head.weight", embeddings)
+    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
     num, kept = padding.large["num_hidden_layers"], padding.small["num_hidden_layers"]
     by_layer: list[list[str]] = [[] for _ in range(kept + 1)]
     for name in weights:

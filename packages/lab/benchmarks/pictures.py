@@ -50,8 +50,7 @@ def the_loop() -> Figure:
     angles = np.pi / 2 - 2 * np.pi * np.arange(len(names)) / len(names)
     places = np.stack([1.9 * np.cos(angles), np.sin(angles)], axis=1)
     for i, (name, (x, y)) in enumerate(zip(names, places, strict=True)):
-        end = places[(i + 1) % len(names)]
-        way = end - (x, y)
+        way = places[(i + 1) % len(names)] - (x, y)
         axes.annotate("", (x, y) + 0.62 * way, (x, y) + 0.4 * way, arrowprops={"arrowstyle": "->"})
         box = {"boxstyle": "round,pad=.5", "fc": KEPT if name == "verify" else "#f4f4f4"}
         axes.text(x, y, f"{name}\n{SAYS[name]}", ha="center", va="center", bbox=box)

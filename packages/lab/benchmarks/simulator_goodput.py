@@ -71,8 +71,7 @@ def compare(found: sim.TextSums, one: Floats, other: Floats) -> tuple[float, flo
     groups = [np.flatnonzero(found.domains == name) for name in np.unique(found.domains)]
     drawn = [np.concatenate([rng.choice(g, len(g)) for g in groups]) for _ in range(400)]
     ratios = [score(one, found, places) / score(other, found, places) for places in drawn]
-    spread = float(np.std(ratios, ddof=1))
-    return score(one, found) / score(other, found), 1.96 * spread
+    return score(one, found) / score(other, found), 1.96 * float(np.std(ratios, ddof=1))
 
 
 def summarise(name: str, match: sim.Match, outcome: sim.Outcome) -> dict[str, Any]:

@@ -149,8 +149,7 @@ def play(
             what: sum(getattr(round_, f"num_{what}") for round_ in rounds)
             for what in ("emitted", "drafted", "accepted")
         }
-        counts = [model.counts for model in models]
-        found.append(Played(counts, rounds=len(rounds), **sums))
+        found.append(Played([model.counts for model in models], rounds=len(rounds), **sums))
     return found
 
 

@@ -68,8 +68,7 @@ def engine_of(rows: int, with_drafter: bool, noise: bool) -> FakeEngine:
         cost=lambda rows, tokens, drafted: 0.05 + 0.0002 * tokens + 0.002 * drafted, chunk=1 << 20,
     )  # fmt: skip
     for number, own in texts.items():
-        prompt = [number, *own[:PROMPT_TOKENS]]
-        engine.add(FakeRequest(f"r{number}", prompt, ANSWER_TOKENS))
+        engine.add(FakeRequest(f"r{number}", [number, *own[:PROMPT_TOKENS]], ANSWER_TOKENS))
     return engine
 
 

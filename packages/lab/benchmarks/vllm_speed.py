@@ -91,8 +91,7 @@ class Record:
             self.facts["cells"] = found["cells"]
 
     def block(self, at_once: int, number: int) -> dict[str, dict[str, Any]]:
-        cells = self.facts["cells"].setdefault(str(at_once), {})
-        return cells.setdefault(str(number), {})
+        return self.facts["cells"].setdefault(str(at_once), {}).setdefault(str(number), {})
 
     def save(self) -> None:
         if self._path is not None:
@@ -186,8 +185,7 @@ def main() -> None:
     for at_once in args.at_once:  # prompts of its own, and as many blocks as the others
         num = len(prompts) * at_once // sum(args.at_once)
         start = len(prompts) * sum(args.at_once[: args.at_once.index(at_once)]) // sum(args.at_once)
-        own = prompts[start : start + num]
-        table = run(engines, args, own, at_once, record)
+        table = run(engines, args, prompts[start : start + num], at_once, record)
         record.facts["tables"][str(at_once)] = table
         for name, numbers in table.items():
             print(f"{at_once:>3} at once  {name:<16} {numbers}", flush=True)

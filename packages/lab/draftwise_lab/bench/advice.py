@@ -152,11 +152,7 @@ def advise(
         "num_requests": len(found.tokens),
         "best": rows[0],
         "plain": _speed(found, found.plain_s),
-        "adaptive": {
-            "policy": ADAPTIVE,
-            **_speed(found, adaptive_s),
-            "over_best": over.as_json(),
-        },
+        "adaptive": {"policy": ADAPTIVE, **_speed(found, adaptive_s), "over_best": over.as_json()},
         "by_drafter": rows,
         "coverage": None if trace is None else trace.coverage(),
         "engines": {engine: advice.of(engine) for engine in engines},
@@ -205,15 +201,11 @@ class _Advice:
         some = [plans[index] for index in own]
         plans_s, plain_s = np.zeros((len(some), 0)), np.zeros(0)
         for domain in trace.domains:
-            many = [
-                trace.texts(domain, seed, trace.num_tokens, max(plan.length for plan in some))
-                for seed in range(self.seeds)
-            ]
+            longest, seeds = max(plan.length for plan in some), range(self.seeds)
+            many = [trace.texts(domain, seed, trace.num_tokens, longest) for seed in seeds]
             for texts in zip(*many, strict=True):
-                each = [
-                    m.totals(replace(text, batch_size=size), some, self.at_batch[size], {})
-                    for text in texts
-                ]
+                own_texts = [replace(text, batch_size=size) for text in texts]
+                each = [m.totals(text, some, self.at_batch[size], {}) for text in own_texts]
                 plans_s = np.column_stack([plans_s, np.sum([one.seconds for one in each], axis=0)])
                 plain_s = np.append(plain_s, sum(one.plain_s for one in each))
         return choose(some, plans_s, plain_s, self.found.tokens, {drafter})
@@ -228,8 +220,7 @@ def choose(
     seconds = plans_s[own]
     total = seconds.sum(axis=1)
     others = total[:, None] - seconds if len(plain_s) > 1 else total[:, None]
-    chosen = others.argmin(axis=0)
-    held_out_s = seconds[chosen, np.arange(len(plain_s))]
+    held_out_s = seconds[others.argmin(axis=0), np.arange(len(plain_s))]
     best = plans[own[int(total.argmin())]]
     return Choice(best.drafter, best.length, ratio(tokens, held_out_s, tokens, plain_s))
 
@@ -282,20 +273,13 @@ def sglang(source: Source, length: int, by_batch: Sequence[tuple[int, int]] = ()
 
 def llama_cpp(source: Source, length: int, _: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
     """Flags of llama-server."""
+    most = {"--spec-draft-n-max": length}
     if source.kind == "lookup":
-        return {
-            "--spec-type": "ngram-simple",
-            "--spec-ngram-simple-size-n": LOOKUP_NGRAMS[1],
-            "--spec-ngram-simple-size-m": length,
-            "--spec-draft-n-max": length,
-        }
+        sizes = {"n": LOOKUP_NGRAMS[1], "m": length}
+        own = {f"--spec-ngram-simple-size-{name}": size for name, size in sizes.items()}
+        return {"--spec-type": "ngram-simple", **own, **most}
     kind = "draft-simple" if source.kind == "model" else "draft-eagle3"
-    return {
-        "--model-draft": source.path,
-        "--spec-type": kind,
-        "--spec-draft-n-max": length,
-        "--spec-draft-p-min": 0,
-    }
+    return {"--model-draft": source.path, "--spec-type": kind, **most, "--spec-draft-p-min": 0}
 
 
 def transformers(source: Source, length: int, _: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
@@ -306,14 +290,9 @@ def transformers(source: Source, length: int, _: Sequence[tuple[int, int]] = ())
     """
     if source.kind == "lookup":
         return {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKUP_NGRAMS[1]}
-    return {
-        "assistant_model": source.path,
-        "assistant_generation_config": {
-            "num_assistant_tokens": length,
-            "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": 0.0,
-        },
-    }
+    config = {"num_assistant_tokens": length, "num_assistant_tokens_schedule": "constant"}
+    config["assistant_confidence_threshold"] = 0.0
+    return {"assistant_model": source.path, "assistant_generation_config": config}
 
 
 SETTINGS = {"vllm": vllm, "sglang": sglang, "llama.cpp": llama_cpp, "transformers": transformers}
@@ -400,8 +379,7 @@ def _guessed(name: str, trace: RoundTrace | None) -> Source:
 
 def _speed(found: m.TextSums, seconds: Floats) -> dict[str, Any]:
     compared = ratio(found.tokens, seconds, found.tokens, found.plain_s)
-    rate = float(found.tokens.sum() / seconds.sum())
-    return {"tok_per_s": rate, "speedup": compared.as_json()}
+    return {"tok_per_s": float(found.tokens.sum() / seconds.sum()), "speedup": compared.as_json()}
 
 
 def check_engines(names: Sequence[str] | None) -> list[str]:

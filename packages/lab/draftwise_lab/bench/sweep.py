@@ -123,8 +123,7 @@ def oracle_forwards(rounds: Sequence[Round], drafter: str, num_tokens: int) -> f
     for round_ in rounds:
         if (scores := round_.scores.get(drafter)) is not None:
             alphas.update(enumerate(scores.alphas.tolist(), scores.start))
-    first = rounds[0].position
-    seen = [1 - alpha for at, alpha in alphas.items() if at >= first]
+    seen = [1 - alpha for at, alpha in alphas.items() if at >= rounds[0].position]
     return (float(np.mean(seen)) * num_tokens if seen else float(num_tokens)) + 1
 
 

@@ -60,8 +60,7 @@ def replay(
     if as_json:
         print(json.dumps(found))
         return
-    console = Output()
-    console.print(_replay_table(found))
+    Output().print(_replay_table(found))
     _tell(lab.regret_note(found["average"]), _unit_note(found["unit"]), a.EXCLUDED)
     _warn(found.get("coverage"))
 
@@ -115,8 +114,7 @@ def advise_(
     if as_json:
         print(json.dumps(found))
         return
-    console = Output()
-    console.print(_advice_table(found))
+    Output().print(_advice_table(found))
     _tell(_unit_note(found["unit"]), a.EXCLUDED)
     for name, advice in found["engines"].items():
         _print_advice(name, advice)

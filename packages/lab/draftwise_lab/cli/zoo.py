@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Column, Table
@@ -28,7 +28,16 @@ def info(
     """Show the bundled models, their folders, and each drafter's acceptance by domain."""
     found = zoo.manifest()
     if as_json:
-        typer.echo(json.dumps(_report(found)))
+        paths = {"drafters": zoo.drafter_paths(), "eagles": zoo.eagle_paths()}
+        told = {
+            "target": str(zoo.target_path()),
+            **{kind: {n: str(path) for n, path in own.items()} for kind, own in paths.items()},
+            "domains": found["domains"],
+            "prompts": zoo.prompts(),
+            "acceptance": found["acceptance"],
+            "acceptance_by_depth": found.get("acceptance_by_depth", {}),
+        }
+        typer.echo(json.dumps(told))
         return
     console = Output()
     if not console.is_terminal:  # a file has room for whole names
@@ -37,18 +46,6 @@ def info(
     if depths := found.get("acceptance_by_depth"):
         console.print(_depths(depths))
     console.print(_folders(found["files"]))
-
-
-def _report(found: dict[str, Any]) -> dict[str, object]:
-    return {
-        "target": str(zoo.target_path()),
-        "drafters": {name: str(path) for name, path in zoo.drafter_paths().items()},
-        "eagles": {name: str(path) for name, path in zoo.eagle_paths().items()},
-        "domains": found["domains"],
-        "prompts": zoo.prompts(),
-        "acceptance": found["acceptance"],
-        "acceptance_by_depth": found.get("acceptance_by_depth", {}),
-    }
 
 
 def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:

@@ -574,8 +574,7 @@ def averages(rows: Sequence[Result]) -> dict[str, Result]:
             for key in ("mat", "rounds", "tok_per_s", "regret", "best_plan_ratio")
             if key in mine[0]
         }
-        speedups = [row["speedup"] for row in mine]
-        average["speedup"] = float(np.exp(np.mean(np.log(speedups))))
+        average["speedup"] = float(np.exp(np.mean(np.log([row["speedup"] for row in mine]))))
         average["slowest_speedup"] = min(row["slowest_speedup"] for row in mine)
         halves = [row["ci95"] for row in mine]
         average["ci95"] = None if None in halves else math.hypot(*halves) / len(mine)

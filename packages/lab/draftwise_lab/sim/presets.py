@@ -14,7 +14,7 @@ from draftwise import checks
 from draftwise.types import DraftwiseError
 from draftwise_lab.sim import environments as e
 from draftwise_lab.sim.costs import CostTable
-from draftwise_lab.sim.environments import Environment, IndependentAlphas, Piecewise
+from draftwise_lab.sim.environments import Environment, IndependentAlphas
 
 PAPERS = tomllib.loads(Path(__file__).with_name("papers.toml").read_text("utf-8"))
 """Numbers of the papers' tables."""
@@ -142,8 +142,9 @@ def multilingual() -> IndependentAlphas:
     return from_speedups(METASD_MULTILINGUAL, multilingual_overhead(), names)
 
 
-def two_languages() -> Piecewise:
-    return Piecewise({"Fr then Zh": ("Fr", "Zh")}, (world := multilingual()).means, world.costs)
+def two_languages() -> Environment:
+    world = multilingual()
+    return e.Piecewise({"Fr then Zh": ("Fr", "Zh")}, world.means, world.costs)
 
 
 def busy_server() -> e.Load:

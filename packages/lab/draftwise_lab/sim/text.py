@@ -141,5 +141,4 @@ def bernoulli_track(alphas: Floats, rng: np.random.Generator, prompt: Floats) ->
     """A drafter given by acceptance probabilities alone: its ratios are its alphas. Such a drafter
     exists: q = alpha p on the tokens that the target writes, and the rest of its mass where p is 0.
     Then alpha is both the overlap and ``q/p`` of every realised token."""
-    coins = rng.random(len(alphas))
-    return Track(alphas, alphas, runs_of(coins < alphas), prompt)
+    return Track(alphas, alphas, runs_of(rng.random(len(alphas)) < alphas), prompt)

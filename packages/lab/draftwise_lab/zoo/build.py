@@ -111,7 +111,8 @@ def _target(site: Site) -> None:
 
 
 def _lesson(site: Site, domain: str) -> None:
-    (answers := site.answers()).heldout(domain)
+    answers = site.answers()
+    answers.heldout(domain)
     answers.lesson(domain)
 
 
