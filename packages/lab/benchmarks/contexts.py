@@ -108,7 +108,7 @@ def compare(found: Iterator[Task], args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _over(spent: Any, side: int) -> Sequence[float]:
-    return span(spent[side, :, 0], spent[side, :, 1], spent[0, :, 0], spent[0, :, 1])
+    return span(*spent[side].T, *spent[0].T)
 
 
 PARTS = {

@@ -646,8 +646,8 @@ SHIPPED: dict[str, Callable[[], Rule]] = {
     "throughput": lambda: ThroughputAware(1), "smart": lambda: Marginal(5),
 }  # fmt: skip
 
-PAPERS = {"ucb1": "MetaSD", "ucbspec": "BanditSpec", "exp3spec": "BanditSpec",
-          "ucb-tuned": "TapOut", "normalhedge": "HedgeSpec"}  # fmt: skip
+PAPERS = ("ucb1", "ucbspec", "exp3spec", "ucb-tuned", "normalhedge")
+"""Of MetaSD, BanditSpec (two), TapOut, HedgeSpec."""
 
 
 def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> dict[str, Any]:

@@ -39,14 +39,13 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
             own.append("reveal")
         first, *prompts = zoo_texts(2)
         spec.generate(first, max_new_tokens=32)
-        inside[0], start, shares, num_rounds = 0.0, time.thread_time(), 0.0, 0
+        inside[0], start, stats = 0.0, time.thread_time(), []
         for prompt in [first, *prompts]:
-            stats = spec.generate(prompt, max_new_tokens=args.tokens).stats
-            shares += sum(stats.seconds_by_phase[p] for p in own)
-            num_rounds += stats.num_rounds
+            stats.append(spec.generate(prompt, max_new_tokens=args.tokens).stats)
         spent = time.thread_time() - start
+        shares = sum(each.seconds_by_phase[phase] for each in stats for phase in own)
         rows[name] = {
-            "ms_per_round": 1e3 * spent / num_rounds,
+            "ms_per_round": 1e3 * spent / sum(each.num_rounds for each in stats),
             "policy_and_bookkeeping": shares / spent,
             "outside_the_models": 1 - inside[0] / spent,
         }

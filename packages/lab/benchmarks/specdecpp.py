@@ -102,11 +102,8 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
             name: training.measure_head(test, head, variant.w_rej).numbers
             for name, test in tests.items()
         }
-        rows[folder.name] = {
-            f"{key}, {name}": numbers[key]
-            for name, numbers in own.items()
-            for key in ("kl", "kl_without_weight", "ece", "ece_without_weight")
-        }
+        pairs = itertools.product(own, ("kl", "kl_without_weight", "ece", "ece_without_weight"))
+        rows[folder.name] = {f"{key}, {name}": own[name][key] for name, key in pairs}
     show(rows)
     return {"heads": found}
 

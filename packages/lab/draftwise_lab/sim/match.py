@@ -587,20 +587,17 @@ def report(
 ) -> dict[str, Any]:
     """``{"preset", "results": [..], "average": {policy: {..}}, ..}``; see docs/lab/simulator.md."""
     rows = results(match, outcome)
+    policies = {
+        c.label: {key: getattr(c, key) for key in ("policy", "reward", "feedback")}
+        | {"num_plans": len(c.plans)}
+        for c in match.contestants
+    }
     return {
         "preset": preset,
         "tokens": match.tokens,
         "num_drafters": num_drafters,
         "domains": list(match.environment.domains),
-        "policies": {
-            c.label: {
-                "policy": c.policy,
-                "reward": c.reward,
-                "feedback": c.feedback,
-                "num_plans": len(c.plans),
-            }
-            for c in match.contestants
-        },
+        "policies": policies,
         "results": rows,
         "average": averages(rows),
     }

@@ -107,11 +107,10 @@ def hedgespec(
         costs = CostTable({1: (plain_s,)}, other_s=(mat / tok_per_s - plain_s) / length)
         for place, (domain, best) in enumerate(zip(DOMAINS, names, strict=True)):
             column = {name: table[name][place] for name in names}
-            means[domain] = (
-                {name: alpha_of(tokens, length) for name, tokens in column.items()}
-                if num_drafters is None
-                else pool_of(column, best, num_drafters, length)
-            )
+            if num_drafters is None:
+                means[domain] = {name: alpha_of(t, length) for name, t in column.items()}
+            else:
+                means[domain] = pool_of(column, best, num_drafters, length)
         return e.TruncatedGeometric(means, costs)
 
     return make
