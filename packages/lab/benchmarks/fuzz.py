@@ -171,8 +171,8 @@ class Trial:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             self.answer(engine, [made for made, _, _ in everyone])
-        left_out = [str(one.message) for one in said if "left out" in str(one.message)]
-        self.wrong += [text for text in left_out if not text.startswith("drafter odd ")]
+        texts = [str(one.message) for one in said]
+        self.wrong += [t for t in texts if "left out" in t and not t.startswith("drafter odd ")]
         self.counts["prefixes reused"] += engine.num_prefix_hits
         for made, options, fault in everyone:
             self.look_at(made, options, fault)
@@ -208,8 +208,7 @@ class Trial:
             self.counts["answers" if is_whole else str(reason)] += 1
             if fault and is_whole:
                 self.counts[f"answers whose own {fault} failed"] += 1
-            self.counts["drafted"] += made.stats.num_drafted
-            self.counts["accepted"] += made.stats.num_accepted
+            self.counts.update(drafted=made.stats.num_drafted, accepted=made.stats.num_accepted)
             why = f"it ended with {reason}: {made.error!r}"
             if is_whole or reason == "cancelled":
                 why = differs(self.target, made, options)

@@ -28,8 +28,7 @@ DRAFTER_POLICIES = {
     "UCBSpec": "ucbspec@{}",
     "EXP3Spec": "exp3spec@{}",
     "MetaSD-UCB, beta 0.01": "ucb1:beta=0.01@{}",
-    "UCB1, beta 0.1": "ucb1:beta=0.1@{}",
-    "UCB1, beta 1": "ucb1:beta=1@{}",
+    **{f"UCB1, beta {beta}": f"ucb1:beta={beta}@{{}}" for beta in (0.1, 1)},
     "HedgeSpec, scored every round": "normalhedge@{}/expected-length/panoramic",
     "HedgeSpec, warm-up and skips": "normalhedge@{}/expected-length/" + SKIPPING,
 }
@@ -102,14 +101,13 @@ def summarise(name: str, match: sim.Match, outcome: sim.Outcome) -> dict[str, An
 
 
 def row_of(one: dict[str, Any]) -> dict[str, Any]:
+    shares = ("goodput", "slowest_text", "share_slower_than_plain")
+    ratios = ("over_best_published", "over_best_fixed_of_each_text")
     return {
         "best published": f"{one['best_published']} {one['published_speedup']:.2f}",
         **one["fixed"],
-        **{key: one[key] for key in ("goodput", "slowest_text", "share_slower_than_plain")},
-        **{
-            key: "{:.3f} ±{:.3f}".format(*one[key])
-            for key in ("over_best_published", "over_best_fixed_of_each_text")
-        },
+        **{key: one[key] for key in shares},
+        **{key: "{:.3f} ±{:.3f}".format(*one[key]) for key in ratios},
     }
 
 

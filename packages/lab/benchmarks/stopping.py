@@ -40,56 +40,41 @@ PRICES: dict[str, tuple[Cost2, Cost2]] = {
 BASES = ("plain", "best length", "best rule", UCB, HEAD, LAGGING, "draftwise")
 
 
-@dataclass(frozen=True)
-class Way:
-    """Options of ``Speculator.from_pretrained`` beyond the target and the drafter. shares: all
-    prompts teach one policy. is_priced: its choices depend on the costs of forwards."""
-
-    options: dict[str, Any]
-    shares: bool = False
-    is_priced: bool = False
-
-    def speculator(self) -> Speculator:
-        """A new one without memory."""
-        drafters = [] if self.options["preset"] == "plain" else [f"zoo:{DRAFTER}"]
-        scope = "session" if self.shares else "request"
-        return Speculator.from_pretrained("zoo", drafters, scope=scope, **self.options)
+Way = dict[str, Any]
+"""Options of ``Speculator.from_pretrained`` beyond the target and the drafter."""
 
 
 def rule(spec: str, length: int = 128) -> Way:
-    return Way({"preset": "tapout", "policy": "fixed:0", "rules": [spec], "lengths": [length]})
+    return {"preset": "tapout", "policy": "fixed:0", "rules": [spec], "lengths": [length]}
 
 
-def rules_bandit(policy: str = "ucb1:beta=1", reward: str = "blend", **more: Any) -> Way:
-    """TapOut: a bandit over the rules of table 1."""
-    return Way({"preset": "tapout", "policy": policy, "reward": reward, **more}, shares=True)
-
-
-def lengths_bandit(policy: str, feedback: str) -> Way:
-    """A bandit over the fixed lengths, by the same reward."""
-    options = {"policy": policy, "reward": "blend", "feedback": feedback}
-    return Way({"preset": "banditspec", "lengths": FIXED, **options}, shares=True)
+def bandit(policy: str = "ucb1:beta=1", reward: str = "blend", **more: Any) -> Way:
+    """TapOut: a bandit over the rules of table 1, which all prompts teach."""
+    return {"preset": "tapout", "policy": policy, "reward": reward, "scope": "session", **more}
 
 
 WAYS: dict[str, Way] = {
-    "plain": Way({"preset": "plain"}),
+    "plain": {"preset": "plain"},
     **{f"length {k}": rule("fixed", k) for k in FIXED},
     **{spec: rule(spec) for spec in TABLE_1},
     HEAD: rule("head", 20),
     LAGGING: rule("head:lag=true", 20),
     "TapOut token, UCB1": rule("tapout-token:bandit=ucb1:beta=1"),
-    UCB: rules_bandit(),
-    "TapOut, prefix:rules=true": rules_bandit(feedback="prefix:rules=true"),
-    "draftwise": Way({"preset": "draftwise"}, is_priced=True),
+    UCB: bandit(),
+    "TapOut, prefix:rules=true": bandit(feedback="prefix:rules=true"),
+    "draftwise": {"preset": "draftwise"},
 }
-"""What is played at every temperature; the last one at every price."""
+"""What is played at every temperature; the last one, which chooses by price, at every price."""
 MORE: dict[str, Way] = {
     **{spec: rule(spec) for spec in GRID},
     "TapOut token, Thompson": rule("tapout-token:bandit=thompson-bernoulli"),
-    SIMPLE: rules_bandit(reward="simple"),
-    "TapOut, UCB-Tuned, blend": rules_bandit("ucb-tuned"),
-    "TapOut, Thompson, blend": rules_bandit("thompson-gaussian"),
-    **{f"lengths, UCB1, {f}": lengths_bandit("ucb1:beta=1", f) for f in ("bandit", "prefix")},
+    SIMPLE: bandit(reward="simple"),
+    "TapOut, UCB-Tuned, blend": bandit("ucb-tuned"),
+    "TapOut, Thompson, blend": bandit("thompson-gaussian"),
+    **{
+        f"lengths, UCB1, {name}": bandit(preset="banditspec", lengths=FIXED, feedback=name)
+        for name in ("bandit", "prefix")
+    },
 }
 """The rest of TapOut's tables, and variants."""
 
@@ -132,7 +117,9 @@ def play(
     way: Way, texts: Sequence[str], prices: tuple[Cost2, Cost2], options: dict[str, Any]
 ) -> list[Played]:
     """Every prompt alone, with its own seed, on a clock with these prices."""
-    spec, clock, found = way.speculator(), [0.0], list[Played]()
+    drafters = [] if way["preset"] == "plain" else [f"zoo:{DRAFTER}"]
+    spec = Speculator.from_pretrained("zoo", drafters, **{"scope": "request", **way})
+    clock, found = [0.0], list[Played]()
     spec._num_prefixes = 0  # prefill every prompt
     target: Any = Priced(spec.target, prices[0], clock)
     spec.target, models = target, [target]
@@ -168,7 +155,7 @@ def table(args: argparse.Namespace) -> dict[str, Any]:
     played: dict[str, dict[str, list[Played]]] = {price: {} for price in PRICES}
     for name, way in track((WAYS | (MORE if args.more else {})).items()):
         for price, costs in PRICES.items():
-            path = folder / f"{name}{f' @{price}' if way.is_priced else ''}.json"
+            path = folder / f"{name}{f' @{price}' if name == 'draftwise' else ''}.json"
             make = functools.partial(play, way, texts, costs, options)
             played[price][name] = remembered(path, make)
     found = {p: compare(played[p], costs) for p, costs in PRICES.items()}
@@ -195,12 +182,15 @@ def compare(played: dict[str, list[Played]], costs: tuple[Cost2, Cost2]) -> dict
         rounds, drafted, accepted = (
             sum(getattr(p, key) for p in own) for key in ("rounds", "drafted", "accepted")
         )
-        pairs = {base: (of := best.get(base, base), tokens[of], seconds[of]) for base in BASES}
+        over = {base: best.get(base, base) for base in BASES}
         rows[name] = {
             "tok_per_s": round(speed[name], 1),
             "m": round(accepted / rounds, 3),
             "rate": round(accepted / max(drafted, 1), 3),
-            "over": {b: span(tokens[name], seconds[name], *p[1:]) for b, p in pairs.items()},
+            "over": {
+                base: span(tokens[name], seconds[name], tokens[of], seconds[of])
+                for base, of in over.items()
+            },
         }
     return {"best": best, "ways": rows}
 
