@@ -40,9 +40,10 @@ def conversations(file: str, every: int) -> Iterator[Task]:
         yield [messages[:i] for i in turns[::every]]
 
 
-def documents(questions: str, chats: str, passages: int, num: int) -> Iterator[Task]:
+def documents(files: Sequence[str], passages: int, num: int) -> Iterator[Task]:
     """``num`` questions after ``passages`` passages each, and the longest messages of ``num``
     chats."""
+    questions, chats = files[:2]
     rows = [json.loads(line) for _, line in numbered_lines(Path(questions))]
     texts = [row["turns"][0].rpartition("\n") for row in rows if row["category"] == "rag"]
     for i in range(num):
@@ -113,7 +114,7 @@ def _over(spent: Any, side: int) -> Sequence[float]:
 
 PARTS = {
     "agent": lambda args: compare(conversations(args.files[0], args.every), args),
-    "long": lambda args: compare(documents(*args.files[:2], args.passages, args.num), args),
+    "long": lambda args: compare(documents(args.files, args.passages, args.num), args),
 }
 
 if __name__ == "__main__":

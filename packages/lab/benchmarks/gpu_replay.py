@@ -704,8 +704,8 @@ def strange(texts: list[Text], size: int, seed: int = 0) -> Iterator[tuple[str, 
     some = random.Random(7).sample(texts, min(len(texts), max(2 * size, 12)))
 
     def noise(text: Text, head: list[int]) -> Text:
-        parts = ([rng.randrange(10**6) for _ in part] for part in (text.prompt, text.answer))
-        return indexed(text.kind, *parts, head)
+        prompt, answer = ([rng.randrange(10**6) for _ in p] for p in (text.prompt, text.answer))
+        return indexed(text.kind, prompt, answer, head)
 
     yield "head never right", [replace(text, head=[0] * len(text.head)) for text in some]
     yield "no matches", [noise(text, text.head) for text in some]

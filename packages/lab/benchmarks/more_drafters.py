@@ -92,8 +92,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     for name in made:
         for domain in ("all", *dict.fromkeys(domains.tolist())):
             part = timing.only(np.isin(domains, domain) | (domain == "all"))
-            own, bases = part.of(name), ("plain", first)
-            ratios = {f"to_{base}": span(*own, *part.of(base)) for base in bases}
+            bases = ("plain", first)
+            ratios = {f"to_{base}": span(*part.of(name), *part.of(base)) for base in bases}
             rows.append({"pool": name, "category": domain, **ratios})
     show(rows)
     about = {"target": args.target, "dtype": args.dtype, "scope": args.scope, "prompts": len(items)}

@@ -56,10 +56,9 @@ def ask(port: int, body: Mapping[str, Any]) -> Answer:
     found, start = Answer(), time.perf_counter()
     connection = HTTPConnection("127.0.0.1", port, timeout=600)
     options = {"stream": True, "stream_options": {"include_usage": True}, **body}
+    head = {"Content-Type": "application/json"}
     try:
-        connection.request(
-            "POST", "/v1/completions", json.dumps(options), {"Content-Type": "application/json"}
-        )
+        connection.request("POST", "/v1/completions", json.dumps(options), head)
         response = connection.getresponse()
         if response.status != 200:
             found.error = f"HTTP {response.status}: {response.read(500)!r}"

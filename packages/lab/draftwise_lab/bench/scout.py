@@ -64,14 +64,10 @@ def look_back(path: Path, longest: int = MAX_LENGTH) -> Hindsight:
 
 
 def _point(texts: Sequence[Text], plan: Plan) -> Point:
-    rounds = drafted = tokens = 0
-    for text in texts:
-        ends, lengths = fixed_path(text, plan, {})
-        rounds += len(ends)
-        drafted += sum(lengths)
-        tokens += text.length
+    lengths = [num for text in texts for num in fixed_path(text, plan, {})[1]]
+    tokens, rounds = sum(text.length for text in texts), len(lengths)
     # every emitted token but a round's bonus token was drafted and accepted
-    return (drafted - (tokens - rounds)) / tokens, rounds / tokens
+    return (sum(lengths) - (tokens - rounds)) / tokens, rounds / tokens
 
 
 def _oracle(texts: Sequence[Text], drafters: Sequence[str], longest: int) -> Point:
@@ -151,12 +147,13 @@ def _fastest(plans: Sequence[Plan], seconds: Floats, num: int) -> list[str]:
 
 
 def _best_model(trace: RoundTrace, models: Sequence[str]) -> str | None:
-    alphas: dict[str, list[float]] = {name: [] for name in models if name in trace.drafters}
-    for domain in trace.domains:
-        for text in trace.texts(domain, 0, trace.num_tokens, 1):
-            for name, found in alphas.items():
-                found.append(float(text.tracks[name].alphas[: text.length].mean()))
-    return max(alphas, key=lambda name: np.mean(alphas[name]), default=None)
+    texts = [t for d in trace.domains for t in trace.texts(d, 0, trace.num_tokens, 1)]
+    alphas = {
+        name: np.mean([text.tracks[name].alphas[: text.length].mean() for text in texts])
+        for name in models
+        if name in trace.drafters
+    }
+    return max(alphas, key=alphas.__getitem__, default=None)
 
 
 TIMED_TOKENS = 24

@@ -197,7 +197,7 @@ def point(way: Way, runs: Sequence[Run]) -> Point:
     total, rounds, drafted, discarded, oracle, seconds = (
         sum(getattr(run, name) for run in runs) for name in names
     )
-    rates = (num / total for num in (discarded, rounds, oracle))
+    rates = discarded / total, rounds / total, oracle / total
     return Point(way, *rates, drafted / rounds, total / seconds)
 
 
@@ -246,7 +246,8 @@ def regress(runs: Sequence[Run], with_verified: bool = False) -> Regression:
     missed = seconds - table @ found
     spread = ((seconds - seconds.mean()) ** 2).sum()
     r2 = 1 - float((missed**2).sum() / spread) if spread else 1.0
-    return Regression(*[*found.tolist(), 0.0][:3], r2)
+    draft_s, target_s, verified_s = [*found.tolist(), 0.0][:3]
+    return Regression(draft_s, target_s, verified_s, r2)
 
 
 def gain(runs: Mapping[str, Sequence[Run]], ours: str, base: str) -> tuple[float, float, float]:

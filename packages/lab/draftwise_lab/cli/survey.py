@@ -252,7 +252,7 @@ def findings_of(text: str) -> dict[str, Finding]:
         return {}
     lines = [line for line in tables.splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
-    found = [_served(*row) if len(row) > 2 else Finding(*row) for row in rows]
+    found = [_served(*row) if len(row) > 2 else Finding(row[0], row[1]) for row in rows]
     return {finding.type: finding for finding in found if finding.reason != "reason"}
 
 

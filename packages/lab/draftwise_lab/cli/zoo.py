@@ -51,8 +51,8 @@ def info(
 def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:
     columns = list(next(iter(acceptance.values())))
     best = {domain: max(row[domain] for row in acceptance.values()) for domain in columns}
-    heads = Column("drafter", no_wrap=True), *columns
-    table = Table(*heads, title="acceptance probability at temperature 1")
+    first = Column("drafter", no_wrap=True)
+    table = Table(first, *columns, title="acceptance probability at temperature 1")
     for name, row in acceptance.items():
         marks = ("[bold green]" if row[domain] == best[domain] else "" for domain in columns)
         table.add_row(name, *(f"{m}{row[d]:.2f}" for m, d in zip(marks, columns, strict=True)))
@@ -62,8 +62,8 @@ def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:
 def _depths(acceptance: dict[str, dict[str, list[float]]]) -> Table:
     """The EAGLE heads: alpha of the first token of a draft, and of its fourth."""
     columns = list(next(iter(acceptance.values())))
-    heads = Column("EAGLE head", no_wrap=True), *columns
-    table = Table(*heads, title="the same of a draft's first > fourth token")
+    first = Column("EAGLE head", no_wrap=True)
+    table = Table(first, *columns, title="the same of a draft's first > fourth token")
     for name, row in acceptance.items():
         table.add_row(name, *(f"{row[d][0]:.2f} > {row[d][3]:.2f}" for d in columns))
     return table

@@ -270,5 +270,6 @@ class Confident(Drawn):
         text = text_of({self.drafter: alphas}, seed, domain, num_tokens)
         rest = (1.0 - tops) / others
         entropies = -(tops * np.log(tops) + others * rest * np.log(rest))
-        beliefs = {"max_probs": tops, "entropies": entropies, "margins": np.maximum(tops - rest, 0)}
+        beliefs: Any = {"max_probs": tops, "entropies": entropies}
+        beliefs["margins"] = np.maximum(tops - rest, 0.0)
         return [replace(text, tracks={self.drafter: replace(text.tracks[self.drafter], **beliefs)})]

@@ -230,8 +230,9 @@ def fold(rows: Iterator[Row], *, with_trail: bool = False) -> Run:
     column = {key: [row[key] for row in seen] for key in seen[0]}
     estimates = [each for each in column["estimates"] if each is not None]
     trail = Trail(column["position"], column["regret"], column["is_best"], estimates)
+    tags: Any = {key: seen[0][key] for key in ("seed", "domain", "text", "policy")}
     return Run(
-        *(seen[0][key] for key in ("seed", "domain", "text", "policy")),
+        **tags,
         rounds=len(seen),
         tokens=column["position"][-1],
         drafted=sum(column["drafted"]),
@@ -517,8 +518,10 @@ def results(match: Match, outcome: Outcome) -> list[Result]:
 
 def _played(runs: Sequence[Run], plain: Sequence[float]) -> Result:
     regrets, drafted = [run.regret for run in runs], sum(run.drafted for run in runs)
-    counts = ([getattr(run, key) for run in runs] for key in ("tokens", "rounds", "seconds"))
-    return _row((runs[0].domain, runs[0].policy), *counts, plain) | {
+    tokens, rounds, seconds = (
+        [getattr(run, key) for run in runs] for key in ("tokens", "rounds", "seconds")
+    )
+    return _row((runs[0].domain, runs[0].policy), tokens, rounds, seconds, plain) | {
         "regret": float(np.mean(regrets)),
         "regret_ci95": half_width(regrets),
         "best_plan_ratio": float(np.mean([run.best_plan_ratio for run in runs])),
