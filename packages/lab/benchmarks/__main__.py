@@ -27,7 +27,6 @@ def listing() -> Table:
 
 
 def main() -> None:
-    """List the benchmarks, or run one as a script."""
     if len(sys.argv) < 2 or sys.argv[1] in {"-h", "--help"}:
         Console(width=max(80, Console().width)).print(listing())
         return

@@ -6,12 +6,12 @@ Drafters have the MATs of tables 1 and 6 (``hedgespec-llama``, ``hedgespec-qwen8
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from shared.claims import Row, played, report
 
-from draftwise_lab.sim import DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B, averages, setting
+from draftwise_lab.sim import DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B, PAPERS, averages, setting
 
 FULL, SKIPS = "panoramic:per_token=true", "panoramic:per_token=true,every=12,warmup=6,hybrid=6"
 HEDGE = f"normalhedge/expected-length/{FULL}"
@@ -21,22 +21,8 @@ VARIANTS = {
     "Hedge": f"hedge/expected-length/{FULL}",
     "AdaNormalHedge": f"adanormalhedge/expected-length/{FULL}",
 }
-PRINTED = {  # tables 9 and 10
-    "hedgespec-llama": {
-        "HedgeSpec": (7.69, 7.69, 7.18, 7.10, 6.47, 5.88, 8.06),
-        "acceptance loss": (7.62, 7.47, 7.02, 6.94, 6.44, 5.88, 8.08),
-        "Hedge": (6.90, 6.67, 6.53, 6.19, 5.38, 4.68, 7.05),
-        "AdaNormalHedge": (7.36, 7.30, 7.05, 6.66, 5.85, 5.40, 7.71),
-    },
-    "hedgespec-qwen8b": {
-        "HedgeSpec": (6.32, 7.27, 5.66, 6.61, 6.08, 5.10, 7.52),
-        "acceptance loss": (6.23, 7.00, 5.58, 6.58, 6.05, 5.00, 7.30),
-        "Hedge": (5.85, 6.64, 5.13, 5.88, 5.47, 4.46, 7.01),
-        "AdaNormalHedge": (6.26, 7.12, 5.57, 6.39, 5.94, 4.99, 7.40),
-    },
-}  # fmt: skip
-JOINT = (7.03, 7.76, 6.63, 7.16, 6.22, 5.35, 7.39)  # table 8
-LLAMA = "hedgespec-llama"
+PRINTED = PAPERS["hedgespec"]["variants"]
+LLAMA, QWEN = "hedgespec-llama", "hedgespec-qwen8b"
 
 
 def games(preset: str, labels: Sequence[str], seeds: int, tokens: int = 500) -> dict[str, Row]:
@@ -67,21 +53,18 @@ def variants(seeds: int) -> list[Row]:
 def joint(seeds: int) -> list[Row]:
     """Table 8: one drafter trained on all domains, and HedgeSpec; printed and simulated."""
     found = games(LLAMA, [HEDGE], seeds)[HEDGE]["by domain"]
-    paper = PRINTED[LLAMA]["HedgeSpec"]
-    return [
-        {"domain": domain, "joint (paper)": j, "HedgeSpec (paper)": p, "HedgeSpec, here": h}
-        for domain, j, p, h in zip(DOMAINS, JOINT, paper, found, strict=True)
-    ]
+    columns = DOMAINS, PAPERS["hedgespec"]["joint"], PRINTED[LLAMA]["HedgeSpec"], found
+    names = ("domain", "joint (paper)", "HedgeSpec (paper)", "HedgeSpec, here")
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def router(seeds: int) -> list[Row]:
     """Table 4: a router that misroutes 90% of Math and 98% of MedQA at random."""
     printed = {
         (LLAMA, "Math"): (0.90, 5.28, 6.94), (LLAMA, "MedQA"): (0.98, 3.03, 5.56),
-        ("hedgespec-qwen8b", "Math"): (0.90, 4.95, 7.12),
-        ("hedgespec-qwen8b", "MedQA"): (0.98, 2.49, 6.04),
+        (QWEN, "Math"): (0.90, 4.95, 7.12), (QWEN, "MedQA"): (0.98, 2.49, 6.04),
     }  # fmt: skip
-    tables = {LLAMA: HEDGESPEC_LLAMA, "hedgespec-qwen8b": HEDGESPEC_QWEN8B}
+    tables = {LLAMA: HEDGESPEC_LLAMA, QWEN: HEDGESPEC_QWEN8B}
     rows = []
     here = {preset: games(preset, [HEDGE], seeds)[HEDGE]["by domain"] for preset in tables}
     for (preset, domain), (wrong, theirs, hedge) in printed.items():
@@ -120,12 +103,7 @@ def delays(seeds: int) -> list[Row]:
         "copies, one vector a round": "copies:normalhedge/expected-length/panoramic",
         "chunk-level, no delay": "normalhedge/expected-length/panoramic:delay=0",
     }
-    found = games(LLAMA, list(labels.values()), seeds)
-    return [
-        {"reduction": name, "MAT": found[label]["mat"], "ci95": found[label]["ci95"],
-         "regret": found[label]["regret"]}
-        for name, label in labels.items()
-    ]  # fmt: skip
+    return compared(labels, seeds, "reduction", "regret", "regret")
 
 
 def tricks(seeds: int) -> list[Row]:
@@ -137,12 +115,14 @@ def tricks(seeds: int) -> list[Row]:
         "both (the preset)": f"normalhedge/expected-length/{SKIPS}",
         "both, and updates skipped": f"batched:normalhedge/expected-length/{SKIPS}",
     }
+    return compared(labels, seeds, "trick", "times plain", "speedup")
+
+
+def compared(labels: Mapping[str, str], seeds: int, what: str, more: str, key: str) -> list[Row]:
+    """MAT of each label by name, and ``key`` in the column ``more``."""
     found = games(LLAMA, list(labels.values()), seeds)
-    return [
-        {"trick": name, "MAT": found[label]["mat"], "ci95": found[label]["ci95"],
-         "times plain": found[label]["speedup"]}
-        for name, label in labels.items()
-    ]  # fmt: skip
+    rows = ((name, found[label]) for name, label in labels.items())
+    return [{what: n, "MAT": row["mat"], "ci95": row["ci95"], more: row[key]} for n, row in rows]
 
 
 if __name__ == "__main__":

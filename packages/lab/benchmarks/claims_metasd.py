@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from shared.claims import Row, played, report
+from shared.claims import Row, played, regret_of, report
 
 from draftwise.registry import make_reward
 from draftwise.types import Floats, Outcome, Plan
 from draftwise_lab import sim
 
-SPS, EAGLE = sim.multilingual_overhead(), 1.0 + sim.METASD_LENGTH / 25.0
-UCB, BE = "ucb1:beta=0.01/divergence", "ucb1:beta=0.01/length"
-DRAFTERS = [f"drafter{i}" for i in range(1, 6)]
+SPS, EAGLE = sim.multilingual_overhead(), sim.METASD_EAGLE_OVERHEAD
+UCB = "ucb1:beta=0.01/divergence"
 TASKS = ("Code", "Trans", "Sum", "QA", "Math")
+ALPHAS = {"a": 0.8, "b": 0.6, "c": 0.5, "d": 0.4}
+COSTS = sim.CostTable({1: (1.0,)}, other_s=0.05)
 WORLDS: dict[str, tuple[float, int]] = {
     "3": (SPS, 200), "4": (EAGLE, 200), "8": (EAGLE, 200), "10": (SPS, 500), "11 SpS": (SPS, 200),
     "11 EAGLE": (EAGLE, 200), "12": (SPS, 200), "14": (SPS, 200), "15": (SPS, 200),
@@ -32,19 +33,19 @@ UCB_SPEEDUPS = {
 }
 
 
-def world_of(name: str) -> sim.Environment:
-    return sim.from_speedups(sim.metasd_table(name), WORLDS[name][0], DRAFTERS)
+def of_table(name: str, labels: Sequence[str], seeds: int) -> dict[tuple[str, str], Row]:
+    overhead, tokens = WORLDS[name]
+    world = sim.metasd_world(name, overhead)
+    return played(world, labels, seeds, lengths=[sim.METASD_LENGTH], tokens=tokens)
 
 
 def printed_tables(seeds: int) -> list[Row]:
     """MetaSD-UCB here and in the paper, and its share of the best drafter's gain."""
     rows = []
-    for name, (_, tokens) in WORLDS.items():
-        world = world_of(name)
-        found = played(world, [UCB], seeds, lengths=[sim.METASD_LENGTH], tokens=tokens)
+    for name in WORLDS:
+        found = of_table(name, [UCB], seeds)
         for task, alone in sim.metasd_table(name).items():
-            ucb = UCB_SPEEDUPS[name][task]
-            row = found[task, UCB]
+            ucb, row = UCB_SPEEDUPS[name][task], found[task, UCB]
             rows.append({
                 "table": name, "task": task, "here": row["speedup"], "ci95": row["speedup_ci95"],
                 "paper": ucb, "ratio": row["speedup"] / ucb, "best drafter": max(alone),
@@ -55,21 +56,10 @@ def printed_tables(seeds: int) -> list[Row]:
 
 def bandits(seeds: int) -> list[Row]:
     """Tables 3 and 4: other policies; table 7: BE in place of BD. Geometric mean over tasks."""
-    printed = {
-        "3": {"random": (1.640, 1.150, 1.429, 1.294, 1.471),
-              "exp3": (1.919, 1.217, 1.606, 1.437, 1.690),
-              "sequential-halving": (2.148, 1.422, 1.812, 1.599, 2.144),
-              UCB: (2.300, 1.587, 1.971, 1.711, 2.280), BE: (2.052, 1.465, 1.770, 1.591, 1.992)},
-        "4": {"random": (2.310, 2.036, 2.261, 2.006, 2.449),
-              "exp3": (2.858, 2.171, 2.261, 2.128, 2.811),
-              "sequential-halving": (3.650, 2.225, 2.801, 2.466, 3.339),
-              UCB: (3.724, 2.318, 3.057, 2.641, 3.520), BE: (3.590, 2.228, 3.038, 2.629, 3.461)},
-    }  # fmt: skip
     rows = []
-    for name, by_policy in printed.items():
-        world, tokens = world_of(name), WORLDS[name][1]
-        found = played(world, list(by_policy), seeds, lengths=[sim.METASD_LENGTH], tokens=tokens)
-        for label, paper in by_policy.items():
+    for name, printed in sim.PAPERS["metasd"]["policies"].items():
+        found = of_table(name, list(printed), seeds)
+        for label, paper in printed.items():
             here = [found[task, label]["speedup"] for task in TASKS]
             rows.append({
                 "table": name, "policy": label, "here": _mean(here), "paper": _mean(paper),
@@ -88,8 +78,7 @@ def router(seeds: int) -> list[Row]:
     printed = {"3": ("SpS", 1.772, 1.456), "4": ("EAGLE", 2.759, 2.245)}
     rows = []
     for name, (kind, inside, perturbed) in printed.items():
-        world, tokens = world_of(name), WORLDS[name][1]
-        found = played(world, [UCB], seeds, lengths=[sim.METASD_LENGTH], tokens=tokens)
+        found = of_table(name, [UCB], seeds)
         ucb = float(np.mean([found[task, UCB]["speedup"] for task in TASKS]))
         alone = sim.metasd_table(name).values()
         right = float(np.mean([max(a) for a in alone]))
@@ -106,7 +95,8 @@ def router(seeds: int) -> list[Row]:
 
 def lengths(seeds: int) -> list[Row]:
     """Figure 2: accepted tokens and speed by N_max, on Code; the best drafter and MetaSD-UCB."""
-    world = sim.from_speedups({"Code": sim.metasd_table("3")["Code"]}, SPS, DRAFTERS)
+    drafters = [f"drafter{i}" for i in range(1, 6)]
+    world = sim.from_speedups({"Code": sim.metasd_table("3")["Code"]}, SPS, drafters)
     rows = []
     for length in (1, 2, 3, 5, 7, 10, 15):
         found = played(world, [UCB], seeds, lengths=[length], tokens=200)
@@ -143,19 +133,16 @@ def region(seeds: int) -> list[Row]:
 
 def theorems(seeds: int) -> list[Row]:
     """Theorems 6 to 8: regret in rounds by policy and length, fixed and drawn at random."""
-    alphas = {"a": 0.8, "b": 0.6, "c": 0.5, "d": 0.4}
-    costs = sim.CostTable({1: (1.0,)}, other_s=0.05)
     rows = []
     labels = [f"ucb1:beta={beta}/divergence" for beta in (0.5, 0.6, 1.0, 2.0)]
     labels += ["petc:c=8/divergence", "sequential-halving/divergence"]
     for tokens, eos in ((500, 0.0), (2000, 0.0), (8000, 0.0), (8000, 1 / 500), (8000, 1 / 2000)):
-        world = sim.TruncatedGeometric({"tgd": alphas}, costs, eos)
+        world = sim.TruncatedGeometric({"tgd": ALPHAS}, COSTS, eos)
         found = played(world, labels, max(seeds // 2, 4), lengths=[4], tokens=tokens)
         text = f"{tokens} tokens" if not eos else f"end drawn, {1 / eos:.0f} on average"
         row: Row = {"answer": text}
         for label in labels:
-            row[label.partition("/")[0]] = found["tgd", label]["regret"]
-            row[label.partition("/")[0] + " ci"] = found["tgd", label]["regret_ci95"]
+            row |= regret_of(found["tgd", label], label.partition("/")[0])
         rows.append(row)
     return rows
 
@@ -173,10 +160,9 @@ def switches(
         for domain, text in match.texts(seed):
             for one in match.contestants:
                 ends, _ = sim.fixed_path(text, best[domain, one.label][0], {})
+                reference = sim.Reference(ends, 0)
                 stream = sim.policy_seed(seed, text.name, one.label)
-                rows = list(
-                    sim.play_all(text, one, world.costs, sim.Reference(ends, 0), stream, {})
-                )
+                rows = list(sim.play_all(text, one, world.costs, reference, stream, {}))
                 changed = np.diff([row["plan_index"] for row in rows]) != 0
                 found[one.label].append((rows[-1]["regret"], changed.sum()))
     return {label: tuple(np.array(pairs, float).T) for label, pairs in found.items()}
@@ -184,8 +170,7 @@ def switches(
 
 def switching(seeds: int) -> list[Row]:
     """Equation 49: rounds lost to the best plan, with one more round for each switch of drafter."""
-    alphas = {"a": 0.8, "b": 0.6, "c": 0.5, "d": 0.4}
-    world = sim.TruncatedGeometric({"tgd": alphas}, sim.CostTable({1: (1.0,)}, other_s=0.05))
+    world = sim.TruncatedGeometric({"tgd": ALPHAS}, COSTS)
     labels = [f"{name}/divergence" for name in ("petc:c=8", "sequential-halving", "ucb1:beta=0.5")]
     rows = []
     for tokens in (500, 2000, 8000):
@@ -222,9 +207,8 @@ def rewards(seeds: int) -> list[Row]:
     """
     kinds, rows = {"BE": "length", "BD": "divergence"}, []
     labels = {name: f"ucb1:beta=0.01/{spec}" for name, spec in kinds.items()}
-    match = sim.make_match(
-        sim.setting("metasd-multilingual"), list(labels.values()), with_trails=True
-    )
+    setting = sim.setting("metasd-multilingual")
+    match = sim.make_match(setting, list(labels.values()), with_trails=True)
     outcome = sim.run_match(match, range(seeds))
     for domain in match.environment.domains:
         rounds = [_rounds_alone(match, domain, plan, range(seeds)) for plan in match.plans]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 import numpy as np
-from shared.claims import Row, played, report
+from shared.claims import Row, played, regret_of, report
 
 from draftwise_lab import sim
 
@@ -34,10 +35,7 @@ def adversarial(seeds: int) -> list[Row]:
 
 def growing(seeds: int) -> list[Row]:
     """BanditSpec 4.3, 4.5, 5.3 and MetaSD 2: regret in rounds by length of the text, and the
-    bounds.
-
-    On the preset ``geometric``. A logarithm grows by equal steps from row to row.
-    """
+    bounds. On the preset ``geometric``. A logarithm grows by equal steps from row to row."""
     labels, tokens = ("ucbspec", "exp3spec", "ucb1:beta=1/divergence", "normalhedge"), 32_000
     match = sim.make_match(sim.setting("geometric"), list(labels), tokens=tokens, with_trails=True)
     outcome, world = sim.run_match(match, range(seeds)), match.environment
@@ -72,8 +70,7 @@ def argmax(seeds: int) -> list[Row]:
             found = played(world, labels, max(4, seeds), lengths=[LENGTH], tokens=tokens)
             row: Row = {"world": f"alphas .7, {0.7 - gap:.2f}, .4", "tokens": tokens}
             for name, label in zip(("argmax, all seen", "UCBSpec", "goodput"), labels, strict=True):
-                row[name] = found["tgd", label]["regret"]
-                row[f"{name} ci"] = found["tgd", label]["regret_ci95"]
+                row |= regret_of(found["tgd", label], name)
             rows.append(row)
     return rows
 
@@ -111,7 +108,7 @@ def trap_of(tokens: int) -> dict[str, list[float]]:
         for drafter in (0, 1):
             alphas[drafter].append(float(drafter != leader))
             sums[drafter] += alphas[drafter][-1]
-    return {"a": alphas[0], "b": alphas[1]}
+    return dict(zip("ab", alphas, strict=True))
 
 
 def immediate_costs(seeds: int) -> list[Row]:
@@ -136,11 +133,8 @@ def when_to_stop(seeds: int) -> list[Row]:
     """SpecDec++, theorem 4.3, by dynamic programming with one alpha: is stopping optimal where the
     theorem's condition holds, and how much later than the optimum does it hold?"""
     del seeds
-    rows = []
-    for alpha in (0.5, 0.7, 0.9):
-        for draft_s in (0.05, 0.2):
-            rows.append(_stops(alpha, draft_s, 1.0 - draft_s, most=12, tokens=60))
-    return rows
+    pairs = itertools.product((0.5, 0.7, 0.9), (0.05, 0.2))
+    return [_stops(alpha, draft_s, 1.0 - draft_s, most=12, tokens=60) for alpha, draft_s in pairs]
 
 
 def _stops(alpha: float, c1: float, c2: float, most: int, tokens: int) -> Row:

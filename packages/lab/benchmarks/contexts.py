@@ -40,9 +40,10 @@ def conversations(file: str, every: int) -> Iterator[Task]:
         yield [messages[:i] for i in turns[::every]]
 
 
-def documents(questions: str, chats: str, passages: int, num: int) -> Iterator[Task]:
+def documents(files: Sequence[str], passages: int, num: int) -> Iterator[Task]:
     """``num`` questions after ``passages`` passages each, and the longest messages of ``num``
     chats."""
+    questions, chats = files[:2]
     rows = [json.loads(line) for _, line in numbered_lines(Path(questions))]
     texts = [row["turns"][0].rpartition("\n") for row in rows if row["category"] == "rag"]
     for i in range(num):
@@ -58,10 +59,8 @@ def documents(questions: str, chats: str, passages: int, num: int) -> Iterator[T
 
 
 def answer(made: Speculator, asked: Task, args: argparse.Namespace) -> tuple[Any, Any]:
-    """The tokens of a session's answers, and their number and seconds of processor time.
-
-    [2, 2]: of all rounds, prefill included, and of all but the first.
-    """
+    """The tokens of a session's answers, and their number and seconds of processor time. [2, 2]: of
+    all rounds, prefill included, and of all but the first."""
     tokens, spent = [], np.zeros((2, 2))
     for messages in asked:
         options = {"max_new_tokens": args.tokens, "temperature": args.temperature, "seed": 0}
@@ -110,14 +109,12 @@ def compare(found: Iterator[Task], args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _over(spent: Any, side: int) -> Sequence[float]:
-    return span(spent[side, :, 0], spent[side, :, 1], spent[0, :, 0], spent[0, :, 1])
+    return span(*spent[side].T, *spent[0].T)
 
 
 PARTS = {
     "agent": lambda args: compare(conversations(args.files[0], args.every), args),
-    "long": lambda args: compare(
-        documents(args.files[0], args.files[1], args.passages, args.num), args
-    ),
+    "long": lambda args: compare(documents(args.files, args.passages, args.num), args),
 }
 
 if __name__ == "__main__":

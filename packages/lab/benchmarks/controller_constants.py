@@ -46,11 +46,9 @@ _NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
 
 def changed(source: str, name: str, factor: float) -> str:
     """A module's source with all numbers of one constant scaled."""
-    pattern = rf"^{name} = |^[A-Z_]+, {name} = |^{name}, [A-Z_]+ = "
-    start = re.search(pattern, source, re.MULTILINE)
-    assert start, name
-    end = source.index("\n", start.end())
-    is_one_of_two = "," in start[0]
+    found = re.search(rf"^((?:[A-Z_]+, )*{name}(?:, [A-Z_]+)*) = (.*)$", source, re.MULTILINE)
+    assert found, name
+    names = found[1].split(", ")
 
     def number(found: re.Match[str]) -> str:
         value = float(found[0])
@@ -59,20 +57,13 @@ def changed(source: str, name: str, factor: float) -> str:
         new = value * factor
         return repr(new if "." in found[0] or "e" in found[0] else max(1, round(new)))
 
-    line = source[start.end() : end]
-    if not is_one_of_two:
-        return source[: start.end()] + _NUMBER.sub(number, line) + source[end:]
-    one, other = line.split(", ")
-    if start[0].startswith(f"{name}, "):
-        one = _NUMBER.sub(number, one)
-    else:
-        other = _NUMBER.sub(number, other)
-    return f"{source[: start.end()]}{one}, {other}{source[end:]}"
+    values = found[2].split(", ") if len(names) > 1 else [found[2]]
+    values[names.index(name)] = _NUMBER.sub(number, values[names.index(name)])
+    return f"{source[: found.start(2)]}{', '.join(values)}{source[found.end() :]}"
 
 
 def speeds(data: Path, sizes: list[int], folder: Path, module: str = "", name: str = "",
            factor: float = 1.0) -> list[float]:  # fmt: skip
-    """Speeds of the replay with one constant changed, by number of requests."""
     package = Path(draftwise.__file__).parent
     copy = Path(tempfile.mkdtemp(dir=folder)) / package.name
     copy.mkdir()
@@ -94,7 +85,6 @@ def speeds(data: Path, sizes: list[int], folder: Path, module: str = "", name: s
 
 
 def one(data: Path, sizes: list[int]) -> Iterator[float]:
-    """Run the replay of this process's package."""
     import random
 
     from gpu_replay import NUM_REQUESTS, Prices, drive, load

@@ -48,38 +48,32 @@ def sources(seed: int) -> list[list[int]]:
 
 def requests(texts: list[list[int]], num: int) -> list[tuple[list[int], list[int]]]:
     """Prompts, and answers that copy them in runs of about 14 tokens."""
-    rng = random.Random(num)
+    rng, found = random.Random(num), []
     long = [text for text in texts if len(text) >= PROMPT + ANSWER]
-    return [_request(long[row % len(long)], rng) for row in range(num)]
-
-
-def _request(text: list[int], rng: random.Random) -> tuple[list[int], list[int]]:
-    prompt, answer, at = text[:PROMPT], [], rng.randrange(200)
-    while len(answer) < ANSWER:
-        run = max(1, int(rng.expovariate(1 / 14)))
-        answer += text[at : at + run]
-        at = at + run if at + run < PROMPT else rng.randrange(PROMPT // 2)
-        fresh = rng.randrange(PROMPT, len(text) - 8)
-        answer += text[fresh : fresh + rng.randrange(1, 5)]
-    return prompt, answer
+    for row in range(num):
+        text, answer, at = long[row % len(long)], [], rng.randrange(200)
+        while len(answer) < ANSWER:
+            run = max(1, int(rng.expovariate(1 / 14)))
+            answer += text[at : at + run]
+            at = at + run if at + run < PROMPT else rng.randrange(PROMPT // 2)
+            fresh = rng.randrange(PROMPT, len(text) - 8)
+            answer += text[fresh : fresh + rng.randrange(1, 5)]
+        found.append((text[:PROMPT], answer))
+    return found
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Milliseconds of this thread, and the result of the call."""
     begin_s = time.thread_time()
     result = call()
     return 1e3 * (time.thread_time() - begin_s), result
 
 
 def steps(texts: list[list[int]], num: int, branches: bool, idle: bool) -> dict[str, Any]:
-    """Steps of a batch in which every request decodes."""
     controller = Controller(Limits(model=not idle, branches=branches))
     rng = random.Random(num)
     batch = requests(texts, num)
     if idle:
-        batch = [
-            (prompt, [rng.randrange(10**6, 10**9) for _ in answer]) for prompt, answer in batch
-        ]
+        batch = [(own, [rng.randrange(10**6, 10**9) for _ in answer]) for own, answer in batch]
     names = [f"request-{row}" for row in range(num)]
     for name, (prompt, _) in zip(names, batch, strict=True):
         controller.begin(name, prompt)
@@ -109,13 +103,11 @@ def steps(texts: list[list[int]], num: int, branches: bool, idle: bool) -> dict[
         length = controller.num_to_draft
         times.append((learnt_ms + chosen_ms, work_ms))
     gc.enable()
-    kept_times = np.array(times[WARM_UP:])
-    step_ms, work_ms = np.median(kept_times, 0).tolist()
-    p99_ms = float(np.percentile(kept_times[:, 0], 99))
+    step_ms, work_ms = np.array(times[WARM_UP:]).T
     return {
-        "requests": num, "branches": branches, "idle": idle, "steps": len(kept_times),
-        "tokens_a_step": sum(at) / len(times) / num, "step_ms": step_ms, "p99_ms": p99_ms,
-        "work_ms": work_ms,
+        "requests": num, "branches": branches, "idle": idle, "steps": len(step_ms),
+        "tokens_a_step": sum(at) / len(times) / num, "step_ms": float(np.median(step_ms)),
+        "p99_ms": float(np.percentile(step_ms, 99)), "work_ms": float(np.median(work_ms)),
     }  # fmt: skip
 
 
@@ -125,9 +117,7 @@ def _in_common(draft: list[int], truth: list[int]) -> int:
 
 def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
     """Milliseconds to begin a request of ``num`` tokens in a list, its slices of ``work`` included.
-
-    Medians over requests, and of the longest call of a request; ``mb``: of its text and index.
-    """
+    Medians over requests, and of the longest call of a request; ``mb``: of its text and index."""
     corpus = [token for text in texts for token in text][:num]
     controller, index = Controller(Limits(LIMIT)), RetrievalIndex(LIMIT, history_tokens=0)
     empty = index.memory().requests

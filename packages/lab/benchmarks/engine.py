@@ -38,12 +38,10 @@ class Clock:
 def texts(num: int, seed: int = 0) -> list[str]:
     """Held-out prompts of all domains, mixed."""
     known = [prompt for prompts in zoo.prompts().values() for prompt in prompts]
-    order = np.random.default_rng(seed).permutation(num)
-    return [known[i % len(known)] for i in order]
+    return [known[i % len(known)] for i in np.random.default_rng(seed).permutation(num)]
 
 
 def ask(made: Speculator, prompt: Any, tokens: int, preset: str) -> Request:
-    """A greedy request of so many tokens."""
     return made.request(prompt, max_new_tokens=tokens, ignore_eos=True, preset=preset)
 
 
@@ -65,7 +63,6 @@ def all_at_once(made: Speculator, prompts: Sequence[str], tokens: int, preset: s
 
 
 def interval(name: str, ratios: Sequence[float] | Floats) -> dict[str, Any]:
-    """The median by this name, and its 95% bootstrap interval."""
     rng, values = np.random.default_rng(0), np.array(ratios)
     medians = np.median(rng.choice(values, (2000, len(values))), axis=1)
     low, high = np.percentile(medians, [2.5, 97.5])
@@ -190,9 +187,7 @@ def chat(made: Speculator, repeats: int) -> list[dict[str, Any]]:
 
 def memory(made: Speculator, repeats: int) -> list[dict[str, Any]]:
     """Peak bytes allocated relative to bytes of live tokens; megabytes that 1,000 requests leave.
-
-    Live are texts and, during verification, drafts; also reported without drafts.
-    """
+    Live are texts and, during verification, drafts; also reported without drafts."""
     engine, worst, token = made.engine(num_prefixes=0), [0.0, 0.0], made.target.token_bytes
     for prompt in texts(16):
         engine.admit(ask(made, prompt, 200, "draftwise"))
@@ -213,9 +208,7 @@ def memory(made: Speculator, repeats: int) -> list[dict[str, Any]]:
     return [found | {"MB more after 1,000": sizes[-1] - sizes[99]}]
 
 
-PARTS = {
-    "together": together, "arrivals": arriving, "gap": gap, "chat": chat, "memory": memory,
-}  # fmt: skip
+PARTS = dict(together=together, arrivals=arriving, gap=gap, chat=chat, memory=memory)
 
 
 def part(args: argparse.Namespace) -> dict[str, Any]:

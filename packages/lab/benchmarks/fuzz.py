@@ -56,8 +56,8 @@ POISON = [5, 4, 3, 2, 1, 0, 5]
 
 @cache
 def model(kind: str) -> CausalModel:
-    is_known = kind in CONFIGS
-    module = reader(kind) if is_known else tiny_module(tiny_config(CONFIG_MAPPING[kind]()))
+    other = kind not in CONFIGS
+    module = tiny_module(tiny_config(CONFIG_MAPPING[kind]())) if other else reader(kind)
     made = CausalModel(module, kind)
     check_model(made)
     extend = made.extend
@@ -107,8 +107,6 @@ SWITCHES: tuple[dict[str, Any], ...] = (
 
 
 class Trial:
-    """Requests in one engine, and their outcomes."""
-
     def __init__(self, number: int, seed: int) -> None:
         self.rng = random.Random(f"{seed}/{number}")
         self.kind = KINDS[number % len(KINDS)]
@@ -127,12 +125,11 @@ class Trial:
         return [self.rng.choice(few) for _ in range(num)]
 
     def request(self) -> tuple[Request, dict[str, Any], str]:
-        """A random request, its options and its fault."""
         rng = self.rng
         prompt = self.words(rng.randrange(1, 60))
         if rng.random() < 0.4:
             prompt = [*self.shared, *prompt[: rng.randrange(6)]]
-        options: dict[str, Any] = {
+        options = {
             "max_new_tokens": rng.randrange(1, MOST_TOKENS + 1),
             "sampling": SamplingParams(**self.sampling()), "priority": rng.randrange(-1, 2),
             "private": rng.random() < 0.2, "ignore_eos": True, "seed": rng.randrange(1000),
@@ -147,7 +144,7 @@ class Trial:
         fault = fault if rng.random() < 0.25 else ""
         if fault == "prompt":
             prompt = [*POISON, *prompt]
-        made = self.made.request(prompt, **(options | (FAULTS[fault]() if fault in FAULTS else {})))
+        made = self.made.request(prompt, **(options | FAULTS.get(fault, dict)()))
         made.context.tenant = rng.choice("ab")
         if fault == "policy":
             made.lead(Faulty(made.policy, *rng.choice(POLICY_FAULTS)))  # type: ignore[arg-type]
@@ -169,21 +166,19 @@ class Trial:
         return found if rng.random() < 0.7 else {**found, "temperature": 1.0, "top_k": 1}
 
     def run(self) -> None:
-        """Run the trial: requests join and leave during decoding; then check each answer."""
         engine = self.made.engine(max_rows=ROWS, num_prefixes=2)
         everyone = [self.request() for _ in range(REQUESTS)]
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             self.answer(engine, [made for made, _, _ in everyone])
-        left_out = [str(one.message) for one in said if "left out" in str(one.message)]
-        self.wrong += [text for text in left_out if not text.startswith("drafter odd ")]
+        texts = [str(one.message) for one in said]
+        self.wrong += [t for t in texts if "left out" in t and not t.startswith("drafter odd ")]
         self.counts["prefixes reused"] += engine.num_prefix_hits
         for made, options, fault in everyone:
             self.look_at(made, options, fault)
         engine.close()
 
     def answer(self, engine: Engine, waiting: list[Request]) -> None:
-        """Run all requests to their ends."""
         steps = 0
         while waiting or engine.has_work:
             for _ in range(self.rng.randrange(4)):
@@ -200,7 +195,6 @@ class Trial:
                 break
 
     def look_at(self, made: Request, options: dict[str, Any], fault: str) -> None:
-        """Count an answer, and report its error."""
         reason, why = made.answer.finish_reason, ""
         if fault == "prompt" and reason != "error":
             fault = ""  # prefill came in pieces too small to show how the prompt begins
@@ -214,8 +208,7 @@ class Trial:
             self.counts["answers" if is_whole else str(reason)] += 1
             if fault and is_whole:
                 self.counts[f"answers whose own {fault} failed"] += 1
-            self.counts["drafted"] += made.stats.num_drafted
-            self.counts["accepted"] += made.stats.num_accepted
+            self.counts.update(drafted=made.stats.num_drafted, accepted=made.stats.num_accepted)
             why = f"it ended with {reason}: {made.error!r}"
             if is_whole or reason == "cancelled":
                 why = differs(self.target, made, options)
@@ -226,12 +219,12 @@ class Trial:
 @torch.inference_mode()
 def differs(target: CausalModel, made: Request, options: dict[str, Any]) -> str:
     """How an answer differs from plain decoding; empty if it does not."""
-    prompt, tokens, sampling = list(made.prompt), made.tokens, options["sampling"]
+    prompt, tokens = list(made.prompt), made.tokens
     text = torch.tensor([[*prompt, *tokens]], device=target.device)
     logits = target.module(input_ids=text, use_cache=False).logits[0].float()
     for place, token in enumerate(tokens):
         raw = logits[len(prompt) + place - 1]
-        scores = edited(raw, sampling, prompt, tokens[:place])
+        scores = edited(raw, options["sampling"], prompt, tokens[:place])
         if float(scores.max() - scores[token]) > GAP * float(raw.abs().max()):
             return f"token {place} is {token}, not {int(scores.argmax())}"
         if options.get("logprobs") is not None:
@@ -273,25 +266,18 @@ def ends_wrong(made: Request, options: dict[str, Any]) -> str:
     return "" if made.answer.text == expected else f"its text is {made.answer.text!r}"
 
 
-def trials(num: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Run trials until ``num`` answers were checked."""
-    counts, wrong, number = Counter[str](), list[str](), 0
-    while counts["answers"] < num:
-        trial = Trial(number, seed)
-        trial.run()
-        counts.update(trial.counts)
-        wrong += trial.wrong
-        number += 1
-        if number % 10 == 0:
-            print(f"{number} trials: {counts['answers']} answers, {len(wrong)} wrong", flush=True)
-    counts["trials"] = number
-    return counts, wrong
-
-
 def fuzz(args: argparse.Namespace) -> dict[str, Any]:
+    """Run trials until ``--num`` answers were checked."""
     warnings.simplefilter("ignore")  # warnings about each faulty request and drafter are expected
-    start = time.monotonic()
-    counts, wrong = trials(args.num, args.seed)
+    start, counts, wrong = time.monotonic(), Counter[str](), list[str]()
+    while counts["answers"] < args.num:
+        trial = Trial(counts["trials"], args.seed)
+        trial.run()
+        counts.update(trial.counts, trials=1)
+        wrong += trial.wrong
+        if counts["trials"] % 10 == 0:
+            said = f"{counts['answers']} answers, {len(wrong)} wrong"
+            print(f"{counts['trials']} trials: {said}", flush=True)
     found = {"num_wrong": len(wrong), "wrong": wrong[:20], "counts": dict(sorted(counts.items()))}
     took_s = round(time.monotonic() - start)
     return {**found, "kinds": KINDS, "took_s": took_s, "failed": bool(wrong)}

@@ -103,10 +103,8 @@ class MadeUp:
 
 
 def engines(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], int | None]]:
-    """By method: vLLM's options, and the tokens that every request drafts in every step.
-
-    None where that number varies (retrieval, draftwise).
-    """
+    """By method: vLLM's options, and the tokens that every request drafts in every step. None where
+    that number varies (retrieval, draftwise)."""
     base: dict[str, Any] = {"model": args.target, **json.loads(args.engine)}
     drafter: dict[str, Any] = {"method": args.method}
     if args.drafter:
@@ -152,11 +150,9 @@ def tasks(args: argparse.Namespace) -> dict[Cell, list[dict[str, Any]]]:
 def of_engine(
     engine: Any, asked: Mapping[Cell, Sequence[Mapping[str, Any]]]
 ) -> dict[Cell, list[dict[str, Any]]]:
-    """By cell: measurements of each block."""
     found = {}
     for cell, own in asked.items():
-        first = own[0]
-        engine({**first, "max_tokens": [16] * len(first["prompts"])})  # warm-up
+        engine({**own[0], "max_tokens": [16] * len(own[0]["prompts"])})  # warm-up
         found[cell] = [engine(task) for task in own]
     engine.close()
     return found
@@ -165,7 +161,6 @@ def of_engine(
 def measure(
     make: Callable[[Mapping[str, Any]], Any], args: argparse.Namespace
 ) -> dict[str, dict[Cell, list[dict[str, Any]]]]:
-    """By method and cell: measurements of each block."""
     found: dict[str, dict[Cell, list[dict[str, Any]]]] = {}
     asked = tasks(args)
     for name, (options, _) in engines(args).items():
@@ -193,13 +188,12 @@ def step_rows(
                 continue
             length, context = drafted[name], float(steps[:, 2].mean())
             row = {
-                "method": name, "requests": size, "rounds": rounds, "tokens_each": None,
+                "method": name, "requests": size, "rounds": rounds,
+                "tokens_each": None if length is None else length + 1,
                 "num_steps": len(steps), "context": round(context),
                 "step_ms": round(1e3 * float(np.median(steps[:, 0])), 3),
                 "emitted_each": round(float(steps[:, 1].mean()) / size, 3),
             }  # fmt: skip
-            if length is not None:
-                row["tokens_each"] = length + 1
             if composed is not None and length is not None:
                 wanted_ms = composed.ms(size, length, context)
                 row["composed_ms"] = wanted_ms and round(wanted_ms, 3)
@@ -225,11 +219,11 @@ def speed_rows(
         for name in measured:
             tokens, seconds = columns(name, cell)
             rates[name] = sum(tokens) / sum(seconds)
-            same = [
-                mine == theirs
-                for one, other in zip(measured[name][cell], measured["none"][cell], strict=True)
-                for mine, theirs in zip(one["answers"], other["answers"], strict=True)
-            ]
+            mine, plain = (
+                [answer for block in measured[which][cell] for answer in block["answers"]]
+                for which in (name, "none")
+            )
+            same = [one == other for one, other in zip(mine, plain, strict=True)]
             row = {
                 "method": name, "requests": cell[0], "rounds": cell[1],
                 "tok_per_s": round(rates[name], 1), "x_plain": over(name, "none", cell),
@@ -237,8 +231,7 @@ def speed_rows(
             }  # fmt: skip
             if name == "draftwise":
                 best = max((n for n in measured if n != "draftwise"), key=rates.__getitem__)
-                row["best_other"] = best
-                row["x_best"] = over(name, best, cell)
+                row |= {"best_other": best, "x_best": over(name, best, cell)}
             yield row
 
 
@@ -251,10 +244,8 @@ class Composed:
 
     def ms(self, requests: int, length: int, context: float) -> float | None:
         """Milliseconds, or None outside the table."""
-        is_inside = self._batches[0] <= requests <= self._batches[-1] and context <= max(
-            self._contexts
-        )
-        if not is_inside or length >= self._ms.shape[1]:
+        is_inside = self._batches[0] <= requests <= self._batches[-1]
+        if not is_inside or context > max(self._contexts) or length >= self._ms.shape[1]:
             return None
         by_batch = [np.interp(context, self._contexts, row[length]) for row in self._ms]
         return float(np.interp(requests, self._batches, by_batch))
@@ -277,18 +268,14 @@ def compose(folder: Path) -> dict[str, Any]:
 
 
 def refuse_without(is_cpu: bool) -> None:
-    """Exit with what is missing."""
     import torch
 
     if find_spec("vllm") is None:
-        sys.exit(
-            "gpu_check needs vLLM in this environment: pip install vllm, then draftwise with "
-            "pip install --no-deps; --dry runs without it"
-        )
+        said = "pip install vllm, then draftwise with pip install --no-deps; --dry runs without it"
+        sys.exit(f"gpu_check needs vLLM in this environment: {said}")
     if not is_cpu and not torch.cuda.is_available():
-        sys.exit(
-            "gpu_check needs a CUDA GPU, and torch finds none here; --cpu measures vLLM's CPU build"
-        )
+        said = "torch finds none here; --cpu measures vLLM's CPU build"
+        sys.exit(f"gpu_check needs a CUDA GPU, and {said}")
 
 
 def parsed() -> argparse.Namespace:
@@ -324,7 +311,6 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print, save."""
     args = parsed()
     if args.compose:
         save(args.out, compose(args.compose))

@@ -44,16 +44,20 @@ LONGEST = 16
 PIECE = 2048
 
 
+Played = list[tuple[int, int]]
+"""Accepted and verified tokens of each request in a step."""
+
+
 class Prices:
     """Milliseconds of a step; ``factor`` scales them."""
 
     def __init__(self, file: Path, model: str) -> None:
         costs = np.load(file)
-        self._linear = np.interp(
-            np.arange(4097), costs[f"{model}/tokens"], costs[f"{model}/linear_ms"]
+        tokens, linear, self._batch, self._context, self._attention = (
+            costs[f"{model}/{name}"]
+            for name in ("tokens", "linear_ms", "batch", "context", "attention_ms")
         )
-        self._batch, self._context = costs[f"{model}/batch"], costs[f"{model}/context"]
-        self._attention = costs[f"{model}/attention_ms"]
+        self.linear = np.interp(np.arange(4097), tokens, linear)
         self.draft_ms = 0.35 if "llama8b" in model else 0.6
         self.factor = 1.0
 
@@ -63,14 +67,13 @@ class Prices:
             for row in self._attention
         ]
         drafting = length * self.draft_ms + DRAFT_MS if length else 0.0
-        step = self._linear[min(tokens, 4096)] + np.interp(requests, self._batch, column)
+        step = self.linear[min(tokens, 4096)] + np.interp(requests, self._batch, column)
         return self.factor * float(step + SCHEDULING_MS + drafting)
 
     def verifying_ms(self, requests: int, drafted: int) -> float:
         """Milliseconds that drafted tokens add to a step."""
-        most = len(self._linear) - 1
-        wide = self._linear[min(requests + drafted, most)]
-        return self.factor * float(wide - self._linear[min(requests, most)])
+        wide = self.linear[min(requests + drafted, 4096)]
+        return self.factor * float(wide - self.linear[min(requests, 4096)])
 
 
 @dataclass
@@ -103,8 +106,13 @@ class Text:
                 index[len(key)][key] = end
 
 
+def indexed(kind: str, prompt: list[int], answer: list[int], head: list[int]) -> Text:
+    text = Text(kind, prompt, answer, head)
+    text.index()
+    return text
+
+
 def load(folder: Path, pattern: str = "acceptance_*.npz") -> list[Text]:
-    """All requests of a folder's files, with the tokens of the head that are right."""
     texts = []
     for file in sorted(folder.glob(pattern)):
         data = np.load(file)
@@ -117,20 +125,22 @@ def load(folder: Path, pattern: str = "acceptance_*.npz") -> list[Text]:
                 num = min(len(head), len(answer) - 1)
                 if num > 4:
                     accepted = (head[:num] - 1).clip(0).tolist()
-                    texts.append(Text(kind, prompt.tolist(), answer[: num + 1].tolist(), accepted))
-                    texts[-1].index()
+                    own = prompt.tolist(), answer[: num + 1].tolist()
+                    texts.append(indexed(kind, *own, accepted))
     return texts
 
 
 @dataclass
 class Row:
-    """A running request."""
-
     text: Text
-    name: str
+    number: int
     known: int = 2
     draft: Sequence[int] = ()
     branch: Sequence[int] = ()
+
+    @property
+    def name(self) -> str:
+        return f"request-{self.number}"
 
     @property
     def left(self) -> int:
@@ -151,10 +161,8 @@ class Row:
 
 
 class Source:
-    """Waiting requests, in random order, and running ones.
-
-    closed: the next ``size`` requests begin when all before them have ended.
-    """
+    """Waiting requests, in random order, and running ones. closed: the next ``size`` requests begin
+    when all before them have ended."""
 
     def __init__(self, texts: Sequence[Text], size: int, seed: int, closed: bool = False) -> None:
         self._queue = list(texts)
@@ -168,14 +176,18 @@ class Source:
         if self._closed and self.rows:
             return new
         while self._queue and len(self.rows) < self.size:
-            new.append(Row(self._queue.pop(), f"request-{self._num}"))
+            new.append(Row(self._queue.pop(), self._num))
             self.rows.append(new[-1])
             self._num += 1
         return new
 
     @property
     def context(self) -> int:
-        return sum(len(row.text.prompt) + row.known for row in self.rows)
+        return context_of(self.rows)
+
+
+def context_of(rows: Sequence[Row]) -> int:
+    return sum(len(row.text.prompt) + row.known for row in rows)
 
 
 class Rule:
@@ -184,25 +196,25 @@ class Rule:
 
     length = 0
     """Tokens that the head writes in every step."""
+    draft_s = 0.0
+    """Seconds of each of them."""
 
-    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
-        """Accepted and verified tokens of each request; seconds: of a step by drafted tokens."""
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> Played:
+        """seconds: of a step by drafted tokens."""
         raise NotImplementedError
 
 
 class Fixed(Rule):
-    """Up to ``match`` retrieved tokens where there is a match, else ``length`` of the head.
-
-    how: "or" one of them, "then" retrieval after the head's tokens, "and" both as branches.
-    """
+    """Up to ``match`` retrieved tokens where there is a match, else ``length`` of the head. how:
+    "or" one of them, "then" retrieval after the head's tokens, "and" both as branches."""
 
     def __init__(self, length: int, match: int = 0, how: str = "or") -> None:
         self.length, self._match, self._how = length, match, how
 
-    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
-        return [self._one(row) for row in rows]
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> Played:
+        return [self.one(row) for row in rows]
 
-    def _one(self, row: Row) -> tuple[int, int]:
+    def one(self, row: Row) -> tuple[int, int]:
         room = row.left - 1
         num = min(self.length, room)
         kept = min(row.head, num)
@@ -220,7 +232,7 @@ class Fixed(Rule):
 class Oracle(Rule):
     """Knows which tokens are right, and lets the better drafter write exactly those."""
 
-    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> Played:
         best = [(min(12, row.head), max(0, row.lookup()[0]), row.left - 1) for row in rows]
         self.length = max((h for h, m, _ in best if h > m), default=0)
         return [(min(max(h, m), left),) * 2 for h, m, left in best]
@@ -237,7 +249,7 @@ class Pooled(Rule):
     def survival(self) -> np.ndarray:
         return np.cumprod(self._seen[:, 0] / self._seen[:, 1])
 
-    def _play(self, rows: list[Row], nums: Sequence[int]) -> list[tuple[int, int]]:
+    def _play(self, rows: list[Row], nums: Sequence[int]) -> Played:
         played = []
         for row, num in zip(rows, nums, strict=True):
             num = min(num, row.left - 1)
@@ -255,12 +267,10 @@ class AdaptiveVerification(Pooled):
     instead of using draft margins, which these data lack.
     """
 
-    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
-        survival = self.survival[: self.length]
-        gains = np.repeat(survival, len(rows))
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> Played:
+        gains = np.repeat(self.survival[: self.length], len(rows))
         totals = len(rows) + np.append(0.0, np.cumsum(gains))
-        rates = totals / [seconds(num) for num in range(len(totals))]
-        num = int(rates.argmax())
+        num = int((totals / [seconds(num) for num in range(len(totals))]).argmax())
         nums = [num // len(rows) + (i < num % len(rows)) for i in range(len(rows))]
         return self._play(rows, nums)
 
@@ -278,7 +288,7 @@ class Ladder(Pooled):
         super().__init__(3)
         self._mean = 2.0
 
-    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> Played:
         played = self._play(rows, [self.length] * len(rows))
         if self.length:
             self._mean = 0.8 * self._mean + 0.2 * float(np.mean([kept for kept, _ in played]))
@@ -298,7 +308,7 @@ class ThroughputAware(Pooled):
     Source: SGLang's throughput-aware adaptive policy with a start-up profile.
     """
 
-    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> Played:
         played = self._play(rows, [self.length] * len(rows))
         totals = 1 + np.cumsum(self.survival)
         extra = [self.draft_s * k for k in range(1, 9)]
@@ -309,8 +319,6 @@ class ThroughputAware(Pooled):
         self.length = 1 + int(np.argmax(rates))
         return played
 
-    draft_s = 0.0
-
 
 class Marginal(Pooled):
     """SMART's rule: a token is verified while its gain per cost exceeds the present speed.
@@ -319,7 +327,7 @@ class Marginal(Pooled):
     fails.
     """
 
-    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> Played:
         nums, total, num = [0] * len(rows), float(len(rows)), 0
         for j in range(self.length):
             for i in range(len(rows)):
@@ -331,11 +339,9 @@ class Marginal(Pooled):
 
 
 class Papers(Rule):
-    """A paper's policy, one object per request, over drafters and lengths.
-
-    Its reward is accepted tokens over the longest length. A plan is chosen at the end of a step,
-    when the head writes; the head writes as many tokens for all requests as the longest plan takes.
-    """
+    """A paper's policy, one object per request, over drafters and lengths. Its reward is accepted
+    tokens over the longest length. A plan is chosen at the end of a step, when the head writes; the
+    head writes as many tokens for all requests as the longest plan takes."""
 
     PLANS = ((1, 0), (3, 0), (5, 0), (0, 8), (0, 0))
 
@@ -343,11 +349,11 @@ class Papers(Rule):
         self._name, self._everything = name, everything_seen
         self._policies: dict[str, tuple[Policy, Decision]] = {}
 
-    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> list[tuple[int, int]]:
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> Played:
         played, policies, length = [], {}, 0
         for row in rows:
             policy, decision = self._policies.get(row.name) or self._new(len(self._policies))
-            kept = [Fixed(*plan)._one(row) for plan in self.PLANS]
+            kept = [Fixed(*plan).one(row) for plan in self.PLANS]
             head, _ = self.PLANS[decision.plan]
             accepted, num = kept[decision.plan]
             played.append(
@@ -371,11 +377,9 @@ def play(
 ) -> float:
     """Tokens per second of a rule while the batch is full; closed: of all steps."""
     source, ms, emitted = Source(texts, size, seed, closed), 0.0, 0
-    if isinstance(rule, ThroughputAware):
-        rule.draft_s = prices.draft_ms / 1e3
+    rule.draft_s = prices.draft_ms / 1e3
     while source.rows:
         num, context, length = len(source.rows), source.context / len(source.rows), rule.length
-
         plain_ms = prices.ms(num, num, context, length)
 
         def seconds(drafted: int, plain_ms: float = plain_ms, num: int = num) -> float:
@@ -468,8 +472,7 @@ class Informed(Controller):
                 heads.append(row.text.head[after - 1] if after <= len(row.text.head) else 0)
             lengths = np.arange(LONGEST + 1)
             gains = (1 - self._price) * np.minimum(np.array(heads)[:, None], lengths).sum(0)
-            context = sum(len(row.text.prompt) + row.known for row in self.rows)
-            plain_s = self.costs.seconds(len(self.rows), context, 0, 0).item()
+            plain_s = self.costs.seconds(len(self.rows), context_of(self.rows), 0, 0).item()
             rate = self._rate(1, len(self.rows), plain_s)
             prices = rate * (fixed_s + each_s * lengths) * (lengths > 0)
             self.num_to_draft = int((gains - prices).argmax())
@@ -480,11 +483,10 @@ class TrueCosts(StepCosts):
 
     def __init__(self, prices: Prices, is_level: bool) -> None:
         super().__init__()
-        self._prices, linear = prices, prices._linear
+        self._prices, self._level = prices, prices.linear
         if is_level:
             ends = 2 ** np.arange(13)
-            linear = np.interp(np.arange(len(linear)), ends, linear[ends])
-        self._level = linear
+            self._level = np.interp(np.arange(4097), ends, prices.linear[ends])
 
     def seconds(
         self, num_requests: int, num_context: int, num_drafted: int, num_tokens: int
@@ -508,11 +510,9 @@ INGREDIENTS = {
 
 @dataclass
 class Run:
-    """A run of the controller.
-
-    steps: of each full step, seconds, own seconds, tokens, plain seconds. promises: after each
-    step, the tokens promised and kept so far, and the requests that have ended.
-    """
+    """A run of the controller. steps: of each full step, seconds, own seconds, tokens, plain
+    seconds. promises: after each step, the tokens promised and kept so far, and the requests that
+    have ended."""
 
     controller: Controller
     steps: list[tuple[float, float, int, float]] = field(default_factory=list)
@@ -533,6 +533,10 @@ class Run:
         num = min(num, len(columns))
         return float(((plain[num:] - plain[:-num]) / (seconds[num:] - seconds[:-num])).min())
 
+    @property
+    def all_promised(self) -> float:
+        return self.controller.promised / self.controller.kept
+
     def promised(self, num: int = 200) -> tuple[float, float]:
         """The lowest and highest ratio of promised to kept tokens while ``num`` requests ended."""
         promised, kept, ended = np.array([(0.0, 0.0, 0), *self.promises]).T
@@ -547,11 +551,9 @@ def drive(
     texts: Sequence[Text], size: int, prices: Prices, seed: int, branches: bool = False,
     double_after: int = 0, knows: Sequence[str] = (), closed: bool = False, late: float = 0.0,
 ) -> Run:  # fmt: skip
-    """The controller as an engine drives it; closed: with all steps, and limits of tokens.
-
-    late: standard deviation of the time at which a step is reported, in plain steps; a step that
-    is reported late is long, and the next one short.
-    """
+    """The controller as an engine drives it; closed: with all steps, and limits of tokens. late:
+    standard deviation of the time at which a step is reported, in plain steps; a step that is
+    reported late is long, and the next one short."""
     limits = Limits(model=True, branches=branches)
     run = Run(Informed(limits, prices, knows) if knows else Controller(limits))
     controller, rng = run.controller, random.Random(seed + 1)
@@ -599,7 +601,7 @@ def drive(
 
 
 def _choose(controller: Controller, rows: list[Row], length: int, rng: random.Random) -> float:
-    """Choose the next drafts; return the controller's seconds."""
+    """The controller's seconds."""
     offers = []
     for row in rows:
         truth = row.text.answer[row.known : row.known + length]
@@ -644,8 +646,8 @@ SHIPPED: dict[str, Callable[[], Rule]] = {
     "throughput": lambda: ThroughputAware(1), "smart": lambda: Marginal(5),
 }  # fmt: skip
 
-PAPERS = {"ucb1": "MetaSD", "ucbspec": "BanditSpec", "exp3spec": "BanditSpec",
-          "ucb-tuned": "TapOut", "normalhedge": "HedgeSpec"}  # fmt: skip
+PAPERS = ("ucb1", "ucbspec", "exp3spec", "ucb-tuned", "normalhedge")
+"""Of MetaSD, BanditSpec (two), TapOut, HedgeSpec."""
 
 
 def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> dict[str, Any]:
@@ -676,14 +678,11 @@ def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> 
             f"{name}_of_best": speed / simple[best],
             f"{name}_gap": (speed - simple[best]) / (oracle - simple[best]),
             f"{name}_cold": float(np.mean([run.speed(first_s=2.0) for run in runs])),
-            f"{name}_promised": float(
-                np.mean([run.controller.promised / run.controller.kept for run in runs])
-            ),
+            f"{name}_promised": float(np.mean([run.all_promised for run in runs])),
             f"{name}_promised_least": min(run.promised()[0] for run in runs),
             f"{name}_promised_most": max(run.promised()[1] for run in runs),
         }
-    found["rules"] = {**simple, **chains, **pairs, **papers}
-    return found
+    return found | {"rules": {**simple, **chains, **pairs, **papers}}
 
 
 def gap(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> dict[str, Any]:
@@ -703,26 +702,21 @@ def strange(texts: list[Text], size: int, seed: int = 0) -> Iterator[tuple[str, 
     for kind in KINDS:
         yield kind, [text for text in texts if text.kind == kind][: max(size + 8, 12)]
     some = random.Random(7).sample(texts, min(len(texts), max(2 * size, 12)))
-    yield "head never right", [_like(t, t.prompt, t.answer, [0] * len(t.head)) for t in some]
-    noise = [[[rng.randrange(10**6) for _ in p] for p in (t.prompt, t.answer)] for t in some]
-    yield "no matches", [_like(t, p, a, t.head) for t, (p, a) in zip(some, noise, strict=True)]
+
+    def noise(text: Text, head: list[int]) -> Text:
+        prompt, answer = ([rng.randrange(10**6) for _ in p] for p in (text.prompt, text.answer))
+        return indexed(text.kind, prompt, answer, head)
+
+    yield "head never right", [replace(text, head=[0] * len(text.head)) for text in some]
+    yield "no matches", [noise(text, text.head) for text in some]
     nothing, left = [], 2500 * size  # tokens: the worst 2,000 steps are no whole run
     while left > 0:
         text = texts[len(nothing) % len(texts)]
-        prompt, answer = ([rng.randrange(10**6) for _ in p] for p in (text.prompt, text.answer))
-        nothing.append(_like(text, prompt, answer, [0] * len(text.head)))
-        left -= len(answer)
+        nothing.append(noise(text, [0] * len(text.head)))
+        left -= len(text.answer)
     yield "nothing to draft", nothing
-    yield "prices double", some
-    yield "all kinds", some
-    yield "all kinds, late", some
+    yield from ((name, some) for name in ("prices double", "all kinds", "all kinds, late"))
     yield "nothing to draft, late", nothing
-
-
-def _like(text: Text, prompt: list[int], answer: list[int], head: list[int]) -> Text:
-    new = Text(text.kind, prompt, answer, head)
-    new.index()
-    return new
 
 
 LATE = 0.08
@@ -777,18 +771,17 @@ def arrivals(file: Path, num: int) -> list[float]:
 
 
 Reading = list[tuple[Row, int, float]]
+"""Requests, tokens of their prompts that are read, and seconds of their arrival."""
 
 
-def _read(reading: Reading) -> tuple[int, list[tuple[Row, float]], Reading]:
+def _read(reading: Reading) -> tuple[int, Reading, Reading]:
     """One chunk of prefill: its tokens, requests whose prefill is complete, and the others."""
     prefill, ready, still = 0, [], []
     for row, done, at in reading:
         part = min(len(row.text.prompt) - done, PIECE - prefill)
         prefill += part
-        if done + part == len(row.text.prompt):
-            ready.append((row, at))
-        else:
-            still.append((row, done + part, at))
+        is_read = done + part == len(row.text.prompt)
+        (ready if is_read else still).append((row, done + part, at))
     return prefill, ready, still
 
 
@@ -796,9 +789,8 @@ def served(
     texts: Sequence[Text], times: Sequence[float], prices: Prices, speedup: float, drafts: bool
 ) -> dict[str, Any]:
     """Requests arrive by a trace; prefill is chunked and shares steps with decoding."""
-    controller, rng = Controller(Limits(model=True)), random.Random(0)
-    choice = random.Random(1)
-    waiting = [(at / speedup, choice.choice(texts)) for at in times][::-1]
+    controller, rng, drawn = Controller(Limits(model=True)), random.Random(0), random.Random(1)
+    waiting = [(at / speedup, drawn.choice(texts)) for at in times][::-1]
     reading: Reading = []
     rows: list[Row] = []
     now_s = busy_s = 0.0
@@ -808,12 +800,11 @@ def served(
             now_s = max(now_s, waiting[-1][0])
         while waiting and waiting[-1][0] <= now_s and len(reading) + len(rows) < 256:
             at, text = waiting.pop()
-            reading.append((Row(text, f"request-{num_begun}"), 0, at))
+            reading.append((Row(text, num_begun), 0, at))
             num_begun += 1
         prefill, ready, reading = _read(reading)
         num, length = len(rows), controller.num_to_draft if drafts and rows else 0
-        tokens = num + prefill + sum(len(row.draft) for row in rows)
-        context = sum(len(row.text.prompt) + row.known for row in rows)
+        tokens, context = num + prefill + sum(len(row.draft) for row in rows), context_of(rows)
         seconds = prices.ms(tokens, max(num, 1), context / max(num, 1), length) / 1e3
         emitted = [_emit(row) for row in rows]
         names = [row.name for row in rows]
@@ -827,7 +818,7 @@ def served(
                 controller.end(row.name)
                 paces.append((now_s + seconds - began[row.name]) / (len(row.text.answer) - 2))
         rows = [row for row in rows if row.left > 0]
-        for row, at in ready:
+        for row, _, at in ready:
             waits.append(now_s + seconds - at)
             began[row.name] = now_s + seconds
             rows.append(row)
@@ -844,16 +835,6 @@ def served(
     }  # fmt: skip
 
 
-def as_they_arrive(
-    texts: list[Text], prices: Prices, trace: Path, speedup: float
-) -> list[dict[str, Any]]:
-    """The first requests of a trace, without and with drafts."""
-    times = arrivals(trace, 300)
-    rows = [served(texts, times, prices, speedup, drafts) for drafts in (False, True)]
-    show(rows, f"requests as they arrive, {speedup:g} times as fast")
-    return rows
-
-
 LINES = {
     "oracle": ("oracle, one drafter", "k:"),
     "tree": ("draftwise, two branches", "C0-"),
@@ -868,7 +849,6 @@ LINES = {
 
 
 def figure(cells: list[dict[str, Any]], path: str) -> None:
-    """Speeds over batch sizes."""
     picture, (axes,) = panels(1, 1, 7.5, 4)
     sizes = [row["requests"] for row in cells]
     for name, (label, style) in LINES.items():
@@ -921,13 +901,16 @@ def open_traffic(args: argparse.Namespace, texts: list[Text], prices: Prices) ->
     names = [name for name in cells[0] if name != "rules"]
     for part in (names[:11], *([names[0], *names[i : i + 8]] for i in (11, 19))):
         show([{name: row[name] for name in part} for row in cells], args.model)
+    times = arrivals(args.arrivals, 300) if args.arrivals else []
+    ways = (False, True) if times else ()
+    at_times = [served(texts, times, prices, args.speedup, drafts) for drafts in ways]
     for rows, title in (
         (gaps, "speed with one thing known, relative to the chain"),
         (safe, "where drafting may lose"),
+        (at_times, f"requests as they arrive, {args.speedup:g} times as fast"),
     ):
         if rows:
             show(rows, title)
-    at_times = as_they_arrive(texts, prices, args.arrivals, args.speedup) if args.arrivals else []
     if args.figure:
         figure(cells, args.figure)
     return {"cells": cells, "gaps": gaps, "safety": safe, "arrivals": at_times}

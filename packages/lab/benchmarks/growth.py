@@ -28,9 +28,7 @@ POOLS = {
 
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
     """Shares of a round: choosing and learning, and all Python outside the models' forwards.
-
-    Of this thread's CPU time, which other programs do not change.
-    """
+    Of this thread's CPU time, which other programs do not change."""
     rows = {}
     Speculator.clock = lambda _: time.thread_time()  # type: ignore[method-assign]
     for name in PRESETS:
@@ -41,14 +39,13 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
             own.append("reveal")
         first, *prompts = zoo_texts(2)
         spec.generate(first, max_new_tokens=32)
-        inside[0], start, shares, num_rounds = 0.0, time.thread_time(), 0.0, 0
+        inside[0], start, stats = 0.0, time.thread_time(), []
         for prompt in [first, *prompts]:
-            stats = spec.generate(prompt, max_new_tokens=args.tokens).stats
-            shares += sum(stats.seconds_by_phase[p] for p in own)
-            num_rounds += stats.num_rounds
+            stats.append(spec.generate(prompt, max_new_tokens=args.tokens).stats)
         spent = time.thread_time() - start
+        shares = sum(each.seconds_by_phase[phase] for each in stats for phase in own)
         rows[name] = {
-            "ms_per_round": 1e3 * spent / num_rounds,
+            "ms_per_round": 1e3 * spent / sum(each.num_rounds for each in stats),
             "policy_and_bookkeeping": shares / spent,
             "outside_the_models": 1 - inside[0] / spent,
         }
@@ -90,9 +87,7 @@ def off(args: argparse.Namespace) -> dict[str, Any]:
 
 def policies(_: argparse.Namespace) -> dict[str, Any]:
     """Microseconds of ``choose`` and ``learn`` with 64 plans, by policy: medians of 60 segments.
-
-    With bandit feedback, and with every plan observed.
-    """
+    With bandit feedback, and with every plan observed."""
     plans = [PLAIN, *(Plan(name, length) for name in "abcdefg" for length in range(1, 10))]
     rng, everyone, rows = np.random.default_rng(0), np.ones(64, dtype=bool), {}
     for name in sorted(POLICIES):
@@ -123,7 +118,6 @@ def pools(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def peak_mb(drafters: list[str], tokens: int) -> float:
-    """Peak memory of this process after one prompt of each domain."""
     spec = Speculator.from_pretrained("zoo", drafters, preset="banditspec")
     for text in zoo_texts(1):
         spec.generate(text, max_new_tokens=tokens)

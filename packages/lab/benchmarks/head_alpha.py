@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from shared.compare import as_asked
 from shared.script import run, show
 from torch import Tensor
 
@@ -42,7 +43,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     items, found, rows = load_suite(args.suite, args.prompts).items, dict[str, Any](), []
     for domain in dict.fromkeys(item.domain for item in items):
         texts_of = [item.turns[0] for item in items if item.domain == domain]
-        asked = [encode(as_asked(text, tokenizer), tokenizer).tokens for text in texts_of]
+        asked = [encode(one, tokenizer).tokens for one in as_asked(texts_of, tokenizer)]
         for heat in (0.0, 1.0):
             with tempfile.TemporaryDirectory() as folder:
                 texts = answers(
@@ -53,7 +54,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
             said = torch.tensor([token for text in texts for token in text.tokens[text.start :]])
             own = found.setdefault(domain, {}).setdefault(f"{heat:g}", {"tokens": len(said)})
             for name, drafter in drafters.items():
-                alphas, ids = looked_at(drafter, target, texts, args.depth, 1.0 if heat else GREEDY)
+                sharpness = 1.0 if heat else GREEDY
+                alphas, ids = looked_at(drafter, target.module, texts, args.depth, sharpness)
                 share = 1.0 if ids is None else float(torch.isin(said, ids).float().mean())
                 kept = [round(alpha, 4) for alpha in alphas]
                 own[name] = {"alphas": kept, "in_vocabulary": round(share, 4)}
@@ -63,11 +65,6 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     return {"target": args.target, "prompts": args.prompts, "categories": found}
 
 
-def as_asked(text: str, tokenizer: Any) -> str | list[dict[str, str]]:
-    """A user's turn, or for a base model a text to continue."""
-    return [{"role": "user", "content": text}] if tokenizer.chat_template else text
-
-
 def load(spec: str, target: CausalModel) -> EagleHead | CausalModel:
     """An EAGLE head, or a layer of the target."""
     kind, _, folder = spec.partition(":")
@@ -75,20 +72,14 @@ def load(spec: str, target: CausalModel) -> EagleHead | CausalModel:
 
 
 def looked_at(
-    drafter: EagleHead | CausalModel,
-    target: CausalModel,
-    texts: list[Text],
-    depth: int,
-    sharpness: float,
+    drafter: EagleHead | CausalModel, target: Any, texts: list[Text], depth: int, sharpness: float
 ) -> tuple[list[float], Tensor | None]:
-    """Alpha by depth along these texts, and the share of tokens that can be drafted."""
+    """Alpha by depth along these texts, and the tokens that can be drafted."""
     if isinstance(drafter, EagleHead):
-        alphas = acceptance_by_depth(drafter, target.module, texts, depth, sharpness)
-        return alphas, drafter.draft_ids
-    held = {"layer": drafter.module}
+        return acceptance_by_depth(drafter, target, texts, depth, sharpness), drafter.draft_ids
     head = drafter.module.get_output_embeddings()
     ids = head.ids if isinstance(head, LentHead) else None
-    return [measure_acceptance(target.module, held, texts, sharpness)["layer"]], ids
+    return [measure_acceptance(target, {"layer": drafter.module}, texts, sharpness)["layer"]], ids
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException
 from itertools import count
 from pathlib import Path
@@ -36,7 +37,7 @@ from shared.servers import Answer, ask, num_open, served, state
 from draftwise.bench.suites import load_suite
 
 CLIENTS, ATTACKERS, MAX_DELAY_S, MAX_GROWTH_KIB = 5, 2, 2.0, 16 * 1024
-DONE, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
+DONE, CHAT = "/v1/completions", "/v1/chat/completions"
 MANY = 400_000
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -107,7 +108,6 @@ CHATS: tuple[dict[str, Any], ...] = (
 
 
 def nesting() -> Iterator[Attack]:
-    """Nested bodies, schemas and arguments of calls."""
     for depth in (500, 5_000, 200_000):
         deep = "[" * depth + "]" * depth
         for field in ("metadata", "prompt", "stop", "draftwise"):
@@ -172,14 +172,12 @@ def attacks(pipe: Path) -> list[Attack]:
     asked += [("options", fields) for fields in FIELDS]
     found = [(kind, DONE, json.dumps(ask | fields).encode()) for kind, fields in asked]
     for word in (b"NaN", b"Infinity", b"1e400", b"9" * 5000):
-        raw = b'{"prompt": "a", "temperature": ' + word + b"}"
-        found.append(("options", DONE, raw))
-    found += [("sizes", DONE, json.dumps(ask | fields).encode()) for fields in SIZES]
-    found += [("sizes", CHAT, json.dumps({"max_tokens": 1} | body).encode()) for body in CHATS]
-    found.append(("sizes", TOKENIZE, json.dumps({"prompt": "a" * 7_000_000}).encode()))
-    found.append(("sizes", "/detokenize", json.dumps({"tokens": ["x"] * MANY}).encode()))
-    found.append(("sizes", DONE, b" " * 9_000_000))
-    found += [*nesting(), *framing()]
+        found.append(("options", DONE, b'{"prompt": "a", "temperature": ' + word + b"}"))
+    big = [(DONE, ask | fields) for fields in SIZES]
+    big += [(CHAT, {"max_tokens": 1} | body) for body in CHATS]
+    big += [("/tokenize", {"prompt": "a" * 7_000_000}), ("/detokenize", {"tokens": ["x"] * MANY})]
+    found += [("sizes", path, json.dumps(body).encode()) for path, body in big]
+    found += [("sizes", DONE, b" " * 9_000_000), *nesting(), *framing()]
     long = ask | {"max_tokens": 1500, "ignore_eos": True, "stream": True}
     for how in ("close", "reset", "half-close", "at once"):
         for more in ({}, {"n": 4}, {"stream": False}):
@@ -189,26 +187,22 @@ def attacks(pipe: Path) -> list[Attack]:
 
 def post(port: int, path: str, raw: bytes) -> int:
     """The status; 0 if the server closed the connection."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request("POST", path, raw, {"Content-Type": "application/json"})
-        return connection.getresponse().status
-    except (HTTPException, ConnectionError):
-        return 0
-    finally:
-        connection.close()
+    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        try:
+            connection.request("POST", path, raw, {"Content-Type": "application/json"})
+            return connection.getresponse().status
+        except (HTTPException, ConnectionError):
+            return 0
 
 
-def send(port: int, raw: bytes) -> int:
+def send(port: int, _: str, raw: bytes) -> int:
     """The largest status of any response to raw bytes within two seconds; 0 without one."""
     with socket.create_connection(("127.0.0.1", port), timeout=2) as made:
         said = b""
-        try:
+        with suppress(OSError):
             made.sendall(raw)
             while part := made.recv(65536):
                 said += part
-        except OSError:
-            pass
     lines = [line.split() for line in said.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
     return max((int(line[1]) for line in lines), default=0)
 
@@ -230,13 +224,10 @@ def slowly(port: int, over: threading.Event) -> None:
     """Send a body at one byte per second, repeatedly."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
     while not over.is_set():
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as made:
-            try:
-                made.sendall(head)
-                while not over.wait(1.0):
-                    made.sendall(b" ")
-            except OSError:
-                continue
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as made, suppress(OSError):
+            made.sendall(head)
+            while not over.wait(1.0):
+                made.sendall(b" ")
 
 
 class Attackers:
@@ -250,12 +241,8 @@ class Attackers:
 
     def send(self, number: int, attack: Attack) -> None:
         (kind, where, raw), began = attack, time.monotonic()
-        if kind == "framing":
-            status = send(self._port, raw)
-        elif kind == "disconnects":
-            status = leave(self._port, where, raw)
-        else:
-            status = post(self._port, where, raw)
+        how = {"framing": send, "disconnects": leave}.get(kind, post)
+        status = how(self._port, where, raw)
         with self._lock:
             took = round(time.monotonic() - began, 2)
             about = f"{kind} {where} {raw[:100]!r}: {status}"
@@ -311,8 +298,7 @@ def attack(port: int, honest: Honest, attackers: Attackers, todo: list[Attack]) 
     with ThreadPoolExecutor(ATTACKERS) as attacking, ThreadPoolExecutor(9) as pool:
         slow = [pool.submit(slowly, port, over) for _ in range(8)]
         asking = pool.submit(honest.ask_until, over, 10**6)
-        for _ in attacking.map(attackers.send, count(), todo):
-            pass
+        list(attacking.map(attackers.send, count(), todo))
         over.set()
         for one in slow:
             one.result()
@@ -344,10 +330,7 @@ def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
         "honest_answers_attacked": len(under),
         "num_wrong": len(honest.wrong),
         "wrong": honest.wrong[:5],
-        "latency_s": {
-            name: times(each)
-            for name, each in (("alone", alone), ("attacked", under), ("after", alone_again))
-        },
+        "latency_s": {"alone": times(alone), "attacked": times(under), "after": times(alone_again)},
         "most_delay_s": round(max(under) - statistics.median(alone + alone_again), 3),
         "most_delay_over_slowest_alone_s": round(max(under) - max(alone + alone_again), 3),
         "own_kib": dict(zip(("before", "after_one", "after_two"), kib, strict=True)),

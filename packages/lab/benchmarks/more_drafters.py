@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from shared.compare import measure, method, span
+from shared.compare import as_asked, measure, method, span
 from shared.script import run, show
 
 from draftwise import Speculator, zoo
@@ -32,17 +32,9 @@ DRAFT_VOCAB = 8192  # for random heads as for the bundled one
 
 
 def own_drafters(target: str) -> dict[str, str]:
-    """The target's bundled drafters by name."""
     if target == "zoo":
         return {name: f"{name}=lm:{path}" for name, path in zoo.drafter_paths().items()}
     return {name: f"{name}={spec}" for name, spec in own_specs(target).items()}
-
-
-def own_pools(target: str) -> dict[str, list[str]]:
-    own = own_drafters(target)
-    pools = {"retrieval": [*RETRIEVAL]}
-    pools |= {name: [*RETRIEVAL, spec] for name, spec in own.items()}
-    return pools | {"all": [*RETRIEVAL, *own.values()]}
 
 
 def useless_pools(plain: Speculator, target: str, num: int, home: Path) -> dict[str, list[str]]:
@@ -79,20 +71,20 @@ def code(plain: Speculator, num: int, home: Path) -> list[Path]:
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     made = {"plain": Speculator.from_pretrained(args.target, preset="plain", dtype=args.dtype)}
     with TemporaryDirectory() as home:
+        own = own_drafters(args.target)
         if args.pool:
-            own = own_drafters(args.target)
             pools = {names: [own.get(n, n) for n in names.split(",")] for names in args.pool}
         elif args.useless:
             pools = useless_pools(made["plain"], args.target, args.useless, Path(home))
         else:
-            pools = own_pools(args.target)
+            alone = {"retrieval": [], **{name: [spec] for name, spec in own.items()}}
+            all_pools = alone | {"all": list(own.values())}
+            pools = {name: [*RETRIEVAL, *specs] for name, specs in all_pools.items()}
         how = {"dtype": args.dtype, "scope": args.scope, "seed": 0}
         for name, pool in pools.items():
             made[name] = Speculator.from_pretrained(args.target, pool, **how)
     items = load_suite(args.suite, args.prompts).items
-    asked: list[Any] = [item.turns[0] for item in items]
-    if made["plain"].tokenizer.chat_template:
-        asked = [[{"role": "user", "content": text}] for text in asked]
+    asked = as_asked([item.turns[0] for item in items], made["plain"].tokenizer)
     options = {"max_new_tokens": args.tokens, "seed": 0}
     ways = {name: method(m, **options) for name, m in made.items()}
     timing = measure(ways, asked, "plain")
@@ -100,9 +92,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     for name in made:
         for domain in ("all", *dict.fromkeys(domains.tolist())):
             part = timing.only(np.isin(domains, domain) | (domain == "all"))
-            ratios = {
-                f"to_{base}": span(*part.of(name), *part.of(base)) for base in ("plain", first)
-            }
+            bases = ("plain", first)
+            ratios = {f"to_{base}": span(*part.of(name), *part.of(base)) for base in bases}
             rows.append({"pool": name, "category": domain, **ratios})
     show(rows)
     about = {"target": args.target, "dtype": args.dtype, "scope": args.scope, "prompts": len(items)}

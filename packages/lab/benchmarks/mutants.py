@@ -26,8 +26,10 @@ from collections.abc import Callable, Collection, Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from itertools import count
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any, NamedTuple
+
+from shared.child import child_seconds
 
 ROOT = Path(__file__).parents[3]
 EQUAL = tomllib.loads((Path(__file__).parent / "shared/equal_mutants.toml").read_text("utf-8"))
@@ -71,9 +73,6 @@ OPERATORS = [
     *("ReplaceBreakWithContinue", "ReplaceContinueWithBreak"),
 ]  # fmt: skip
 
-Key = tuple[str, str]
-"""What a mutant is known by though lines were added above: ``was`` and ``becomes``."""
-
 
 class Mutant(NamedTuple):
     """A module's source with one change, ``was`` -> ``becomes``, on one of its lines."""
@@ -96,7 +95,6 @@ def meaning(source: str) -> str:
 
 
 def mutants(module: str) -> Iterator[Mutant]:
-    """All mutants of a module whose meaning differs from the original's."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
@@ -117,9 +115,8 @@ def change(source: str, mutated: str) -> tuple[int, str, str]:
     before, after = source.splitlines(), mutated.splitlines()
     blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     _, first, last, start, end = next(block for block in blocks if block[0] != "equal")
-    was, becomes = (
-        " ".join(map(str.strip, part)) for part in (before[first:last], after[start:end])
-    )
+    parts = before[first:last], after[start:end]
+    was, becomes = (" ".join(map(str.strip, part)) for part in parts)
     return first + 1, was, BLANK.sub("", becomes)
 
 
@@ -149,8 +146,8 @@ def in_a_fork(work: Callable[[], int], cpu_s: float) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
     try:
         os._exit(work())
     finally:
@@ -177,37 +174,29 @@ def outcome(
 
 
 def warmed(module: str) -> float:
-    """Run the tests once unchanged, and import the modules that they imported.
-
-    Returns the processor seconds of a second run. Errors: SystemExit if they fail.
-    """
+    """Run the tests once unchanged, and import the modules that they imported. Returns the
+    processor seconds of a second run. Errors: SystemExit if they fail."""
     ours, theirs = multiprocessing.Pipe()
     report = functools.partial(_tell, theirs)
     if code := in_a_fork(lambda: outcome(module, report=report), 600):
         sys.exit(f"{module}: its tests end with {code} before anything is planted")
     for name in ours.recv():
         importlib.import_module(name)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     source = (ROOT / f"src/draftwise/{module}.py").read_text("utf-8")
-    if in_a_fork(lambda: outcome(module, source), 600):
-        sys.exit(f"{module}: its tests fail where it is planted as it is")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    with child_seconds() as spent:
+        if in_a_fork(lambda: outcome(module, source), 600):
+            sys.exit(f"{module}: its tests fail where it is planted as it is")
+    return spent[0]
 
 
 def _tell(pipe: Any) -> None:
-    ours = ("draftwise", "__", "_hypothesis")
     heavy = (
         *("torch", "transformers", "tokenizers", "numpy", "hypothesis", "safetensors"),
         *("_pytest", "pygments", "rich", "unittest"),
     )
-    names = [name for name in sys.modules if name.startswith(heavy) and not name.startswith(ours)]
-    pipe.send([name for name in names if _has_spec(sys.modules[name], name)])
-
-
-def _has_spec(module: ModuleType, name: str) -> bool:
-    spec = getattr(module, "__spec__", None)
-    return spec is not None and spec.name == name and spec.origin is not None
+    names = [name for name in sys.modules if name.startswith(heavy)]
+    specs = {name: getattr(sys.modules[name], "__spec__", None) for name in names}
+    pipe.send([name for name, spec in specs.items() if spec and spec.name == name and spec.origin])
 
 
 def squeezed(code: str) -> str:
@@ -222,38 +211,32 @@ def why(module: str, becomes: str) -> str | None:
     return None
 
 
-def key(was: str, becomes: str) -> Key:
+def key(was: str, becomes: str) -> tuple[str, str]:
+    """What a mutant is known by though lines were added above."""
     return squeezed(was), squeezed(becomes)
 
 
-def told(mutant: Mutant) -> dict[str, Any]:
-    return {"line": mutant.line, "was": mutant.was, "becomes": mutant.becomes}
-
-
-def tried(module: str, only: Collection[Key] | None) -> dict[str, Any]:
+def tried(module: str, only: Collection[tuple[str, str]] | None) -> dict[str, Any]:
     """Counts, seconds, and survivors of one module's mutants; only: retry these."""
     cpu_s = warmed(module)
     num, out_of_time, survivors = 0, 0, []
     for mutant in mutants(module):
         if only is not None and key(mutant.was, mutant.becomes) not in only:
             continue
+        num += 1
+        told = {"line": mutant.line, "was": mutant.was, "becomes": mutant.becomes}
         if only is not None and why(module, mutant.becomes):
-            num, survivors = num + 1, [*survivors, told(mutant)]  # equivalent: not retried
+            survivors.append(told)  # equivalent: not retried
             continue
         work = functools.partial(outcome, module, mutant.source)
         code = in_a_fork(work, max(LEAST_S, PATIENCE * cpu_s))
-        num += 1
         out_of_time += code < 0
         if code == 0:
-            survivors.append(told(mutant))
+            survivors.append(told)
             print(f"{module}:{mutant.line}\n  {mutant.was}\n  {mutant.becomes}", flush=True)
     print(f"{module}: {num - len(survivors)} of {num} killed, tests {cpu_s:.1f} s", flush=True)
-    return {
-        "mutants": num,
-        "out_of_time": out_of_time,
-        "tests_s": round(cpu_s, 1),
-        "survivors": survivors,
-    }
+    seconds = round(cpu_s, 1)
+    return dict(mutants=num, out_of_time=out_of_time, tests_s=seconds, survivors=survivors)
 
 
 def main() -> None:
@@ -267,11 +250,11 @@ def main() -> None:
     former = json.loads(Path(options.again).read_text())["modules"] if options.again else {}
     found = dict(former)
     for module in options.module:
-        old = former.get(module)
-        left = [] if old is None else old["survivors"]
-        only = None if old is None else {key(each["was"], each["becomes"]) for each in left}
-        new = tried(module, only)
-        found[module] = new if old is None else {**old, "survivors": new["survivors"]}
+        if old := former.get(module):
+            only = {key(each["was"], each["becomes"]) for each in old["survivors"]}
+            found[module] = {**old, "survivors": tried(module, only)["survivors"]}
+        else:
+            found[module] = tried(module, None)
     # late: it imports draftwise, which forks must import themselves
     from shared.results import save
 

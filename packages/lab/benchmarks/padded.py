@@ -43,12 +43,8 @@ class Padding:
 
     def config(self) -> dict[str, Any]:
         """The padded model's config.json; a head keeps its single layer."""
-        found = {
-            **self.small,
-            **self.large,
-            "tie_word_embeddings": False,
-            "dtype": str(self.dtype)[6:],
-        }
+        found = {**self.small, **self.large, "tie_word_embeddings": False}
+        found["dtype"] = str(self.dtype).removeprefix("torch.")
         found["rms_norm_eps"] = self.small["rms_norm_eps"] * self._share
         if "draft_vocab_size" in self.small:
             found |= {"num_hidden_layers": 1, "target_hidden_size": self.large["hidden_size"]}
@@ -63,7 +59,7 @@ class Padding:
 
     def pad(self, name: str, weight: Tensor) -> Tensor:
         """A weight of the small model -> of the large one."""
-        hidden = self._padded(self.small["hidden_size"], self.large["hidden_size"])
+        hidden = self._padded("hidden_size")
         if weight.dim() == 1:
             return self._put(weight * self._share**0.5, [hidden])
         rows = columns = hidden
@@ -76,7 +72,7 @@ class Padding:
             if "q_proj" in name:
                 weight = weight * (self.large["head_dim"] / self.small["head_dim"]) ** 0.5
         elif "gate" in name or "up_proj" in name or "down" in name:
-            inner = self._padded(self.small["intermediate_size"], self.large["intermediate_size"])
+            inner = self._padded("intermediate_size")
             rows, columns = (hidden, inner) if "down" in name else (inner, hidden)
         elif "embed" in name or "lm_head" in name:
             rows = (torch.arange(len(weight)), len(weight))
@@ -101,25 +97,22 @@ class Padding:
         zeros = {name: torch.zeros(shape, dtype=self.dtype) for name, shape in shapes.items()}
         return {f"{prefix}{name}.weight": zero for name, zero in zeros.items()}
 
-    @staticmethod
-    def _padded(small: int, large: int) -> tuple[Tensor, int]:
-        return torch.arange(small), large
+    def _padded(self, name: str) -> tuple[Tensor, int]:
+        return torch.arange(self.small[name]), self.large[name]
 
     def _heads(self, is_key: bool, turns: bool) -> tuple[Tensor, int]:
         """Where the rows of all heads go; turns: whether rotary positions turn them."""
         size, room = self.small["head_dim"], self.large["head_dim"]
         pairs = torch.arange(size // 2) * (room // size)
         within = torch.cat([pairs, pairs + room // 2]) if turns else torch.arange(size)
-        groups = [
+        own, new = (
             sizes["num_attention_heads"] // sizes["num_key_value_heads"]
             for sizes in (self.small, self.large)
-        ]
-        num = self.small["num_key_value_heads" if is_key else "num_attention_heads"]
-        heads = torch.arange(num)
+        )
+        heads, num = self._padded("num_key_value_heads" if is_key else "num_attention_heads")
         if not is_key:  # the queries of one key stay together
-            heads = heads // groups[0] * groups[1] + heads % groups[0]
-        name = "num_key_value_heads" if is_key else "num_attention_heads"
-        return (heads[:, None] * room + within).flatten(), self.large[name] * room
+            heads = heads // own * new + heads % own
+        return (heads[:, None] * room + within).flatten(), num * room
 
     def _put(self, weight: Tensor, places: list[tuple[Tensor, int]]) -> Tensor:
         made = torch.zeros([size for _, size in places], dtype=self.dtype)
@@ -128,7 +121,6 @@ class Padding:
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder's safetensors files."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
@@ -154,8 +146,7 @@ def write(folder: Path, config: Mapping[str, Any], shards: list[dict[str, Tensor
 def pad_target(folder: Path, padding: Padding, out: Path) -> None:
     """Write the padded target, with the small one's tokenizer."""
     weights = weights_of(folder)
-    embeddings = weights["model.embed_tokens.weight"]
-    weights.setdefault("lm_head.weight", embeddings)
+    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
     num, kept = padding.large["num_hidden_layers"], padding.small["num_hidden_layers"]
     by_layer: list[list[str]] = [[] for _ in range(kept + 1)]
     for name in weights:
@@ -167,12 +158,8 @@ def pad_target(folder: Path, padding: Padding, out: Path) -> None:
         ))  # fmt: skip
     shards += [padding.empty(layer) for layer in range(kept, num)]
     write(out, padding.config(), shards)
-    for path in [
-        *folder.glob("token*"),
-        *folder.glob("*.jinja"),
-        folder / "generation_config.json",
-    ]:
-        if path.is_file():
+    for pattern in ("token*", "*.jinja", "generation_config.json"):
+        for path in filter(Path.is_file, folder.glob(pattern)):
             shutil.copy(path, out)
 
 

@@ -7,9 +7,11 @@ that the target accepted; the cache is that of a batch after its rounds.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import matplotlib as mpl
 import numpy as np
@@ -48,8 +50,7 @@ def the_loop() -> Figure:
     angles = np.pi / 2 - 2 * np.pi * np.arange(len(names)) / len(names)
     places = np.stack([1.9 * np.cos(angles), np.sin(angles)], axis=1)
     for i, (name, (x, y)) in enumerate(zip(names, places, strict=True)):
-        end = places[(i + 1) % len(names)]
-        way = end - (x, y)
+        way = places[(i + 1) % len(names)] - (x, y)
         axes.annotate("", (x, y) + 0.62 * way, (x, y) + 0.4 * way, arrowprops={"arrowstyle": "->"})
         box = {"boxstyle": "round,pad=.5", "fc": KEPT if name == "verify" else "#f4f4f4"}
         axes.text(x, y, f"{name}\n{SAYS[name]}", ha="center", va="center", bbox=box)
@@ -69,13 +70,9 @@ def drafted(
         judge(turns)
         rounds.append(list(turns))
 
-    loop.verify_batch = watched
-    try:
+    with patch.object(loop, "verify_batch", watched):
         spec = Speculator.from_pretrained("zoo", policy="fixed:0", seed=0, **setting)
-        for _, _ in zip(range(num_rounds), spec.start([prompt]), strict=False):
-            pass
-    finally:
-        loop.verify_batch = judge
+        list(islice(spec.start([prompt]), num_rounds))
     return spec, rounds
 
 
@@ -92,17 +89,13 @@ def a_tree() -> Figure:
     for node, parent in enumerate(parents):
         depth[node] = depth[parent] + 1
     leaves = [node for node in range(len(draft)) if node not in parents]
-    height: dict[int, float] = {}
+    height, free = dict[int, float](), count(len(leaves), -1)
 
     def settle(node: int) -> float:
-        below = [child for child, parent in enumerate(parents) if parent == node]
-        heights = [settle(child) for child in below]
-        height[node] = float(np.mean(heights)) if below else float(len(leaves) - len(height_of))
-        if not below:
-            height_of.append(node)
+        heights = [settle(child) for child, parent in enumerate(parents) if parent == node]
+        height[node] = float(np.mean(heights)) if heights else float(next(free))
         return height[node]
 
-    height_of: list[int] = []
     settle(-1)
     figure, axes = canvas(7, 0.38 * len(leaves) + 0.6)
     text = spec.tokenizer.decode
@@ -116,12 +109,10 @@ def a_tree() -> Figure:
         face = PROMPT if node < 0 else KEPT if node in kept else DROPPED
         axes.text(x, y, shown, ha="center", va="center", bbox={"boxstyle": "round", "fc": face})
     last = int(turn.verdict.path[-1]) if kept else -1
-    bonus = repr(text([int(turn.verdict.tokens[-1])]))
-    axes.plot(
-        [depth[last], depth[last] + 1], [height[last], height[last]], color=BONUS, lw=2, zorder=1
-    )
-    axes.text(depth[last] + 1, height[last], f"{bonus} (bonus)", ha="center", va="center",
-              bbox={"boxstyle": "round", "fc": BONUS})  # fmt: skip
+    bonus, x, y = repr(text([int(turn.verdict.tokens[-1])])), depth[last] + 1, height[last]
+    axes.plot([x - 1, x], [y, y], color=BONUS, lw=2, zorder=1)
+    box = {"boxstyle": "round", "fc": BONUS}
+    axes.text(x, y, f"{bonus} (bonus)", ha="center", va="center", bbox=box)
     axes.set(xlim=(-0.6, max(depth.values()) + 1.7), ylim=(0.2, len(leaves) + 0.8))
     return figure
 
@@ -139,34 +130,25 @@ def a_ragged_cache() -> Figure:
             added[round_.request].append((round_.num_emitted, round_.num_drafted))
     lengths = [len(spec.tokenizer(prompt)["input_ids"]) for prompt in prompts]
     figure, axes = canvas(8, 2.4)
+    bar = {"edgecolor": "white", "height": 0.6}
     for row, length in enumerate(lengths):
-        axes.barh(-row, length, color=PROMPT, edgecolor="white", height=0.6)
+        axes.barh(-row, length, color=PROMPT, **bar)
         start = length
         for i, (emitted, _) in enumerate(added[row]):
-            shade = KEPT if i % 2 else "#7fd3bb"
-            axes.barh(-row, emitted, left=start, color=shade, edgecolor="white", height=0.6)
+            axes.barh(-row, emitted, left=start, color=KEPT if i % 2 else "#7fd3bb", **bar)
             axes.text(start + emitted / 2, -row, emitted, ha="center", va="center")
             start += emitted
         wasted = added[row][-1][1] + 1 - added[row][-1][0]
-        axes.barh(
-            -row, wasted, left=start, color=DROPPED, hatch="//", edgecolor="white", height=0.6
-        )
+        axes.barh(-row, wasted, left=start, color=DROPPED, hatch="//", **bar)
         axes.text(-1, -row, f"row {row}", ha="right", va="center")
-    for shade, what in (
-        (PROMPT, "prompt"),
-        (KEPT, "emitted, by round"),
-        (DROPPED, "discarded: written over"),
-    ):
+    said = {PROMPT: "prompt", KEPT: "emitted, by round", DROPPED: "discarded: written over"}
+    for shade, what in said.items():
         axes.barh(0, 0, color=shade, label=what)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), ncol=3, frameon=False)
     return figure
 
 
-PICTURES: dict[str, Callable[[], Figure]] = {
-    "loop": the_loop,
-    "tree": a_tree,
-    "cache": a_ragged_cache,
-}
+PICTURES = {"loop": the_loop, "tree": a_tree, "cache": a_ragged_cache}
 
 
 def main() -> None:
@@ -177,9 +159,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
         for name in options.names or PICTURES:
-            PICTURES[name]().savefig(
-                options.out / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight"
-            )
+            path = options.out / f"{name}.svg"
+            PICTURES[name]().savefig(path, metadata={"Date": None}, bbox_inches="tight")
 
 
 if __name__ == "__main__":

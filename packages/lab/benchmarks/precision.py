@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.child import Child
-from shared.compare import Method, measure, method, report, span
+from shared.compare import Method, as_asked, measure, method, report, span
 from shared.script import run
 
 from draftwise import Speculator
@@ -64,12 +64,12 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         methods[name] = llama_method(args, kind, spent)
     tokenizer = load_tokenizer(resolve_target(args.target)[0])
     texts = [item.turns[0] for item in load_suite(args.suite, args.prompts).items]
-    chats = bool(getattr(tokenizer, "chat_template", None))
-    asked = [[{"role": "user", "content": text}] if chats else text for text in texts]
-    prompts = [list(encode(one, tokenizer).tokens) for one in asked]
-    timing = measure(
-        methods, prompts, LLAMA, args.repeats, clock=lambda: time.process_time() + spent[0]
-    )
+    prompts = [list(encode(one, tokenizer).tokens) for one in as_asked(texts, tokenizer)]
+
+    def clock() -> float:
+        return time.process_time() + spent[0]
+
+    timing = measure(methods, prompts, LLAMA, args.repeats, clock)
     rows = report(timing, LLAMA)
     for name, row in rows.items():
         plain = f"{name.rpartition(', ')[0]}, plain"

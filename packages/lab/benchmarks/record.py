@@ -37,11 +37,9 @@ def along(model: Any, text: Sequence[int], sampling: SamplingParams) -> tuple[li
     logits = model.extend(cache, [0], [list(text[:-1])], keep=len(text))
     block = logits.last(0, len(text) - 1)
     dists = distributions(block, sampling, list(text[:1]), list(text[1:-1]))
-    scale = sampling.temperature or 1.0
-    probs = (block.float() / scale).softmax(-1)
-    top = probs.topk(2).values
+    probs = (block.float() / (sampling.temperature or 1.0)).softmax(-1)
     entropy = torch.special.entr(probs).sum(-1, keepdim=True)
-    return dists, torch.cat([top, entropy], 1).numpy()
+    return dists, torch.cat([probs.topk(2).values, entropy], 1).numpy()
 
 
 def judged(
@@ -57,7 +55,7 @@ def copied(
 ) -> dict[str, Any]:
     """A retrieval drafter's proposals from each position on, and along the end of the prompt."""
     session, num = drafter.start(), len(text) - start
-    found: dict[str, Any] = {
+    found = {
         "avail": np.zeros(num, int), "mlen": np.zeros(num, int),
         "propP": np.zeros((num, DEPTH)), "match": np.zeros((num, DEPTH), int),
         "pprop": np.zeros(PROMPT), "pmlen": np.zeros(PROMPT, int),
@@ -121,12 +119,10 @@ def record(spec: Speculator, prompt: str, tokens: int, temperature: float, seed:
 
 
 def arrays(
-    found: Sequence[dict[str, Any]], domains: Sequence[str], temperature: float | Sequence[float]
+    found: Sequence[dict[str, Any]], domains: Sequence[str], temperatures: Sequence[float]
 ) -> Any:
-    """All answers' columns as the arrays of a replay file, and tokens [n, WINDOW + P].
-
-    temperature: of all answers, or of each. Short prompts are padded in front with -1.
-    """
+    """All answers' columns as the arrays of a replay file, and tokens [n, WINDOW + P], in which
+    short prompts are padded in front with -1."""
     models, copies = list(found[0]["models"]), list(found[0]["copies"])
     kept = [
         np.stack([one["models"][name] for name in models], axis=1)[one["plen"] - 1 :]
@@ -134,7 +130,7 @@ def arrays(
     ]
     own = np.stack(kept).astype(np.float32)  # [n, P, M, 5]
     result = {
-        "fam": np.array(domains), "temp": np.zeros(len(found)) + temperature,
+        "fam": np.array(domains), "temp": np.array(temperatures, float),
         "tokens": np.stack([one["tokens"] for one in found]),
         "drafters": np.array([*models, *copies]), "plen": np.array([one["plen"] for one in found]),
         "pgam": np.stack([[one["first"][name] for name in models] for one in found]).swapaxes(1, 2),
@@ -156,18 +152,16 @@ def main() -> None:
         raise SystemExit("--out FILE.npz: where the recorded arrays go")
     quiet()
     spec = Speculator.from_pretrained("zoo")
-    found, domains, temperatures = [], [], []
+    found = []
     for domain in zoo.prompts():
         own = heldout_stream(domain, args.stream) if args.stream else zoo.prompts()[domain]
         chosen = list(islice(own, args.skip, args.skip + args.domains))
-        for seed, prompt in enumerate(track(chosen, domain)):
+        for seed, prompt in enumerate(track(chosen, domain), args.skip):
             for temperature in args.temperature:
-                one = record(spec, prompt, args.tokens, temperature, args.skip + seed)
+                one = record(spec, prompt, args.tokens, temperature, seed)
                 if one is not None:
-                    found.append(one)
-                    domains.append(domain)
-                    temperatures.append(temperature)
-    np.savez_compressed(args.out, **arrays(found, domains, temperatures))
+                    found.append((one, domain, temperature))
+    np.savez_compressed(args.out, **arrays(*zip(*found, strict=True)))
     print(f"{len(found)} answers of {args.tokens} tokens in {args.out}")
 
 

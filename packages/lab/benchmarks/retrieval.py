@@ -40,8 +40,7 @@ def datastore(args: argparse.Namespace) -> dict[str, Any]:
             path.unlink()
     show(rows)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    about = {"vocab_size": args.vocab_size, "peak_mb": peak_mb}
-    return {**about, "datastore": rows}
+    return {"vocab_size": args.vocab_size, "peak_mb": peak_mb, "datastore": rows}
 
 
 def _synthetic(size: int, vocab_size: int) -> np.ndarray:

@@ -47,8 +47,8 @@ def theirs(folder: str, port: int) -> list[str]:
     program = str(Path(sys.executable).with_name("transformers"))
     # by default it takes most of the free memory for its cache, and with 64 requests it is killed
     limits = ["--cb-block-size", "32", "--cb-num-blocks", "1024", "--cb-max-batch-tokens", "2048"]
-    return [program, "serve", folder, "--port", str(port), "--device", "cpu", "--dtype", "float32",
-            "--continuous-batching", *limits]  # fmt: skip
+    options = ["--device", "cpu", "--dtype", "float32", "--continuous-batching", *limits]
+    return [program, "serve", folder, "--port", str(port), *options]
 
 
 def measure(
@@ -60,8 +60,8 @@ def measure(
     for number in range(rounds):
         found.append({})
         for name in list(sides) if number % 2 else reversed(sides):
-            side, body = sides[name], {"max_tokens": tokens, "temperature": 0}
-            body |= side.fields
+            side = sides[name]
+            body = {"max_tokens": tokens, "temperature": 0, **side.fields}
             if "draftwise" in body:  # a tenant of its own: no drafts from another side's answers
                 body["draftwise"] = {**body["draftwise"], "tenant": f"{name}-{at}-{number}"}
             before = cpu_seconds(side.pid)
@@ -69,11 +69,10 @@ def measure(
             spent[name] += cpu_seconds(side.pid) - before
     row: dict[str, Any] = {"at_once": at, "processor_s": spent}
     for name in list(sides)[1:]:
-        rates = [[_rate(*each[n]) for n in ("draftwise", name)] for each in found]
-        waits = [[_first(each[n][0]) for n in ("draftwise", name)] for each in found]
-        row[f"over {name}"] = statistics.median(a / b for a, b in rates)
-        row[f"over {name}, rounds"] = [a / b for a, b in rates]
-        row[f"first token over {name}"] = statistics.median(a / b for a, b in waits)
+        rates = [_rate(*each["draftwise"]) / _rate(*each[name]) for each in found]
+        waits = [_first(each["draftwise"][0]) / _first(each[name][0]) for each in found]
+        row[f"over {name}"], row[f"over {name}, rounds"] = statistics.median(rates), rates
+        row[f"first token over {name}"] = statistics.median(waits)
     pairs = [p for e in found for p in zip(e["draftwise"][0], e["plain"][0], strict=True)]
     wrong = sum(a.error != "" or b.error != "" or a.text != b.text for a, b in pairs)
     return row | {"answers": len(pairs), "answers_that_differ": wrong}
@@ -89,10 +88,7 @@ def _first(answers: Sequence[Answer]) -> float:
 
 def learning(port: int, prompts: Sequence[str], tokens: int, num: int) -> dict[str, Any]:
     """One client sends a mix of prompts twice: throughput of the second half over that of the
-    first.
-
-    The interval is a bootstrap over blocks of fifty requests.
-    """
+    first. The interval is a bootstrap over blocks of fifty requests."""
     mix = random.Random(0).choices(prompts, k=num) * 2
     found, _ = ask_all(port, mix, 1, {"max_tokens": tokens, "temperature": 0})
     speeds = [answer.num_tokens / answer.took_s for answer in found]

@@ -15,12 +15,13 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import gpu_replay
-from gpu_replay import Prices
+from gpu_replay import Prices, Source, Text
 from shared.script import run, show
 from shared.sglang_wheel import FOLDER, unpacked
 
@@ -101,9 +102,9 @@ class ThroughputAware(Fixed):
             self.steps = best
 
 
+@dataclass
 class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    now_s: float = 0.0
 
     def __call__(self) -> float:
         return self.now_s
@@ -126,26 +127,21 @@ class Worker:
 
 
 def serve(
-    answers: list[tuple[int, Any]], batch: int, prices: Prices, policy: Any, controller: Any,
+    texts: list[Text], batch: int, prices: Prices, policy: Any, controller: Any,
     clock: Clock, switch_ms: float, seed: int,
 ) -> dict[str, float]:  # fmt: skip
     """Tokens per second while ``batch`` requests run; ``own_ms``: own time per step."""
-    candidates = policy.candidate_steps
+    candidates, source = policy.candidate_steps, Source(texts, batch, seed)
     worker = Worker(candidates[len(candidates) // 2])
     controller = controller(worker, policy)
     controller.init_states(None)
-    queue = list(enumerate(answers))
-    random.Random(seed).shuffle(queue)
-    # the recorded first round accepts nothing: requests start at their second token
-    rows = [[*queue.pop(), 1] for _ in range(batch)]
     spent_ms = tokens = own_s = 0.0
     rounds = 0
     told: tuple[list[int], int, float] | None = None
-    while rows:
-        context = sum(answer[0] + at + 1 for _, answer, at in rows)
-        begun = time.process_time()
+    while rows := source.rows:
+        context, begun = source.context, time.process_time()
         if isinstance(policy, StepsPolicy):
-            policy.expect([name for name, _, _ in rows], context)
+            policy.expect([row.number for row in rows], context)
         switches = worker.switches
         controller.activate_step_by_batch(len(rows))
         if told is not None:
@@ -155,28 +151,23 @@ def serve(
         steps = worker.speculative_num_steps
         ms = step_ms(prices, len(rows), context / len(rows), steps) + 1e3 * took_s
         ms += switch_ms * (worker.switches - switches)
-        counts = [min(answer[1][at], steps) for _, answer, at in rows]
+        counts = [min(row.head, steps) for row in rows]
         told = counts, len(rows), clock.now_s + ms / 1e3
-        emitted = [
-            min(len(answer[1]) - at, count + 1)
-            for (_, answer, at), count in zip(rows, counts, strict=True)
-        ]
+        emitted = [min(row.left, count + 1) for row, count in zip(rows, counts, strict=True)]
         if len(rows) == batch:
             spent_ms += ms
             tokens += sum(emitted)
             own_s += took_s
             rounds += 1
         for row, num in zip(rows, emitted, strict=True):
-            row[2] += num
-        rows = [row for row in rows if row[2] < len(row[1][1])]
-        while queue and len(rows) < batch:
-            rows.append([*queue.pop(), 1])
+            row.known += num
+        source.fill()
     return {"speed": 1e3 * tokens / spent_ms, "own_ms": 1e3 * own_s / rounds,
             "switches": worker.switches / rounds}  # fmt: skip
 
 
 def compare(
-    answers: list[tuple[int, Any]], batch: int, prices: Prices, load: Any, settings: SglangSettings,
+    texts: list[Text], batch: int, prices: Prices, load: Any, settings: SglangSettings,
     switch_ms: float, seed: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Speeds relative to plain decoding of the same requests."""
@@ -185,34 +176,27 @@ def compare(
 
     def run(make: Callable[[Clock], Any]) -> dict[str, float]:
         clock = Clock()
-        return serve(answers, batch, prices, make(clock), controller, clock, switch_ms, seed)
+        return serve(texts, batch, prices, make(clock), controller, clock, switch_ms, seed)
 
     plain = run(lambda _: Fixed(0))["speed"]
     fixed = {k: run(lambda _, k=k: Fixed(k))["speed"] / plain for k in (1, 2, 3, 4, 5, 7)}
     ladder = run(lambda _: params(initial_steps=3))["speed"] / plain
     aware = run(lambda _: ThroughputAware(prices))["speed"] / plain
-    policies: list[StepsPolicy] = []
-
-    def ours(clock: Clock) -> StepsPolicy:
-        policies.append(StepsPolicy(settings, clock=clock))
-        return policies[-1]
-
-    own = run(ours)
-    speed = own["speed"] / plain
-    best = max(fixed, key=lambda k: fixed[k])
+    clock = Clock()
+    policy = StepsPolicy(settings, clock=clock)
+    own = serve(texts, batch, prices, policy, controller, clock, switch_ms, seed)
+    speed, best = own["speed"] / plain, max(fixed, key=fixed.__getitem__)
     return {
-        "batch": batch, "requests": len(answers), "plain_tokens_a_second": round(plain, 1),
+        "batch": batch, "requests": len(texts), "plain_tokens_a_second": round(plain, 1),
         "ladder": ladder, "throughput_aware": aware, "best_fixed": fixed[best],
         "best_fixed_steps": best, "draftwise": speed, "own_ms": own["own_ms"],
         "switches": own["switches"], "to_better_rule": speed / max(ladder, aware),
-        "rounds": dict(sorted(policies[0].counts.items())),
-        "its_own_estimate": policies[0].guard.speed,
+        "rounds": dict(sorted(policy.counts.items())), "its_own_estimate": policy.guard.speed,
     }  # fmt: skip
 
 
 def replay(args: argparse.Namespace) -> dict[str, Any]:
     texts = gpu_replay.load(args.data, "acceptance_llama8b.npz")
-    answers = [(len(text.prompt), text.head) for text in texts]
     settings = read_settings(args.config)
     if settings is None:
         raise SystemExit(f'{args.config} has no "draftwise" entry')
@@ -223,7 +207,7 @@ def replay(args: argparse.Namespace) -> dict[str, Any]:
             prices = Prices(args.data / "step_costs.npz", model)
             for batch in args.batch:
                 num = args.requests or NUM_REQUESTS.get(batch, 420)
-                some = random.Random(100 + args.seed).sample(answers, min(num, len(answers)))
+                some = random.Random(100 + args.seed).sample(texts, min(num, len(texts)))
                 row = compare(some, batch, prices, load, settings, args.switch_ms, args.seed)
                 rows.append({"model": model, **row})
     show(rows)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,7 @@ DRAFTER_POLICIES = {
     "UCBSpec": "ucbspec@{}",
     "EXP3Spec": "exp3spec@{}",
     "MetaSD-UCB, beta 0.01": "ucb1:beta=0.01@{}",
-    "UCB1, beta 0.1": "ucb1:beta=0.1@{}",
-    "UCB1, beta 1": "ucb1:beta=1@{}",
+    **{f"UCB1, beta {beta}": f"ucb1:beta={beta}@{{}}" for beta in (0.1, 1)},
     "HedgeSpec, scored every round": "normalhedge@{}/expected-length/panoramic",
     "HedgeSpec, warm-up and skips": "normalhedge@{}/expected-length/" + SKIPPING,
 }
@@ -40,17 +41,13 @@ GOODPUT = "goodput"
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, sim.Setting]]:
     """The trace under three cost regimes, then the presets."""
-    for regime, costs in sim.REGIMES.items() if options.trace else ():
-        world = sim.Recorded(options.trace, costs)
-        tokens = min(300, world.num_tokens)
-        yield (
-            regime,
-            sim.Setting("trace", lambda _, w=world: w, tuple(range(17)), tokens=tokens),
-        )
+    for regime in sim.REGIMES if options.trace else ():
+        chosen = sim.trace_setting(Path(options.trace), regime)
+        yield regime, replace(chosen, lengths=tuple(range(17)))
     for name in options.preset:
         chosen = sim.setting(name)
         longest = range(5) if name == "banditspec-load" else range(17)
-        yield name, sim.Setting(name, chosen.make, tuple(longest), tokens=chosen.tokens)
+        yield name, replace(chosen, lengths=tuple(longest), rules=("fixed",))
 
 
 def labels_of(name: str) -> dict[str, list[str]]:
@@ -73,8 +70,7 @@ def compare(found: sim.TextSums, one: Floats, other: Floats) -> tuple[float, flo
     groups = [np.flatnonzero(found.domains == name) for name in np.unique(found.domains)]
     drawn = [np.concatenate([rng.choice(g, len(g)) for g in groups]) for _ in range(400)]
     ratios = [score(one, found, places) / score(other, found, places) for places in drawn]
-    spread = float(np.std(ratios, ddof=1))
-    return score(one, found) / score(other, found), 1.96 * spread
+    return score(one, found) / score(other, found), 1.96 * float(np.std(ratios, ddof=1))
 
 
 def summarise(name: str, match: sim.Match, outcome: sim.Outcome) -> dict[str, Any]:
@@ -105,14 +101,13 @@ def summarise(name: str, match: sim.Match, outcome: sim.Outcome) -> dict[str, An
 
 
 def row_of(one: dict[str, Any]) -> dict[str, Any]:
+    shares = ("goodput", "slowest_text", "share_slower_than_plain")
+    ratios = ("over_best_published", "over_best_fixed_of_each_text")
     return {
         "best published": f"{one['best_published']} {one['published_speedup']:.2f}",
         **one["fixed"],
-        **{key: one[key] for key in ("goodput", "slowest_text", "share_slower_than_plain")},
-        **{
-            key: "{:.3f} ±{:.3f}".format(*one[key])
-            for key in ("over_best_published", "over_best_fixed_of_each_text")
-        },
+        **{key: one[key] for key in shares},
+        **{key: "{:.3f} ±{:.3f}".format(*one[key]) for key in ratios},
     }
 
 

@@ -14,6 +14,7 @@ random, not the beginnings of rounds.
 from __future__ import annotations
 
 import argparse
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,8 @@ def variants() -> list[training.HeadOptions]:
     grid = [one(depth, w, "sampled") for depth in DEPTHS for w in WEIGHTS]
     grid += [one(d, w, "sampled", seed=1) for d, w in ((2, 6.0), (3, 6.0), (4, 6.0), (3, 1.0))]
     grid += [one(3, w, "analytic", seed=seed) for w in (1.0, 6.0) for seed in (0, 1)]
-    return grid + [
-        one(d, 6.0, "sampled", tied=True, seed=seed) for d in (2, 3, 4) for seed in (0, 1)
-    ]
+    pairs = itertools.product((2, 3, 4), (0, 1))
+    return grid + [one(depth, 6.0, "sampled", tied=True, seed=seed) for depth, seed in pairs]
 
 
 def heads(args: argparse.Namespace) -> dict[str, Any]:
@@ -98,15 +98,12 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
         folder = folder_of(scene.work, variant)
         head = training.train_head(judged.taught, variant)
         training.save(head, folder, {"w_rej": variant.w_rej, "label": variant.label})
-        own = {
-            n: training.measure_head(test, head, variant.w_rej).numbers for n, test in tests.items()
+        found[folder.name] = own = {
+            name: training.measure_head(test, head, variant.w_rej).numbers
+            for name, test in tests.items()
         }
-        found[folder.name] = own
-        rows[folder.name] = {
-            f"{key}, {name}": numbers[key]
-            for name, numbers in own.items()
-            for key in ("kl", "kl_without_weight", "ece", "ece_without_weight")
-        }
+        pairs = itertools.product(own, ("kl", "kl_without_weight", "ece", "ece_without_weight"))
+        rows[folder.name] = {f"{key}, {name}": own[name][key] for name, key in pairs}
     show(rows)
     return {"heads": found}
 
@@ -131,9 +128,8 @@ class Places:
     def head(self, folder: Path, lag: bool) -> tuple[Rounds, float, float]:
         """A head's result at its best threshold; that threshold; the mean length there."""
         with torch.inference_mode():
-            odds = (
-                training.load(folder).eval()(self.hidden.flatten(0, 1)).view(self.hidden.shape[:2])
-            )
+            odds = training.load(folder).eval()(self.hidden.flatten(0, 1))
+        odds = odds.view(self.hidden.shape[:2])
         doubt = 1 - (0.5 + 0.5 * np.tanh(0.5 * odds.double().numpy())).cumprod(1)
         found = []
         for h in THRESHOLDS.tolist():
@@ -157,10 +153,8 @@ def expected(args: argparse.Namespace) -> dict[str, Any]:
     setting = training.Setting(target.module, drafter.module)
     folders, found = sorted((scene.work / "specdecpp").glob("*-D*-w*")), {}
     for name, texts in scene.test_texts().items():
-        places = Places(
-            training.draft_chains(setting, texts, length=MAX_LENGTH, num_chains=args.places),
-            costs,
-        )
+        chains = training.draft_chains(setting, texts, length=MAX_LENGTH, num_chains=args.places)
+        places = Places(chains, costs)
         fixed = {f"K={length}": places.fixed(length) for length in LENGTHS}
         best = max(fixed, key=lambda n: rate(fixed[n]))
         own = {f"{f.name}{', lag' * lag}": places.head(f, lag) for f in folders for lag in (0, 1)}
@@ -169,11 +163,13 @@ def expected(args: argparse.Namespace) -> dict[str, Any]:
             for n, f in fixed.items()
         }
         for n, (f, h, length) in own.items():
-            ratios = {
+            rows[n] = {
+                "tok_per_s": rate(f),
+                "h": h,
+                "mean_length": length,
                 "over_best_fixed": span(*f, *fixed[best]),
                 "over_base": span(*f, *own[BASE][0]),
             }
-            rows[n] = {"tok_per_s": rate(f), "h": h, "mean_length": length, **ratios}
         found[name] = {"best_fixed": best, "base": BASE, "rows": rows}
         show(rows, name)
     seconds = {"target_s": costs.target_s.tolist(), "draft_s": costs.draft_s[drafter.name]}

@@ -7,12 +7,12 @@ disk cache and is not counted.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
 from typing import Any
 
+from shared.child import child_seconds
 from shared.script import run, show
 
 LINES = {
@@ -24,10 +24,9 @@ LINES = {
 
 
 def processor_s(line: list[str]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, *line], check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    with child_seconds() as spent:
+        subprocess.run([sys.executable, *line], check=True, stdout=subprocess.DEVNULL)
+    return spent[0]
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -40,68 +40,49 @@ PRICES: dict[str, tuple[Cost2, Cost2]] = {
 BASES = ("plain", "best length", "best rule", UCB, HEAD, LAGGING, "draftwise")
 
 
-@dataclass(frozen=True)
-class Way:
-    """Options of ``Speculator.from_pretrained`` beyond the target and the drafter.
-
-    shares: all prompts teach one policy. is_priced: its choices depend on the costs of forwards.
-    """
-
-    options: dict[str, Any]
-    shares: bool = False
-    is_priced: bool = False
-
-    def speculator(self) -> Speculator:
-        """A new one without memory."""
-        drafters = [] if self.options["preset"] == "plain" else [f"zoo:{DRAFTER}"]
-        scope = "session" if self.shares else "request"
-        return Speculator.from_pretrained("zoo", drafters, scope=scope, **self.options)
+Way = dict[str, Any]
+"""Options of ``Speculator.from_pretrained`` beyond the target and the drafter."""
 
 
 def rule(spec: str, length: int = 128) -> Way:
-    return Way({"preset": "tapout", "policy": "fixed:0", "rules": [spec], "lengths": [length]})
+    return {"preset": "tapout", "policy": "fixed:0", "rules": [spec], "lengths": [length]}
 
 
-def rules_bandit(policy: str = "ucb1:beta=1", reward: str = "blend", **more: Any) -> Way:
-    """TapOut: a bandit over the rules of table 1."""
-    return Way({"preset": "tapout", "policy": policy, "reward": reward, **more}, shares=True)
-
-
-def lengths_bandit(policy: str, feedback: str) -> Way:
-    """A bandit over the fixed lengths, by the same reward."""
-    options = {"policy": policy, "reward": "blend", "feedback": feedback}
-    return Way({"preset": "banditspec", "lengths": FIXED, **options}, shares=True)
+def bandit(policy: str = "ucb1:beta=1", reward: str = "blend", **more: Any) -> Way:
+    """TapOut: a bandit over the rules of table 1, which all prompts teach."""
+    return {"preset": "tapout", "policy": policy, "reward": reward, "scope": "session", **more}
 
 
 WAYS: dict[str, Way] = {
-    "plain": Way({"preset": "plain"}),
+    "plain": {"preset": "plain"},
     **{f"length {k}": rule("fixed", k) for k in FIXED},
     **{spec: rule(spec) for spec in TABLE_1},
     HEAD: rule("head", 20),
     LAGGING: rule("head:lag=true", 20),
     "TapOut token, UCB1": rule("tapout-token:bandit=ucb1:beta=1"),
-    UCB: rules_bandit(),
-    "TapOut, prefix:rules=true": rules_bandit(feedback="prefix:rules=true"),
-    "draftwise": Way({"preset": "draftwise"}, is_priced=True),
+    UCB: bandit(),
+    "TapOut, prefix:rules=true": bandit(feedback="prefix:rules=true"),
+    "draftwise": {"preset": "draftwise"},
 }
-"""What is played at every temperature; the last one at every price."""
+"""What is played at every temperature; the last one, which chooses by price, at every price."""
 MORE: dict[str, Way] = {
     **{spec: rule(spec) for spec in GRID},
     "TapOut token, Thompson": rule("tapout-token:bandit=thompson-bernoulli"),
-    SIMPLE: rules_bandit(reward="simple"),
-    "TapOut, UCB-Tuned, blend": rules_bandit("ucb-tuned"),
-    "TapOut, Thompson, blend": rules_bandit("thompson-gaussian"),
-    **{f"lengths, UCB1, {f}": lengths_bandit("ucb1:beta=1", f) for f in ("bandit", "prefix")},
+    SIMPLE: bandit(reward="simple"),
+    "TapOut, UCB-Tuned, blend": bandit("ucb-tuned"),
+    "TapOut, Thompson, blend": bandit("thompson-gaussian"),
+    **{
+        f"lengths, UCB1, {name}": bandit(preset="banditspec", lengths=FIXED, feedback=name)
+        for name in ("bandit", "prefix")
+    },
 }
 """The rest of TapOut's tables, and variants."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """One answer, and what it took.
-
-    forwards: of target and drafter, their number and their tokens.
-    """
+    """One answer, and what it took. forwards: of target and drafter, their number and their
+    tokens."""
 
     forwards: list[list[int]]
     emitted: int
@@ -136,7 +117,9 @@ def play(
     way: Way, texts: Sequence[str], prices: tuple[Cost2, Cost2], options: dict[str, Any]
 ) -> list[Played]:
     """Every prompt alone, with its own seed, on a clock with these prices."""
-    spec, clock, found = way.speculator(), [0.0], list[Played]()
+    drafters = [] if way["preset"] == "plain" else [f"zoo:{DRAFTER}"]
+    spec = Speculator.from_pretrained("zoo", drafters, **{"scope": "request", **way})
+    clock, found = [0.0], list[Played]()
     spec._num_prefixes = 0  # prefill every prompt
     target: Any = Priced(spec.target, prices[0], clock)
     spec.target, models = target, [target]
@@ -149,17 +132,15 @@ def play(
         for model in models:
             model.counts = [0, 0]
         rounds = list(spec.start(text, seed=seed, **options))
-        emitted, drafted, accepted = (
-            sum(getattr(round_, f"num_{what}") for round_ in rounds)
+        sums = {
+            what: sum(getattr(round_, f"num_{what}") for round_ in rounds)
             for what in ("emitted", "drafted", "accepted")
-        )
-        counts = [model.counts for model in models]
-        found.append(Played(counts, emitted, len(rounds), drafted, accepted))
+        }
+        found.append(Played([model.counts for model in models], rounds=len(rounds), **sums))
     return found
 
 
 def remembered(path: Path, make: Callable[[], list[Played]]) -> list[Played]:
-    """Stored answers, or new ones, which are stored."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps([dataclasses.asdict(played) for played in make()]))
@@ -174,7 +155,7 @@ def table(args: argparse.Namespace) -> dict[str, Any]:
     played: dict[str, dict[str, list[Played]]] = {price: {} for price in PRICES}
     for name, way in track((WAYS | (MORE if args.more else {})).items()):
         for price, costs in PRICES.items():
-            path = folder / f"{name}{f' @{price}' if way.is_priced else ''}.json"
+            path = folder / f"{name}{f' @{price}' if name == 'draftwise' else ''}.json"
             make = functools.partial(play, way, texts, costs, options)
             played[price][name] = remembered(path, make)
     found = {p: compare(played[p], costs) for p, costs in PRICES.items()}
@@ -193,8 +174,8 @@ def compare(played: dict[str, list[Played]], costs: tuple[Cost2, Cost2]) -> dict
     speed = {n: float(tokens[n].sum() / seconds[n].sum()) for n in played}
 
     best = {
-        "best length": max((f"length {k}" for k in FIXED), key=lambda n: speed[n]),
-        "best rule": max(TABLE_1, key=lambda n: speed[n]),
+        "best length": max((f"length {k}" for k in FIXED), key=speed.__getitem__),
+        "best rule": max(TABLE_1, key=speed.__getitem__),
     }
     rows: dict[str, Any] = {}
     for name, own in played.items():

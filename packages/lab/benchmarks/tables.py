@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +34,6 @@ def num(value: float, digits: int = 2) -> str:
 
 
 def span(value: float, low: float, high: float, digits: int = 2) -> str:
-    """A value and its interval."""
     return f"{num(value, digits)} ({num(low, digits)}–{num(high, digits)})"
 
 
@@ -54,25 +54,27 @@ def benchmarks() -> str:
 
 def overhead() -> str:
     found = load("overhead")["overhead"]
-    rows = [["ms a round", *(num(each["ms_per_round"], 1) for each in found.values())]]
-    for key, what in (
-        ("policy_and_bookkeeping", "policy and bookkeeping"),
-        ("outside_the_models", "all Python outside the models"),
-    ):
-        rows.append([what, *(f"{100 * each[key]:.1f}%" for each in found.values())])
+    ms, *shares = zip(*(each.values() for each in found.values()), strict=True)
+    rows = [["ms a round", *(num(each, 1) for each in ms)]]
+    names = ("policy and bookkeeping", "all Python outside the models")
+    for what, own in zip(names, shares, strict=True):
+        rows.append([what, *(f"{100 * share:.1f}%" for share in own)])
     return table(["", *(f"`{name}`" for name in found)], rows)
 
 
 def engine() -> str:
+    def ratio(row: Any, key: str) -> str:
+        return span(row[key], row["low"], row["high"])
+
     rows = [
-        [f"{r['rows']} at once, relative to plain", _ratio(r, "times plain")]
+        [f"{r['rows']} at once, relative to plain", ratio(r, "times plain")]
         for r in load("engine_together")["together"]
     ]
     for r in load("engine_arrivals")["arrivals"]:
         key, over = "times batches of 8", "static batches of 8"
         if "times plain" in r:
             key, over = "times plain", f"plain, at most {r['rows']} at once"
-        rows.append([f"64 arrivals, load {num(r['load'], 1)}, relative to {over}", _ratio(r, key)])
+        rows.append([f"64 arrivals, load {num(r['load'], 1)}, relative to {over}", ratio(r, key)])
     for part, key, what in (
         ("gap", "longest gap over median round", "longest gap, median rounds"),
         ("chat", "turn 10 over turn 1", "tenth first token over the first"),
@@ -83,10 +85,6 @@ def engine() -> str:
     rows.append(["bytes kept over bytes of live tokens", num(room["bytes over live"])])
     rows.append(["MB more after 1,000 requests", num(room["MB more after 1,000"], 1)])
     return table(["", "found"], rows)
-
-
-def _ratio(row: Any, key: str) -> str:
-    return span(row[key], row["low"], row["high"])
 
 
 def trees() -> str:
@@ -104,13 +102,11 @@ def argmax() -> str:
         value, half = row[name], row[f"{name} ci"]
         return f"{num(value, int(value < 10))} ±{num(half, int(value < 10))}"
 
-    keys = ("argmax, all seen", "UCBSpec", "goodput")
-    rows, world = [], None
+    keys, rows = ("argmax, all seen", "UCBSpec", "goodput"), []
     for row in load("claims_theory")["argmax"]:
         if row["tokens"] in {500, 2000, 8000}:
-            named = row["world"].removeprefix("alphas ").replace(" .", " 0.").lstrip()
-            first = "" if row["world"] == world else re.sub(r"^\.", "0.", named)
-            world = row["world"]
+            alphas = re.sub(r"(?<!\d)\.", "0.", row["world"].removeprefix("alphas "))
+            first = alphas if row["tokens"] == 500 else ""
             rows.append([first, f"{row['tokens']:,}", *(pair(row, key) for key in keys)])
     heads = ["mean alphas", "tokens", "argmax, all seen", "UCBSpec (bandit)"]
     return table([*heads, "`goodput` (free, forgets, looks)"], rows)
@@ -133,30 +129,27 @@ def misled() -> str:
 
 
 def widths() -> str:
-    runs = [load("widths"), load("widths_compiled")]
-    rows = [
-        [name, *(f"{ms:.0f}" for ms in each["least_ms"])] for name, each in runs[0]["ways"].items()
-    ]
-    short = dict.fromkeys(map(str, runs[0]["widths"]), "")
-    for name, each in runs[1]["ways"].items():
-        if "compiled" in name:
-            cells = zip(map(str, runs[1]["widths"]), each["least_ms"], strict=True)
-            rows.append([name, *(short | {width: f"{ms:.0f}" for width, ms in cells}).values()])
+    every, some = load("widths"), load("widths_compiled")
+    rows, short = [], dict.fromkeys(map(str, every["widths"]), "")
+    for run in (every, some):
+        for name, each in run["ways"].items():
+            if run is every or "compiled" in name:
+                texts = [f"{ms:.0f}" for ms in each["least_ms"]]
+                cells = short | dict(zip(map(str, run["widths"]), texts, strict=True))
+                rows.append([name, *cells.values()])
     return table(["tokens read at once", *short], rows)
 
 
 def serving() -> str:
     rows = []
     files = {"serving": "bundled", "serving_smollm2": "SmolLM2", "serving_smollm2_64": "SmolLM2"}
+    ways = product(("over", "first token over"), ("plain", "transformers serve"))
+    keys = [" ".join(way) for way in ways]
     for name, target in files.items():
         for row in load(name)["rows"]:
-            sides = ("plain", "transformers serve")
-            pairs = [(f"over {side}", f"first token over {side}") for side in sides]
-            cells, waits = (
-                ["—" if each[n] not in row else num(row[each[n]]) for each in pairs] for n in (0, 1)
-            )
+            cells = [num(row[key]) if key in row else "—" for key in keys]
             same = f"{row['answers'] - row['answers_that_differ']} of {row['answers']}"
-            rows.append([f"{target}, {row['at_once']}", *cells, *waits, same])
+            rows.append([f"{target}, {row['at_once']}", *cells, same])
     heads = ["target, at once", "over plain", "over `transformers serve`"]
     waits = ["first token, of plain's", "of `transformers serve`'s"]
     return table([*heads, *waits, "answers equal to plain's"], rows)
@@ -206,14 +199,14 @@ def own_time() -> str:
         [row for row in steps if (row["branches"], row["idle"]) == kind]
         for kind in ((False, False), (True, False), (False, True))
     )
-    rows = [
-        [
-            str(chain["requests"]), num(chain["step_ms"], 3), num(chain["p99_ms"], 3),
-            num(tree["step_ms"], 3), num(tree["p99_ms"], 3), num(chain["work_ms"], 3),
-            num(none["step_ms"], 3), num(none["p99_ms"], 3),
-        ]
-        for chain, tree, none in zip(chains, trees, idle, strict=True)
-    ]  # fmt: skip
+
+    def ms(row: Any, *keys: str) -> list[str]:
+        return [num(row[key], 3) for key in keys]
+
+    step, rows = ("step_ms", "p99_ms"), []
+    for chain, tree, none in zip(chains, trees, idle, strict=True):
+        own = [*ms(chain, *step), *ms(tree, *step), *ms(chain, "work_ms"), *ms(none, *step)]
+        rows.append([str(chain["requests"]), *own])
     heads = ["requests", "one chain", "p99", "two branches", "p99", "during the forward"]
     return table([*heads, "nothing to draft", "p99"], rows)
 
@@ -317,16 +310,12 @@ def pages() -> list[Path]:
 
 
 def rewritten(text: str) -> str:
-    """A page with the tables of the present results and current install lines.
-
-    Errors: KeyError for an unknown table.
-    """
+    """A page with the tables of the present results and current install lines. Errors: KeyError for
+    an unknown table."""
     return installed(PLACE.sub(lambda at: f"{at[1]}\n{TABLES[at[2]]()}\n{at[4]}", text))
 
 
 def installed(text: str) -> str:
-    """A page with the install lines of ``draftwise.install``."""
-
     def line(found: re.Match[str]) -> str:
         extras = found[2].split(",") if found[2] else []
         return install.command(*extras, *(["zoo"] if found[1] else []))

@@ -29,8 +29,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         )  # fmt: skip
 
     methods = {name: method(speculator(name), counts[name], **options) for name in counts}
-    prompts = zoo_texts(args.domains)
-    timing = measure(methods, prompts, "plain", args.repeats)
+    timing = measure(methods, zoo_texts(args.domains), "plain", args.repeats)
     rows = {}
     for name in methods:
         ratio = timing.compare(name, "plain")

@@ -20,6 +20,7 @@ import pstats
 import random
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +68,7 @@ def engine_of(rows: int, with_drafter: bool, noise: bool) -> FakeEngine:
         cost=lambda rows, tokens, drafted: 0.05 + 0.0002 * tokens + 0.002 * drafted, chunk=1 << 20,
     )  # fmt: skip
     for number, own in texts.items():
-        prompt = [number, *own[:PROMPT_TOKENS]]
-        engine.add(FakeRequest(f"r{number}", prompt, ANSWER_TOKENS))
+        engine.add(FakeRequest(f"r{number}", [number, *own[:PROMPT_TOKENS]], ANSWER_TOKENS))
     return engine
 
 
@@ -86,38 +86,30 @@ class Timed:
         method = getattr(self._adapter, name)
 
         def call(*args: Any) -> Any:
-            if profile is not None:
-                profile.enable()
-            start = time.thread_time()
-            try:
-                return method(*args)
-            finally:
-                self._spent[name] += time.thread_time() - start
-                if profile is not None:
-                    profile.disable()
-                if name == "draft":
-                    self._end_step()
+            with profile or nullcontext():
+                start = time.thread_time()
+                try:
+                    return method(*args)
+                finally:
+                    self._spent[name] += time.thread_time() - start
+                    if name == "draft":
+                        self.steps.append((self._adapter.num_running, list(self._spent.values())))
+                        self._spent = dict.fromkeys(self._spent, 0.0)
 
         setattr(self._adapter, name, call)
-
-    def _end_step(self) -> None:
-        self.steps.append((self._adapter.num_running, list(self._spent.values())))
-        self._spent = dict.fromkeys(self._spent, 0.0)
 
     def table(self, rows: int) -> dict[str, float]:
         """Milliseconds: medians over steps in which about that number of requests decode."""
         all_ms = np.array([spent for num, spent in self.steps if num > 0.9 * rows][8:]) * 1e3
         if not len(all_ms):
             raise SystemExit(f"{rows} requests never ran together: raise VLLM_CPU_KVCACHE_SPACE")
-        names = [*IN_STEP, BESIDE]
-        parts = dict(zip(names, np.median(all_ms, axis=0).round(4).tolist(), strict=True))
-        in_step = all_ms[:, : len(IN_STEP)].sum(axis=1)
-        counts = self._adapter.counts
+        medians = np.median(all_ms, axis=0).round(4).tolist()
+        in_step, counts = all_ms[:, : len(IN_STEP)].sum(axis=1), self._adapter.counts
         return {
             "ms": round(float(np.median(in_step)), 3),
             "mean": round(float(in_step.mean()), 3),
             "p99": round(float(np.quantile(in_step, 0.99)), 3),
-            **parts,
+            **dict(zip((*IN_STEP, BESIDE), medians, strict=True)),
             "tokens a round": round(counts.emitted / max(counts.rounds, 1), 2),
             "steps": len(all_ms),
         }
@@ -126,7 +118,6 @@ class Timed:
 def measure(
     rows: int, with_drafter: bool, profile: cProfile.Profile | None = None, *, noise: bool = False
 ) -> dict[str, float]:
-    """With stubs."""
     engine = engine_of(rows, with_drafter, noise)
     timed = Timed(engine.adapter, profile)
     for _ in range(NOISE_STEPS if noise else STEPS):

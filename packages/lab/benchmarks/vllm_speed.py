@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import random
+import string
 import sys
 import time
 from importlib.metadata import distributions, version
@@ -38,7 +40,6 @@ CHILD = Path(__file__).with_name("shared") / "vllm_engine.py"
 
 
 def methods(args: argparse.Namespace) -> dict[str, tuple[str, int | None]]:
-    """Engine and fixed length by name of method."""
     found: dict[str, tuple[str, int | None]] = {"none": (args.none, None)}
     for name in args.methods:
         if name in {"draftwise", "suffix"}:
@@ -49,29 +50,23 @@ def methods(args: argparse.Namespace) -> dict[str, tuple[str, int | None]]:
 
 
 def job_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The options with which a method's child process starts."""
     engine: dict[str, Any] = {
         "model": args.target, "dtype": args.dtype, "max_num_seqs": max(args.at_once),
         "max_model_len": args.max_model_len,
     }  # fmt: skip
-    longest = max(args.lengths)
-    drafter = {"method": "draft_model", "model": args.drafter, "num_speculative_tokens": longest}
-    if name == "draftwise":  # the limit of all drafters; the length is decided step by step
-        drafter["num_speculative_tokens"] = DRAFTWISE_LENGTH
+    # of draftwise the limit of all drafters: the length is decided step by step
+    longest = {"draftwise": DRAFTWISE_LENGTH, "suffix": SUFFIX_LENGTH}.get(name, max(args.lengths))
     own: dict[str, Any] = {"method": name, "num_speculative_tokens": longest}
     if name == "ngram":
         own |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
-    if name == "suffix":
-        own["num_speculative_tokens"] = SUFFIX_LENGTH
-    if name == "draft_model" or (name == "draftwise" and args.drafter):
-        engine["speculative_config"] = drafter
-    elif name not in {"none", "draftwise"}:
+    if name in {"draft_model", "draftwise"}:
+        own |= {"method": "draft_model", "model": args.drafter}
+    if name != "none" and (name != "draftwise" or args.drafter):
         engine["speculative_config"] = own
     return {"engine": engine, "draftwise": {} if name == "draftwise" else None}
 
 
 def started(name: str, args: argparse.Namespace) -> Child:
-    """A method's engine in a child process, once it is loaded."""
     env = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     made = Child([sys.executable, str(CHILD)], "an engine died: see its messages above", env=env)
     made(job_of(name, args))
@@ -86,7 +81,8 @@ class Record:
         left_out = {"out", "blocks", "minutes"}
         settings = {key: named(value) for key, value in vars(args).items() if key not in left_out}
         head = {**header(), "command": " ".join(["vllm_speed.py", *map(named, sys.argv[1:])])}
-        head["versions"] |= {name: version(name) for name in VLLM if is_installed(name)}
+        installed = [name for name in VLLM if any(distributions(name=name))]
+        head["versions"] |= {name: version(name) for name in installed}
         self.facts: dict[str, Any] = {**head, "settings": settings, "cells": {}, "tables": {}}
         if self._path is not None and self._path.exists():
             found = json.loads(self._path.read_text())
@@ -95,18 +91,11 @@ class Record:
             self.facts["cells"] = found["cells"]
 
     def block(self, at_once: int, number: int) -> dict[str, dict[str, Any]]:
-        """Each method's measurements of a block."""
-        cells: dict[str, Any] = self.facts["cells"].setdefault(str(at_once), {})
-        found: dict[str, dict[str, Any]] = cells.setdefault(str(number), {})
-        return found
+        return self.facts["cells"].setdefault(str(at_once), {}).setdefault(str(number), {})
 
     def save(self) -> None:
         if self._path is not None:
             self._path.write_text(json.dumps(self.facts, indent=1) + "\n")
-
-
-def is_installed(name: str) -> bool:
-    return bool(list(distributions(name=name)))
 
 
 def named(value: Any) -> Any:
@@ -196,22 +185,20 @@ def main() -> None:
     for at_once in args.at_once:  # prompts of its own, and as many blocks as the others
         num = len(prompts) * at_once // sum(args.at_once)
         start = len(prompts) * sum(args.at_once[: args.at_once.index(at_once)]) // sum(args.at_once)
-        own = prompts[start : start + num]
-        table = run(engines, args, own, at_once, record)
+        table = run(engines, args, prompts[start : start + num], at_once, record)
         record.facts["tables"][str(at_once)] = table
         for name, numbers in table.items():
             print(f"{at_once:>3} at once  {name:<16} {numbers}", flush=True)
         record.save()
-    for copies in engines.values():
-        for copy in copies:
-            copy.close()
+    for copy in itertools.chain(*engines.values()):
+        copy.close()
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
     """First turns of Spec-Bench, kinds mixed; the zoo's prompts; or random letters."""
     rng = random.Random(7)
     if args.random_prompts:
-        letters = "abcdefghijklmnopqrstuvwxyz0123456789 "
+        letters = string.ascii_lowercase + string.digits + " "
         return ["".join(rng.choices(letters, k=120)) for _ in range(480)]
     if args.prompts is None:
         found = [prompt for kind in zoo.prompts().values() for prompt in kind]

@@ -27,11 +27,10 @@ TEXT = list(range(100, 200))
 def ways(target: str, compiled: list[int]) -> dict[str, CausalModel]:
     made: dict[str, CausalModel] = {}
     for dtype in ("float32", "bfloat16"):
-        made[f"{dtype}, as files have them"] = load_model(target, dtype=dtype)
+        for how in ("as files have them", "in blocks", *["in blocks, compiled"] * bool(compiled)):
+            made[f"{dtype}, {how}"] = load_model(target, dtype=dtype)
         put_back(made[f"{dtype}, as files have them"].module)
-        made[f"{dtype}, in blocks"] = load_model(target, dtype=dtype)
         if compiled:
-            made[f"{dtype}, in blocks, compiled"] = load_model(target, dtype=dtype)
             made[f"{dtype}, in blocks, compiled"].compile(compiled)
     return made
 

@@ -35,9 +35,3 @@ def panels(num: int, columns: int, width: float, height: float) -> tuple[Any, li
     for axes in found[num:]:
         axes.set_visible(False)
     return figure, list(found[:num])
-
-
-def band(axes: Any, xs: Any, values: tuple[Any, Any, Any], colour: str, **line: Any) -> None:
-    """A line with its interval; values: the line, the lower and the upper end."""
-    axes.plot(xs, values[0], color=colour, linewidth=1.6, **line)
-    axes.fill_between(xs, values[1], values[2], color=colour, alpha=0.15, linewidth=0)

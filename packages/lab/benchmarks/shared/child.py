@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+
+@contextmanager
+def child_seconds() -> Iterator[list[float]]:
+    """Afterwards, the processor seconds of all child processes that ended in this block."""
+    spent, before = [0.0], resource.getrusage(resource.RUSAGE_CHILDREN)
+    yield spent
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent[0] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 class Child:

@@ -28,6 +28,11 @@ def report(doc: str | None, parts: Mapping[str, Callable[[int], list[Row]]]) -> 
     save(args.out, {"seeds": args.seeds, **found})
 
 
+def regret_of(row: Row, name: str) -> Row:
+    """The regret under this name, and half its interval."""
+    return {name: row["regret"], f"{name} ci": row["regret_ci95"]}
+
+
 def played(
     world: sim.Environment, labels: Sequence[str], seeds: int, *, lengths: Sequence[int],
     tokens: int,

@@ -22,11 +22,15 @@ def zoo_texts(num: int) -> list[str]:
     return [text for found in zoo.prompts().values() for text in found[:num]]
 
 
-def method(made: Speculator, counts: Counter[str] | None = None, **options: Any) -> Method:
-    """draftwise with these options of ``generate``.
+def as_asked(texts: Sequence[str], tokenizer: Any) -> list[Any]:
+    """Users' turns, or for a base model texts to continue."""
+    has_template = getattr(tokenizer, "chat_template", None)
+    return [[{"role": "user", "content": text}] if has_template else text for text in texts]
 
-    counts: accumulates emitted and drafted tokens and rounds.
-    """
+
+def method(made: Speculator, counts: Counter[str] | None = None, **options: Any) -> Method:
+    """draftwise with these options of ``generate``. counts: accumulates emitted and drafted tokens
+    and rounds."""
 
     def answer(prompt: Any) -> Sequence[int]:
         found = made.generate(prompt, **options)
@@ -57,9 +61,7 @@ def measure(
     clock: Callable[[], float] = time.process_time,
 ) -> Timing:
     """Run every method on every prompt, after one uncounted answer; medians over the repeats.
-
-    clock: by default processor time, so that other programs count less.
-    """
+    clock: by default processor time, so that other programs count less."""
     names = list(methods)
     seconds, counts = np.zeros((2, repeats, len(names), len(prompts)))
     same = dict.fromkeys(names, True)
@@ -94,7 +96,6 @@ def report(timing: Timing, *bases: str, title: str | None = None) -> dict[str, d
 def span(tokens: Any, seconds: Any, base_tokens: Any, base_seconds: Any) -> list[float]:
     """Tokens per second relative to the base, paired by prompt: [value, low, high] of a 95%
     interval."""
-    found = ratio(
-        *(np.asarray(each, float) for each in (tokens, seconds, base_tokens, base_seconds))
-    )
+    columns = tokens, seconds, base_tokens, base_seconds
+    found = ratio(*(np.asarray(each, float) for each in columns))
     return [round(value, 3) for value in (found.value, found.low, found.high)]

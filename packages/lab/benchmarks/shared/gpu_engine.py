@@ -19,11 +19,9 @@ def run_block(
     engine: Any, prompts: Sequence[Any], params: Sequence[Any], at_once: int,
     clock: Callable[[], float], name: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Answer prompts, ``at_once`` together, the next when one ends; tokens, seconds, steps.
-
-    engine: vLLM's ``LLMEngine``; params: of each prompt. Steps, of those in which ``at_once``
-    requests decoded: (seconds, tokens emitted, mean tokens before the step).
-    """
+    """Answer prompts, ``at_once`` together, the next when one ends; tokens, seconds, steps. engine:
+    vLLM's ``LLMEngine``; params: of each prompt. Steps, of those in which ``at_once`` requests
+    decoded: (seconds, tokens emitted, mean tokens before the step)."""
     ids = [f"{name}{number}" for number in range(len(prompts))]
     waiting = iter(zip(ids, prompts, params, strict=True))
     begin = clock()

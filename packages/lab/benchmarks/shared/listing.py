@@ -21,17 +21,14 @@ def shows(name: str) -> str:
 
 def took(name: str) -> str:
     """Processor time of the longest run in results/; empty if unknown."""
-    files = [file for file in RESULTS.glob(f"{name}*.json") if _made_by(file, name)]
-    seconds = [json.loads(file.read_text()).get("processor_s") for file in files]
-    known = [each for each in seconds if each is not None]
-    if not known:
+    seconds = 0
+    for file in RESULTS.glob(f"{name}*.json"):
+        owners = [each for each in names() if file.stem.startswith(each)]
+        if max(owners, key=len) == name:
+            seconds = max(seconds, json.loads(file.read_text()).get("processor_s", 0))
+    if not seconds:
         return ""
-    return f"{max(known)} s" if max(known) < 100 else f"{round(max(known) / 60)} min"
-
-
-def _made_by(file: Path, name: str) -> bool:
-    owners = [each for each in names() if file.stem.startswith(each)]
-    return bool(owners) and max(owners, key=len) == name
+    return f"{seconds} s" if seconds < 100 else f"{round(seconds / 60)} min"
 
 
 def rows_of_the_list() -> list[list[str]]:

@@ -29,15 +29,9 @@ def main() -> None:
     for line in sys.stdin:
         ask = json.loads(line)
         start = time.process_time()
-        said = server.handle_completions(
-            {
-                "prompt": ask["prompt"],
-                "n_predict": ask["num"],
-                "temperature": ask["temperature"],
-                "cache_prompt": False,
-                "seed": 0,
-            }
-        )
+        options = {"n_predict": ask["num"], "cache_prompt": False, "seed": 0}
+        options |= {key: ask[key] for key in ("prompt", "temperature")}
+        said = server.handle_completions(options)
         spent = time.process_time() - start
         usage = (said if isinstance(said, dict) else json.loads(said))["usage"]
         found = {"num": usage["completion_tokens"], "cpu_s": spent}

@@ -20,8 +20,6 @@ import torch
 
 from draftwise.bench import commit, versions
 
-__all__ = ["COMMIT", "FOLDER", "HEADER", "header", "load", "save"]
-
 COMMIT = commit() or ""
 """Of the code that runs: asked at the start, since a commit may come meanwhile."""
 FOLDER = Path(__file__).parents[4] / "benchmarks" / "results"

@@ -40,12 +40,9 @@ def options(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if parts:
-        about = "; ".join(
-            f"{n}: {(p.__doc__ or n).partition(chr(10))[0]}" for n, p in parts.items()
-        )
-        parser.add_argument(
-            "--part", choices=list(parts), required=True, help=about.replace("%", "%%")
-        )
+        lines = {name: (part.__doc__ or name).partition("\n")[0] for name, part in parts.items()}
+        about = "; ".join(f"{name}: {line}" for name, line in lines.items()).replace("%", "%%")
+        parser.add_argument("--part", choices=list(parts), required=True, help=about)
     for name, given in {**declared, "out": None}.items():
         how = dict(given) if isinstance(given, dict) else _how(given)
         how.setdefault("help", HELP.get(name))
@@ -57,16 +54,13 @@ def _how(default: Any) -> dict[str, Any]:
     if default is False:
         return {"action": "store_true"}
     if isinstance(default, list):
-        kind = type(default[0]) if default else str
-        return {"nargs": "+", "type": kind, "default": default}
+        return {"nargs": "+", "type": type(default[0]), "default": default}
     return {"default": default, "type": str if default is None else type(default)}
 
 
 def run(doc: str | None, work: Work | Mapping[str, Work], /, **declared: Any) -> None:
-    """Parse the options, run the benchmark (or its ``--part``), and save the result.
-
-    The exit status is 1 if the result has a true ``failed``.
-    """
+    """Parse the options, run the benchmark (or its ``--part``), and save the result. The exit
+    status is 1 if the result has a true ``failed``."""
     parts = work if isinstance(work, Mapping) else {}
     args = options(doc, parts, **declared)
     quiet(getattr(args, "threads", 1))
@@ -128,7 +122,6 @@ def cell(value: Any) -> str:
 
 
 def rounded(value: Any, digits: int = 4) -> Any:
-    """Nested data with rounded floats."""
     if isinstance(value, Mapping):
         return {key: rounded(each, digits) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

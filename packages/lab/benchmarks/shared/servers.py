@@ -56,10 +56,9 @@ def ask(port: int, body: Mapping[str, Any]) -> Answer:
     found, start = Answer(), time.perf_counter()
     connection = HTTPConnection("127.0.0.1", port, timeout=600)
     options = {"stream": True, "stream_options": {"include_usage": True}, **body}
+    head = {"Content-Type": "application/json"}
     try:
-        connection.request(
-            "POST", "/v1/completions", json.dumps(options), {"Content-Type": "application/json"}
-        )
+        connection.request("POST", "/v1/completions", json.dumps(options), head)
         response = connection.getresponse()
         if response.status != 200:
             found.error = f"HTTP {response.status}: {response.read(500)!r}"
@@ -96,10 +95,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def state(pid: int) -> dict[str, int]:
-    """KiB of memory, threads and open files of a process.
-
-    Only its private memory: cached file pages depend on other programs.
-    """
+    """KiB of memory, threads and open files of a process. Only its private memory: cached file
+    pages depend on other programs."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = dict(line.split(":", 1) for line in lines)
     files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
@@ -108,7 +105,6 @@ def state(pid: int) -> dict[str, int]:
 
 
 def metric(port: int, name: str) -> float:
-    """Sum over all series of a name."""
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     return sum(map(float, re.findall(rf"^{name}\{{.*\}} (\S+)$", text, re.MULTILINE)))
 

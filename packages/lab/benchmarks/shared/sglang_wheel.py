@@ -21,10 +21,8 @@ STUBS = ("triton", "triton.language")
 @contextmanager
 def unpacked(folder: Path = FOLDER) -> Iterator[Any]:
     """``unpacked() as load``: load("speculative.spec_info") imports ``sglang.srt``'s module.
-
     ``sglang`` itself is not imported: it would patch transformers. Afterwards sys.modules is as
-    before. Errors: FileNotFoundError if nothing is unpacked.
-    """
+    before. Errors: FileNotFoundError if nothing is unpacked."""
     if not (folder / "sglang").is_dir():
         raise FileNotFoundError(f"no SGLang in {folder.name} (make sglang-wheel)")
     before, path = set(sys.modules), list(sys.path)

@@ -56,10 +56,8 @@ def main() -> None:
 
 
 def use_huge_pages() -> int:
-    """Move this process's memory to huge pages; their number (0 without Linux 6.1).
-
-    In pages of 4 KB, two processes with the same engine differ by up to 20% throughout.
-    """
+    """Move this process's memory to huge pages; their number (0 without Linux 6.1). In pages of 4
+    KB, two processes with the same engine differ by up to 20% throughout."""
     libc, num = ctypes.CDLL(None), 0
     libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     for line in MAPS.read_text().splitlines() if MAPS.exists() else ():
@@ -77,9 +75,7 @@ def watch(scheduler: Any) -> list[float]:
     adapter, spent = scheduler.draftwise, [0.0, 0.0]
     adapter.clock = time.process_time
 
-    def timed(name: str) -> None:
-        method = getattr(adapter, name)
-
+    def timed(method: Any) -> Any:
         def call(*args: Any) -> Any:
             start = time.process_time()
             try:
@@ -87,15 +83,14 @@ def watch(scheduler: Any) -> list[float]:
             finally:
                 spent[0] += time.process_time() - start
 
-        setattr(adapter, name, call)
+        return call
 
     for name in ("came_back", "learn", "draft", "work"):
-        timed(name)
+        setattr(adapter, name, timed(getattr(adapter, name)))
     return spent
 
 
 def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -> dict[str, Any]:
-    """Answer one block: its tokens, and its seconds."""
     from vllm import SamplingParams
     from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 

@@ -18,18 +18,8 @@ import numpy as np
 
 from draftwise.bench.results import Ratio, ratio
 from draftwise.types import NONE, DraftwiseError, Floats, Plan
+from draftwise_lab.sim import match as m
 from draftwise_lab.sim.costs import CostTable
-from draftwise_lab.sim.match import (
-    Match,
-    Outcome,
-    TextSums,
-    best_by_drafter,
-    make_match,
-    report,
-    run_match,
-    sums_by_text,
-    totals,
-)
 from draftwise_lab.sim.traces import RoundTrace, trace_setting
 
 ADAPTIVE = "goodput"
@@ -44,13 +34,12 @@ EXCLUDED = "prefill (reading the prompts) is in none of the speeds: a trace hold
 class Replay:
     """A match played on a trace. recorded: for Round records only."""
 
-    match: Match
-    outcome: Outcome
+    match: m.Match
+    outcome: m.Outcome
     is_measured: bool
 
     @property
     def recorded(self) -> RoundTrace | None:
-        """The environment as records, None for arrays."""
         found = self.match.environment
         return found if isinstance(found, RoundTrace) else None
 
@@ -65,16 +54,16 @@ def play_trace(
     setting = trace_setting(path, costs)
     found = setting.make(None)
     num_tokens = found.num_tokens if isinstance(found, RoundTrace) else setting.tokens
-    match = make_match(
+    match = m.make_match(
         setting, policies, reward=reward, feedback=feedback, lengths=lengths, tokens=num_tokens
     )
     is_measured = costs is None and path.suffix == ".jsonl"
-    return Replay(match, run_match(match, range(seeds)), is_measured)
+    return Replay(match, m.run_match(match, range(seeds)), is_measured)
 
 
 def replay_report(path: Path, replay: Replay) -> dict[str, Any]:
     """``simulate``'s object, with what was recorded and the replay's coverage."""
-    found = report(path.name, replay.match, replay.outcome)
+    found = m.report(path.name, replay.match, replay.outcome)
     found |= {"unit": unit(replay), "excludes": ["prefill"]}
     trace = replay.recorded
     if trace is not None:
@@ -113,10 +102,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A drafter at the best fixed length for all requests, and its expected gain.
-
-    speedup: relative to plain decoding, each request at the length chosen on the others.
-    """
+    """A drafter at the best fixed length for all requests, and its expected gain. speedup: relative
+    to plain decoding, each request at the length chosen on the others."""
 
     drafter: str
     length: int
@@ -147,13 +134,13 @@ def advise(
     if sources is None:
         names = dict.fromkeys(plan.drafter for plan in plans if plan.drafter != NONE)
         sources = {name: _guessed(name, trace) for name in names}
-    sources, found = with_weights(sources, weights), sums_by_text(replay.outcome)
+    sources, found = with_weights(sources, weights), m.sums_by_text(replay.outcome)
     if at_batch is None and trace is not None and costs is None:
         at_batch = trace.costs_by_batch
     total_s = found.plans_s.sum(axis=1)
     rows = [
         {"drafter": drafter, "length": plans[index].length, **_speed(found, found.plans_s[index])}
-        for drafter, index in best_by_drafter(plans, total_s).items()
+        for drafter, index in m.best_by_drafter(plans, total_s).items()
     ]
     adaptive_s = found.policies_s[ADAPTIVE]
     over = ratio(found.tokens, adaptive_s, found.tokens, found.plans_s[int(total_s.argmin())])
@@ -165,11 +152,7 @@ def advise(
         "num_requests": len(found.tokens),
         "best": rows[0],
         "plain": _speed(found, found.plain_s),
-        "adaptive": {
-            "policy": ADAPTIVE,
-            **_speed(found, adaptive_s),
-            "over_best": over.as_json(),
-        },
+        "adaptive": {"policy": ADAPTIVE, **_speed(found, adaptive_s), "over_best": over.as_json()},
         "by_drafter": rows,
         "coverage": None if trace is None else trace.coverage(),
         "engines": {engine: advice.of(engine) for engine in engines},
@@ -178,10 +161,8 @@ def advise(
 
 @dataclass(frozen=True, slots=True)
 class _Advice:
-    """The search for one engine's setting."""
-
     replay: Replay
-    found: TextSums
+    found: m.TextSums
     at_batch: Mapping[int, CostTable]
     sources: Mapping[str, Source]
     seeds: int
@@ -220,15 +201,11 @@ class _Advice:
         some = [plans[index] for index in own]
         plans_s, plain_s = np.zeros((len(some), 0)), np.zeros(0)
         for domain in trace.domains:
-            many = [
-                trace.texts(domain, seed, trace.num_tokens, max(plan.length for plan in some))
-                for seed in range(self.seeds)
-            ]
+            longest, seeds = max(plan.length for plan in some), range(self.seeds)
+            many = [trace.texts(domain, seed, trace.num_tokens, longest) for seed in seeds]
             for texts in zip(*many, strict=True):
-                each = [
-                    totals(replace(text, batch_size=size), some, self.at_batch[size], {})
-                    for text in texts
-                ]
+                own_texts = [replace(text, batch_size=size) for text in texts]
+                each = [m.totals(text, some, self.at_batch[size], {}) for text in own_texts]
                 plans_s = np.column_stack([plans_s, np.sum([one.seconds for one in each], axis=0)])
                 plain_s = np.append(plain_s, sum(one.plain_s for one in each))
         return choose(some, plans_s, plain_s, self.found.tokens, {drafter})
@@ -237,16 +214,13 @@ class _Advice:
 def choose(
     plans: Sequence[Plan], plans_s: Floats, plain_s: Floats, tokens: Floats, able: set[str]
 ) -> Choice:
-    """The fastest plan of these drafters, or plain decoding.
-
-    plans_s: [K, P] seconds of every plan on every request; plain_s, tokens: [P].
-    """
+    """The fastest plan of these drafters, or plain decoding. plans_s: [K, P] seconds of every plan
+    on every request; plain_s, tokens: [P]."""
     own = [index for index, plan in enumerate(plans) if plan.drafter in able | {NONE}]
     seconds = plans_s[own]
     total = seconds.sum(axis=1)
     others = total[:, None] - seconds if len(plain_s) > 1 else total[:, None]
-    chosen = others.argmin(axis=0)
-    held_out_s = seconds[chosen, np.arange(len(plain_s))]
+    held_out_s = seconds[others.argmin(axis=0), np.arange(len(plain_s))]
     best = plans[own[int(total.argmin())]]
     return Choice(best.drafter, best.length, ratio(tokens, held_out_s, tokens, plain_s))
 
@@ -299,20 +273,13 @@ def sglang(source: Source, length: int, by_batch: Sequence[tuple[int, int]] = ()
 
 def llama_cpp(source: Source, length: int, _: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
     """Flags of llama-server."""
+    most = {"--spec-draft-n-max": length}
     if source.kind == "lookup":
-        return {
-            "--spec-type": "ngram-simple",
-            "--spec-ngram-simple-size-n": LOOKUP_NGRAMS[1],
-            "--spec-ngram-simple-size-m": length,
-            "--spec-draft-n-max": length,
-        }
+        sizes = {"n": LOOKUP_NGRAMS[1], "m": length}
+        own = {f"--spec-ngram-simple-size-{name}": size for name, size in sizes.items()}
+        return {"--spec-type": "ngram-simple", **own, **most}
     kind = "draft-simple" if source.kind == "model" else "draft-eagle3"
-    return {
-        "--model-draft": source.path,
-        "--spec-type": kind,
-        "--spec-draft-n-max": length,
-        "--spec-draft-p-min": 0,
-    }
+    return {"--model-draft": source.path, "--spec-type": kind, **most, "--spec-draft-p-min": 0}
 
 
 def transformers(source: Source, length: int, _: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
@@ -323,14 +290,9 @@ def transformers(source: Source, length: int, _: Sequence[tuple[int, int]] = ())
     """
     if source.kind == "lookup":
         return {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKUP_NGRAMS[1]}
-    return {
-        "assistant_model": source.path,
-        "assistant_generation_config": {
-            "num_assistant_tokens": length,
-            "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": 0.0,
-        },
-    }
+    config = {"num_assistant_tokens": length, "num_assistant_tokens_schedule": "constant"}
+    config["assistant_confidence_threshold"] = 0.0
+    return {"assistant_model": source.path, "assistant_generation_config": config}
 
 
 SETTINGS = {"vllm": vllm, "sglang": sglang, "llama.cpp": llama_cpp, "transformers": transformers}
@@ -369,7 +331,6 @@ PASTE: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def _excludes(engine: str, source: Source | None, sizes: Sequence[int]) -> list[str]:
-    """What the expected gain does not contain, in words."""
     found = ["prefill", "other hardware, and this engine's own kernels and scheduling"]
     if len(sizes) < 2:
         found.append("batches: only the batch sizes of the trace's requests were measured")
@@ -416,10 +377,9 @@ def _guessed(name: str, trace: RoundTrace | None) -> Source:
     return Source("eagle3" if "eagle" in name else "model")
 
 
-def _speed(found: TextSums, seconds: Floats) -> dict[str, Any]:
+def _speed(found: m.TextSums, seconds: Floats) -> dict[str, Any]:
     compared = ratio(found.tokens, seconds, found.tokens, found.plain_s)
-    rate = float(found.tokens.sum() / seconds.sum())
-    return {"tok_per_s": rate, "speedup": compared.as_json()}
+    return {"tok_per_s": float(found.tokens.sum() / seconds.sum()), "speedup": compared.as_json()}
 
 
 def check_engines(names: Sequence[str] | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,14 +63,11 @@ def style() -> Any:
     return matplotlib.rc_context(_STYLE)
 
 
-WIDTH = 10.4
-"""Of a figure that fills the page, in inches."""
-_NAMES = 2.35
-"""Of a column of names next to the axes, in inches."""
+WIDTH, _NAMES = 10.4, 2.35
+"""Of a figure that fills the page, and of a column of names next to the axes, in inches."""
 
 
 def figure(height: float, *, width: float = WIDTH) -> Any:
-    """An empty figure, in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -81,22 +78,22 @@ def to_svg(made: Any, name: str) -> str:
     file = io.StringIO()
     made.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text)
-    text = text.replace("xlink:href", "href")
-    text = re.sub(r'(\sid="|url\(#|href="#)', rf"\g<1>{name}-", text)
-    text = re.sub(r"font: ([0-9.]+)px [^;\"]*", r"font: \1px var(--font)", text)
-    for stand_in, variable in _PAGE.items():
-        text = text.replace(stand_in, variable)
+    text = text[text.index("<svg") :].replace("xlink:href", "href")
+    for pattern, new in (
+        (r"(?s)<metadata>.*?</metadata>", ""),
+        (r' xmlns(:xlink)?="[^"]*"', ""),
+        (r'(\sid="|url\(#|href="#)', rf"\g<1>{name}-"),
+        (r"font: ([0-9.]+)px [^;\"]*", r"font: \1px var(--font)"),
+        *_PAGE.items(),
+    ):
+        text = re.sub(pattern, new, text)
     return text
 
 
 def family(method: str) -> str:
     """The kind of a method: draftwise, preset, fixed, peer or plain."""
-    kind = method.partition(":")[0]
-    names = {"draftwise": "draftwise", "plain": "plain", "fixed": "fixed", "transformers": "peer"}
-    return names.get(kind, "preset")
+    kind = method.partition(":")[0].replace("transformers", "peer")
+    return kind if kind in FAMILIES else "preset"
 
 
 def colour(method: str) -> str:
@@ -133,10 +130,8 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def _plot_points(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Plot methods as points, with names in a column next to the axes, without overlaps.
-
-    Call it last: limits and layout must not change afterwards.
-    """
+    """Plot methods as points, with names in a column next to the axes, without overlaps. Call it
+    last: limits and layout must not change afterwards."""
     size, drawn = 8.0, axes.figure
     for name, x, y in points:
         axes.plot([x], [y], "o", color=colour(name), markersize=5.5, zorder=3,
@@ -150,11 +145,10 @@ def _plot_points(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
     places = spread(ys, gap, box.y0 + gap / 2, box.y1 - gap / 2)
     for (name, x, y), place in zip(points, places, strict=True):
         height = (place - box.y0) / (box.y1 - box.y0)
+        arrow = {"arrowstyle": "-", "color": colour(name), "linewidth": 0.6, "shrinkA": 1}
         axes.annotate(
             short(name), xy=(x, y), xytext=(1.03, height), textcoords="axes fraction",
-            fontsize=size, va="center", color=INK,
-            arrowprops={"arrowstyle": "-", "color": colour(name), "linewidth": 0.6,
-                        "shrinkA": 1, "shrinkB": 3},
+            fontsize=size, va="center", color=INK, arrowprops=arrow | {"shrinkB": 3},
         )  # fmt: skip
 
 
@@ -175,21 +169,18 @@ _PHASE_COLOURS = dict(zip(PHASES, _COLOURS, strict=True))
 
 
 def to_show(rows: Mapping[str, Any], most: int = _MOST) -> list[str]:
-    """The methods that charts have room for, the fastest first, some of every kind.
-
-    Of a preset's variants (``metasd``, ``metasd@3``) only the fastest is shown.
-    """
+    """The methods that charts have room for, the fastest first, some of every kind. Of a preset's
+    variants (``metasd``, ``metasd@3``) only the fastest is shown."""
     order = sorted(rows, key=lambda name: -rows[name]["tok_per_s"])
     presets: dict[str, str] = {}
     for name in order:
         if family(name) == "preset":
             presets.setdefault(name.partition("@")[0], name)
-    kinds = {
-        kind: [name for name in order if family(name) == kind and ":" in name]
-        for kind in ("fixed", "peer")
-    }
-    first = ["draftwise", "transformers", *kinds["peer"][:2], *kinds["fixed"][:2]]
-    wanted = [*first, *presets.values(), *order]
+    peers, fixed = (
+        [name for name in order if family(name) == kind and ":" in name][:2]
+        for kind in ("peer", "fixed")
+    )
+    wanted = ["draftwise", "transformers", *peers, *fixed, *presets.values(), *order]
     chosen = list(dict.fromkeys(n for n in wanted if n in rows and n != "plain"))[:most]
     return sorted(chosen, key=order.index)
 
@@ -217,23 +208,26 @@ def speedups(results: Mapping[str, Any]) -> Any:
     return made
 
 
+def _name_rows(axes: Any, names: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Name the rows of horizontal bars, the first at the top; each place and its method."""
+    axes.grid(axis="y", visible=False)
+    axes.set_yticks(range(len(names)), [short(name) for name in reversed(names)])
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    return enumerate(reversed(names))
+
+
 def _ends(speedup: Mapping[str, Any]) -> tuple[float, float]:
-    """Both ends of the interval, or the point where there is none."""
     low, high = speedup["ci95"] or 2 * [speedup["median"]]
     return low, high
 
 
 def _speed_panel(axes: Any, domain: str, rows: Mapping[str, Any], names: Sequence[str]) -> None:
     axes.set_title(domain)
-    axes.grid(axis="y", visible=False)
     axes.axvline(1.0, color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)))
-    for place, name in enumerate(reversed(names)):
+    for place, name in _name_rows(axes, names):
         speedup = rows[name]["speedup"]
-        low, high = _ends(speedup)
-        axes.plot([low, high], [place, place], color=colour(name), linewidth=1.6, alpha=0.75)
+        axes.plot(_ends(speedup), [place, place], color=colour(name), linewidth=1.6, alpha=0.75)
         axes.plot([speedup["median"]], [place], "o", color=colour(name), markersize=4.5)
-    axes.set_yticks(range(len(names)), [short(name) for name in reversed(names)])
-    axes.set_ylim(-0.6, len(names) - 0.4)
 
 
 def phases(results: Mapping[str, Any]) -> Any:
@@ -244,8 +238,7 @@ def phases(results: Mapping[str, Any]) -> Any:
     names = [*to_show(rows, 14), *(["plain"] if "plain" in rows else [])]
     made = figure(0.25 * len(names) + 1.2)
     axes = made.subplots()
-    axes.grid(axis="y", visible=False)
-    for place, name in enumerate(reversed(names)):
+    for place, name in _name_rows(axes, names):
         left, whole = 0.0, 1000.0 / rows[name]["tok_per_s"]
         for phase in PHASES:
             width = 1000.0 * rows[name]["phases"].get(phase, 0.0)
@@ -253,8 +246,6 @@ def phases(results: Mapping[str, Any]) -> Any:
             left += width
         if not rows[name]["phases"]:
             axes.barh(place, whole, height=0.68, color=GRID, edgecolor=SOFT, linewidth=0.6)
-    axes.set_yticks(range(len(names)), [short(name) for name in reversed(names)])
-    axes.set_ylim(-0.6, len(names) - 0.4)
     axes.set_xlabel("milliseconds a token")
     axes.set_xlim(left=0.0)
     marks = [Patch(color=_PHASE_COLOURS[phase], label=phase) for phase in PHASES]
@@ -280,10 +271,8 @@ def mat_against_cost(results: Mapping[str, Any]) -> Any:
                 f"{speed}x", (end, speed * end), xytext=(-3, -3), textcoords="offset points",
                 ha="right", va="top", fontsize=7.5, color=SOFT,
             )  # fmt: skip
-    axes.set_xlim(0, right)
-    axes.set_ylim(0, top)
+    axes.set(xlim=(0, right), ylim=(0, top), ylabel="MAT (emitted tokens a round)")
     axes.set_xlabel("seconds of a round, over plain decoding's")
-    axes.set_ylabel("MAT (emitted tokens a round)")
     _plot_points(axes, points)
     return made
 
@@ -316,14 +305,11 @@ def _course(top: Any, strip: Any, run: Run, colours: Mapping[str, str]) -> None:
     rounds = np.arange(1, len(values) + 1)
     for arm in sorted(often[:_MOST_ARMS]):
         top.plot(rounds, values[:, arm], color=colours[arms[arm]], linewidth=1.3, label=arms[arm])
-    top.set_title(run.method)
-    top.set_ylabel("estimate")
+    top.set(title=run.method, ylabel="estimate")
     top.tick_params(labelbottom=False)
     top.legend(loc="upper left", bbox_to_anchor=(1.0, 1.04), fontsize=7, labelspacing=0.3)
     strip.bar(rounds, 1.0, width=1.0, color=[colours[arms[arm]] for arm in played])
-    strip.set_ylim(0, 1)
-    strip.set_yticks([])
-    strip.set_xlim(0.5, len(values) + 0.5)
+    strip.set(ylim=(0, 1), yticks=[], xlim=(0.5, len(values) + 0.5))
     strip.grid(visible=False)
     strip.set_ylabel("played", rotation=0, ha="right", va="center", fontsize=7.5)
     strip.set_xlabel("round", fontsize=8)
@@ -336,14 +322,12 @@ def best_arm(runs: Sequence[Run], hindsight: Hindsight) -> Any:
     axes = made.subplots()
     curves = {}
     for name in sorted({run.method for run in runs if run.course}):
-        hits = [h for run in runs if run.method == name if (h := _hits(run, hindsight)) is not None]
-        if hits:
+        found = [_hits(run, hindsight) for run in runs if run.method == name]
+        if hits := [own for own in found if own is not None]:
             share = _running_share(hits)
             curves[name] = np.arange(1, len(share) + 1), share
     _plot_lines(axes, curves)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_xlabel("round")
-    axes.set_ylabel("share of rounds so far")
+    axes.set(ylim=(-0.02, 1.02), xlabel="round", ylabel="share of rounds so far")
     made.legend(loc="outside right upper")
     return made
 
@@ -376,8 +360,7 @@ def regret(runs: Sequence[Run], names: Sequence[str], best: str, clock: str) -> 
     reference = {run.item: run for run in runs if run.method == best and run.repeat == 0}
     for axes, unit in zip(panels, ("rounds", "milliseconds"), strict=True):
         axes.axhline(0.0, color=SOFT, linewidth=0.9, linestyle=(0, (4, 3)))
-        axes.set_title(f"{unit} above {short(best)}")
-        axes.set_xlabel("tokens emitted")
+        axes.set(title=f"{unit} above {short(best)}", xlabel="tokens emitted")
         curves = {}
         for name in names:
             mine = [run for run in runs if run.method == name and run.repeat == 0]

@@ -42,10 +42,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], ours: Sequence[bo
     for index, row in enumerate(rows):
         mark = ' class="us"' if index < len(ours) and ours[index] else ""
         lines.append(f"<tr{mark}>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>")
-    return (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="wide"><table>{body}</table></div>'
 
 
 _PROMPT_LINES = 5
@@ -57,14 +55,11 @@ def samples(
     runs: Sequence[Run], suite: Suite, tokenizer: Any, drafters: Mapping[str, str]
 ) -> list[str]:
     """A caption, and the default's answers (or the first learner's) to one prompt per domain.
-
-    drafters: a colour for each.
-    """
+    drafters: a colour for each."""
     written = [run for run in runs if run.course]
     if not written:
         return ["No answer was kept."]
-    names = [run.method for run in written]
-    method = DEFAULT if DEFAULT in names else names[0]
+    method = next((DEFAULT for run in written if run.method == DEFAULT), written[0].method)
     mine = [run for run in written if run.method == method]
     everyone = [source for run in mine for source in _sources(run)]
     colours = {name: shade for name, shade in drafters.items() if name in everyone}
@@ -81,7 +76,6 @@ def _sources(run: Run) -> list[str]:
 
 
 def _keys(colours: Mapping[str, str], everyone: Sequence[str]) -> str:
-    """The legend, with each drafter's share of all tokens shown."""
     marks = [
         f'<span><i style="background:{colours[name]}"></i>{escape(name)} '
         f'<span class="soft">{everyone.count(name) / len(everyone):.0%}</span></span>'
@@ -126,10 +120,8 @@ SECTIONS = {
 
 
 def report_colours(drafters: Iterable[str], runs: Sequence[Run]) -> dict[str, str]:
-    """A colour for each drafter in the whole report; plain decoding stays in the background.
-
-    Stop rules and fixed plans, which some policies choose among, get the colours after those.
-    """
+    """A colour for each drafter in the whole report; plain decoding stays in the background. Stop
+    rules and fixed plans, which some policies choose among, get the colours after those."""
     arms = {arm for run in runs if run.course for arm in run.course["arms"]}
     return {NONE: charts.SOFT} | drafter_colours([*drafters, *sorted(arms - {NONE})])
 
@@ -149,8 +141,7 @@ def write_report(
                 _by_domain(results),
             ),
             _section(
-                "phases",
-                chart(charts.phases(results), "phases", "milliseconds a token by phase"),
+                "phases", chart(charts.phases(results), "phases", "milliseconds a token by phase"),
             ),
             _section("cost", chart(charts.mat_against_cost(results), "cost", "MAT against cost")),
             _section("writers", *answers, words=said),
@@ -224,7 +215,6 @@ WORDS = {
 
 
 def _section(key: str, *body: str, words: str = "") -> str:
-    """A heading with an anchor, a caption, and the content."""
     title, said = escape(SECTIONS[key]), words or WORDS[key]
     return f'<section id="{key}"><h2>{title}</h2><p>{said}</p>{"".join(body)}</section>'
 

@@ -52,30 +52,22 @@ def look_back(path: Path, longest: int = MAX_LENGTH) -> Hindsight:
         for text in trace.texts(domain, 0, trace.num_tokens, longest)
     }
     plans = make_plans(trace.drafters, range(1, longest + 1))
-    best = {}
-    for item, text in texts.items():
-        found = totals(text, plans, trace.costs, {})
-        best[item] = plans[int(found.seconds.argmin())].drafter
-    every = list(texts.values())
-    drafters = list(trace.drafters)
+    best = {
+        item: plans[int(totals(text, plans, trace.costs, {}).seconds.argmin())].drafter
+        for item, text in texts.items()
+    }
+    every, drafters, lengths = list(texts.values()), trace.drafters, range(1, longest + 1)
+    fixed = {name: [_point(every, Plan(name, n)) for n in lengths] for name in drafters}
     oracle = {name: _oracle(every, [name], longest) for name in drafters}
-    return Hindsight(
-        range(1, longest + 1),
-        best,
-        {name: [_point(every, Plan(name, n)) for n in range(1, longest + 1)] for name in drafters},
-        oracle | {"any": _oracle(every, drafters, longest)},
-    )
+    oracle["any"] = _oracle(every, drafters, longest)
+    return Hindsight(lengths, best, fixed, oracle)
 
 
 def _point(texts: Sequence[Text], plan: Plan) -> Point:
-    rounds = drafted = tokens = 0
-    for text in texts:
-        ends, lengths = fixed_path(text, plan, {})
-        rounds += len(ends)
-        drafted += sum(lengths)
-        tokens += text.length
+    lengths = [num for text in texts for num in fixed_path(text, plan, {})[1]]
+    tokens, rounds = sum(text.length for text in texts), len(lengths)
     # every emitted token but a round's bonus token was drafted and accepted
-    return (drafted - (tokens - rounds)) / tokens, rounds / tokens
+    return (sum(lengths) - (tokens - rounds)) / tokens, rounds / tokens
 
 
 def _oracle(texts: Sequence[Text], drafters: Sequence[str], longest: int) -> Point:
@@ -134,9 +126,7 @@ def scout(
 
 def look(path: Path, base: Speculator, most: int, each: int) -> Known:
     """The plans that a replay finds fastest: ``most`` of all, and ``each`` of every domain.
-
-    assistant: the model with the highest mean alpha over all items.
-    """
+    assistant: the model with the highest mean alpha over all items."""
     trace = RoundTrace(path)
     plans = make_plans(trace.drafters, _WORTH_MEASURING)
     found: dict[str, None] = {}
@@ -157,12 +147,13 @@ def _fastest(plans: Sequence[Plan], seconds: Floats, num: int) -> list[str]:
 
 
 def _best_model(trace: RoundTrace, models: Sequence[str]) -> str | None:
-    alphas: dict[str, list[float]] = {name: [] for name in models if name in trace.drafters}
-    for domain in trace.domains:
-        for text in trace.texts(domain, 0, trace.num_tokens, 1):
-            for name, found in alphas.items():
-                found.append(float(text.tracks[name].alphas[: text.length].mean()))
-    return max(alphas, key=lambda name: np.mean(alphas[name]), default=None)
+    texts = [t for d in trace.domains for t in trace.texts(d, 0, trace.num_tokens, 1)]
+    alphas = {
+        name: np.mean([text.tracks[name].alphas[: text.length].mean() for text in texts])
+        for name in models
+        if name in trace.drafters
+    }
+    return max(alphas, key=alphas.__getitem__, default=None)
 
 
 TIMED_TOKENS = 24
@@ -191,24 +182,19 @@ def time_batches(
     speculator: Speculator, prompts: Sequence[Sequence[int]], drafter: str, sizes: Sequence[int],
     tick: Callable[[], Any] = lambda: None,
 ) -> dict[int, CostTable]:  # fmt: skip
-    """Seconds of steps by number of requests: plain, and with drafts of each fixed length.
-
-    Prompts repeat if there are fewer than requests. All requests of a step play the same plan.
-    """
+    """Seconds of steps by number of requests: plain, and with drafts of each fixed length. Prompts
+    repeat if there are fewer than requests. All requests of a step play the same plan."""
     own = [one for one in speculator.drafters if one.name == drafter]
     records: list[dict[str, Any]] = []
     for size in sizes:
         batch = [list(prompts[index % len(prompts)]) for index in range(size)]
         for length in (0, *LENGTHS):
             setting = Preset("fixed:0", "length", "bandit", (length,) if length else ())
-            made = Speculator(
-                speculator.target, speculator.tokenizer, own if length else [], setting
-            )
+            drafters = own if length else []
+            made = Speculator(speculator.target, speculator.tokenizer, drafters, setting)
             for _ in range(2):  # the first run is warm-up
-                rounds = [
-                    round_.as_json()
-                    for round_ in made.start(batch, max_new_tokens=TIMED_TOKENS, temperature=0.0)
-                ]
-            records += [one for one in rounds if one["batch_size"] == size]
+                rounds = list(made.start(batch, max_new_tokens=TIMED_TOKENS, temperature=0.0))
+            found = [round_.as_json() for round_ in rounds]
+            records += [one for one in found if one["batch_size"] == size]
             tick()
     return costs_by_batch(json.loads(json.dumps(records)), need_plain=True)

@@ -22,13 +22,12 @@ def write_answers(
     paths = []
     for method in dict.fromkeys(run.method for run in runs):
         mine = [run for run in runs if run.method == method]
-        path = folder / f"{file_name(method)}.jsonl"
+        paths.append(folder / f"{file_name(method)}.jsonl")
         lines = [
             json.dumps(_answer(items[index], [r for r in mine if r.item == index], tokenizer))
             for index in sorted({run.item for run in mine})
         ]
-        path.write_text("\n".join(lines) + "\n", "utf-8")
-        paths.append(path)
+        paths[-1].write_text("\n".join(lines) + "\n", "utf-8")
     return paths
 
 
@@ -43,21 +42,18 @@ def file_name(method: str) -> str:
 
 def _answer(item: Item, runs: Sequence[Run], tokenizer: Any) -> dict[str, Any]:
     number = int(item.id) if item.id.isdigit() else item.id
-    return {
-        "question_id": number,
-        "category": item.category or item.domain,
-        "choices": [
-            {
-                "index": index,
-                "turns": [tokenizer.decode(ids, skip_special_tokens=True) for ids in run.tokens],
-                "decoding_steps": run.num_rounds,
-                "new_tokens": [len(ids) for ids in run.tokens],
-                "wall_time": run.seconds,
-                "accept_lengths": run.emitted,
-            }
-            for index, run in enumerate(sorted(runs, key=lambda run: run.repeat))
-        ],
-    }
+    choices = [
+        {
+            "index": index,
+            "turns": [tokenizer.decode(ids, skip_special_tokens=True) for ids in run.tokens],
+            "decoding_steps": run.num_rounds,
+            "new_tokens": [len(ids) for ids in run.tokens],
+            "wall_time": run.seconds,
+            "accept_lengths": run.emitted,
+        }
+        for index, run in enumerate(sorted(runs, key=lambda run: run.repeat))
+    ]
+    return {"question_id": number, "category": item.category or item.domain, "choices": choices}
 
 
 __all__ = ["check_report", "look", "scout", "write_answers", "write_report"]

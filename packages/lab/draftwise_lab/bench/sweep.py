@@ -26,10 +26,8 @@ MAX_LENGTH = 20
 
 @dataclass(frozen=True)
 class Way:
-    """One way to stop: after ``length`` tokens, or by a head at a threshold.
-
-    about: the head's config (num_layers, w_rej, label, ...).
-    """
+    """One way to stop: after ``length`` tokens, or by a head at a threshold. about: the head's
+    config (num_layers, w_rej, label, ...)."""
 
     name: str
     length: int
@@ -47,9 +45,7 @@ def fixed_ways(lengths: Sequence[int]) -> list[Way]:
 
 def head_ways(folders: Sequence[Path], thresholds: Sequence[float], lag: bool) -> list[Way]:
     """Each head at each threshold; ``lag`` judges one token late, as the released code does.
-
-    Errors: DraftwiseError for a folder without a head.
-    """
+    Errors: DraftwiseError for a folder without a head."""
     ways = []
     for folder in folders:
         try:
@@ -94,11 +90,8 @@ def play(
     tick: Callable[[int], object] = lambda done: None,
 ) -> dict[str, list[Run]]:
     """Run every way on every prompt, ``size`` prompts at a time, starting each turn with another
-    way.
-
-    tick: called with the number of finished turns out of ``num_turns``. One answer of each way is
-    not counted.
-    """
+    way. tick: called with the number of finished turns out of ``num_turns``. One answer of each way
+    is not counted."""
     found: dict[str, list[Run]] = {way.name: [] for way in ways}
     for way in ways:
         field.run(way, prompts[:1], 0, 0)
@@ -130,8 +123,7 @@ def oracle_forwards(rounds: Sequence[Round], drafter: str, num_tokens: int) -> f
     for round_ in rounds:
         if (scores := round_.scores.get(drafter)) is not None:
             alphas.update(enumerate(scores.alphas.tolist(), scores.start))
-    first = rounds[0].position
-    seen = [1 - alpha for at, alpha in alphas.items() if at >= first]
+    seen = [1 - alpha for at, alpha in alphas.items() if at >= rounds[0].position]
     return (float(np.mean(seen)) * num_tokens if seen else float(num_tokens)) + 1
 
 
@@ -169,17 +161,11 @@ def _summary(way: Way, prompt: int, rounds: Sequence[Round], drafter: str) -> Ru
     seconds = sum(
         s / r.batch_size for r in rounds for phase, s in r.seconds.items() if phase != "prefill"
     )
-    return Run(
-        way=way.name,
-        prompt=prompt,
-        num_tokens=num_tokens,
-        num_target=len(rounds),
-        num_drafted=drafted,
-        num_discarded=drafted - sum(round_.num_accepted for round_ in rounds),
-        num_draft_forwards=drafted + _read_in_vain(way, rounds, num_tokens),
-        seconds=seconds,
-        oracle=oracle_forwards(rounds, drafter, num_tokens),
-    )
+    discarded = drafted - sum(round_.num_accepted for round_ in rounds)
+    forwards = drafted + _read_in_vain(way, rounds, num_tokens)
+    oracle = oracle_forwards(rounds, drafter, num_tokens)
+    counts = num_tokens, len(rounds), drafted, discarded, forwards
+    return Run(way.name, prompt, *counts, seconds, oracle)
 
 
 def _read_in_vain(way: Way, rounds: Sequence[Round], num_tokens: int) -> int:
@@ -207,20 +193,15 @@ class Point:
 
 def point(way: Way, runs: Sequence[Run]) -> Point:
     """N_discarded / N and N_target / N (SpecDec++, section 5.1), over all tokens."""
-    total = sum(run.num_tokens for run in runs)
-    rounds = sum(run.num_target for run in runs)
-    return Point(
-        way,
-        sum(run.num_discarded for run in runs) / total,
-        rounds / total,
-        sum(run.oracle for run in runs) / total,
-        sum(run.num_drafted for run in runs) / rounds,
-        total / sum(run.seconds for run in runs),
+    names = ("num_tokens", "num_target", "num_drafted", "num_discarded", "oracle", "seconds")
+    total, rounds, drafted, discarded, oracle, seconds = (
+        sum(getattr(run, name) for run in runs) for name in names
     )
+    rates = discarded / total, rounds / total, oracle / total
+    return Point(way, *rates, drafted / rounds, total / seconds)
 
 
 def dominates(one: Point, other: Point) -> bool:
-    """Whether a point is better in one rate and not worse in the other."""
     ours = (one.discard_rate, one.verification_rate)
     theirs = (other.discard_rate, other.verification_rate)
     return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
@@ -243,10 +224,8 @@ def discard_at(points: Sequence[Point], verification_rate: float) -> float | Non
 @dataclass(frozen=True)
 class Regression:
     """Seconds as a sum of forwards: the cost of each kind, and the share of variance explained.
-
     verified_s: seconds for each drafted token that the target verifies, in addition to its forward;
-    0 in the paper's equation.
-    """
+    0 in the paper's equation."""
 
     draft_s: float
     target_s: float
@@ -260,18 +239,15 @@ def regress(runs: Sequence[Run], with_verified: bool = False) -> Regression:
     Source: SpecDec++, section 5.2 and equation 3.1. ``with_verified`` adds a cost for each token
     verified: on a CPU a target forward over more tokens takes longer, which 3.1 assumes away.
     """
-    columns = [
-        [run.num_draft_forwards for run in runs],
-        [run.num_target for run in runs],
-        *([[run.num_drafted for run in runs]] if with_verified else []),
-    ]
-    table, seconds = np.array(columns, float).T, np.array([run.seconds for run in runs])
+    rows = [[run.num_draft_forwards, run.num_target, run.num_drafted] for run in runs]
+    table = np.array(rows, float)[:, : 2 + with_verified]
+    seconds = np.array([run.seconds for run in runs])
     found, *_ = np.linalg.lstsq(table, seconds, rcond=None)
     missed = seconds - table @ found
     spread = ((seconds - seconds.mean()) ** 2).sum()
     r2 = 1 - float((missed**2).sum() / spread) if spread else 1.0
-    verified = float(found[2]) if with_verified else 0.0
-    return Regression(float(found[0]), float(found[1]), verified, r2)
+    draft_s, target_s, verified_s = [*found.tolist(), 0.0][:3]
+    return Regression(draft_s, target_s, verified_s, r2)
 
 
 def gain(runs: Mapping[str, Sequence[Run]], ours: str, base: str) -> tuple[float, float, float]:
@@ -327,17 +303,13 @@ def panel_table(name: str, found: Mapping[str, Any]) -> Table:
     better = found["discards_of_heads_at_its_verification_rate"]
     for row in found["points"]:
         less = better.get(row["way"])
-        cells = [row["discard_rate"], row["verification_rate"], row["oracle_verification_rate"]]
-        timed = []
+        rates = [row["discard_rate"], row["verification_rate"], row["oracle_verification_rate"]]
+        cells = [row["way"], *(f"{rate:.3f}" for rate in rates), f"{row['mean_length']:.2f}"]
+        cells.append("" if less is None else f"{less:.3f}")
         if over:
-            timed = [
-                f"{row['tok_per_s']:.1f}",
-                "{:.3f} ({:.3f} to {:.3f})".format(*over[row["way"]]),
-            ]
-        table.add_row(
-            row["way"], *(f"{cell:.3f}" for cell in cells), f"{row['mean_length']:.2f}",
-            "" if less is None else f"{less:.3f}", *timed,
-        )  # fmt: skip
+            times = "{:.3f} ({:.3f} to {:.3f})".format(*over[row["way"]])
+            cells += [f"{row['tok_per_s']:.1f}", times]
+        table.add_row(*cells)
     return table
 
 

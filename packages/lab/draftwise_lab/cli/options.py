@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from draftwise import registry
+from draftwise.checks import comma_separated
 from draftwise.errors import DraftwiseError, shown
 
 _OF_ITS_PAPER = "Default: that of each policy's paper."
@@ -41,14 +42,10 @@ _MOST = 10_000
 
 def whole_numbers(option: str, text: str, example: str) -> list[int]:
     """Parse ``"1,4,16"`` as numbers, in order. Errors: DraftwiseError."""
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = [0]
-    if not all(1 <= number <= _MOST for number in found):
-        raise DraftwiseError(
-            f"{option} {shown(text)}: write whole numbers from 1 to {_MOST:,}, such as {example}"
-        )
+    said = f"{option} {shown(text)}: write whole numbers from 1 to {_MOST:,}, such as {example}"
+    found = comma_separated(text, int, 1, said)
+    if max(found) > _MOST:
+        raise DraftwiseError(said)
     return found
 
 

@@ -19,17 +19,7 @@ from draftwise.cli.load import as_chat, check_chat, read_batch
 from draftwise.cli.show import Bars, broken, counted, make_table
 from draftwise.settings import expand
 from draftwise.types import NONE, DraftwiseError
-from draftwise_lab.bench.advice import (
-    ADAPTIVE,
-    ENGINES,
-    EXCLUDED,
-    WELL_COVERED,
-    advise,
-    check_engines,
-    play_trace,
-    replay_report,
-    with_weights,
-)
+from draftwise_lab.bench import advice as a
 from draftwise_lab.cli import options as lab
 
 Trace = Annotated[
@@ -38,9 +28,12 @@ Trace = Annotated[
         metavar="TRACE", help="Rounds (.jsonl, of generate --trace or bench) or arrays (.npz)."
     ),
 ]
+_ENGINES = ", ".join(a.ENGINES)
 Engines = Annotated[
     list[str] | None,
-    typer.Option("--for", metavar="ENGINE", help=f"{', '.join(ENGINES)}; repeatable. Default: all"),
+    typer.Option(
+        "--for", metavar="ENGINE", help=f"{', '.join(a.ENGINES)}; repeatable. Default: all"
+    ),
 ]
 _NAME = 40
 """Room for a name in a table of 80 columns."""
@@ -58,17 +51,16 @@ def replay(
     as_json: lab.AsJson = False,
 ) -> None:
     """Play other policies on recorded traffic."""
-    played = play_trace(
-        trace, policy or [ADAPTIVE], costs=costs, reward=reward, feedback=feedback,
+    played = a.play_trace(
+        trace, policy or [a.ADAPTIVE], costs=costs, reward=reward, feedback=feedback,
         lengths=lengths, seeds=seeds,
     )  # fmt: skip
-    found = replay_report(trace, played)
+    found = a.replay_report(trace, played)
     if as_json:
         print(json.dumps(found))
         return
-    console = Output()
-    console.print(_replay_table(found))
-    _tell(lab.regret_note(found["average"]), _unit_note(found["unit"]), EXCLUDED)
+    Output().print(_replay_table(found))
+    _tell(lab.regret_note(found["average"]), _unit_note(found["unit"]), a.EXCLUDED)
     _warn(found.get("coverage"))
 
 
@@ -108,11 +100,11 @@ def advise_(
     drafters and lengths drawn at random. Prints settings for vLLM, SGLang, llama.cpp and
     transformers, the expected gain, and what the gain excludes.
     """
-    names = check_engines(engines)
+    names = a.check_engines(engines)
     if (trace is None) == (prompts is None):
         raise DraftwiseError("give a TRACE, or --prompts FILE for a short run; not both")
     if trace is not None:
-        found = advise(trace, costs=costs, seeds=seeds, engines=names, weights=weights or ())
+        found = a.advise(trace, costs=costs, seeds=seeds, engines=names, weights=weights or ())
     else:
         sizes = sorted({*lab.whole_numbers("--batch-sizes", batch_sizes, "1,4,16")})
         found = _after_a_run(
@@ -121,9 +113,8 @@ def advise_(
     if as_json:
         print(json.dumps(found))
         return
-    console = Output()
-    console.print(_advice_table(found))
-    _tell(_unit_note(found["unit"]), EXCLUDED)
+    Output().print(_advice_table(found))
+    _tell(_unit_note(found["unit"]), a.EXCLUDED)
     for name, advice in found["engines"].items():
         _print_advice(name, advice)
     num = found["num_requests"]
@@ -139,7 +130,6 @@ def _after_a_run(
     prompts: Path | None, wanted: o.Settings, is_chat: bool, num: int, sizes: list[int],
     seeds: int, engines: list[str], weights: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
-    """Load the models, run prompts, and advise from the recorded trace."""
     assert prompts is not None
     with refused_values():
         given = read_batch(prompts)
@@ -156,7 +146,7 @@ def _after_a_run(
 
     texts = [list(encode_all(one.prompt, base.tokenizer, base.target)[0].tokens) for one in given]
     specs = expand(wanted.drafters or resolve_target(wanted.target)[1])
-    sources = with_weights(sources_of(base, specs), weights)
+    sources = a.with_weights(sources_of(base, specs), weights)
     with tempfile.TemporaryDirectory() as folder, Bars("prompts") as progress:
         path = Path(folder) / "trace.jsonl"
         task = progress.add_task("", total=len(texts) + 6 * len(sizes))
@@ -168,19 +158,18 @@ def _after_a_run(
         # every prompt alone, with plans drawn at random and all drafters scored
         scout(base, [Question("prompts", text) for text in texts], Asked(num), path, 0, tick)
         options: dict[str, Any] = {"seeds": seeds, "sources": sources}
-        found = advise(path, engines=engines, **options)
+        found = a.advise(path, engines=engines, **options)
         if len(sizes) > 1:
             names = {one.get("drafter") for one in found["engines"].values()} - {None, NONE}
             tables = {name: time_batches(base, texts, name, sizes, tick) for name in names}
             for engine in found["engines"]:
                 if table := tables.get(found["engines"][engine].get("drafter")):
-                    again = advise(path, engines=[engine], at_batch=table, **options)
+                    again = a.advise(path, engines=[engine], at_batch=table, **options)
                     found["engines"] |= again["engines"]
     return found | {"trace": str(prompts)}
 
 
 def _print_advice(engine: str, advice: dict[str, Any]) -> None:
-    """Print what to paste, the expected gain, and what it excludes."""
     if advice["paste"] is None:
         print(f"{engine}: {advice.get('why') or 'do not speculate on this traffic'}")
         return
@@ -197,7 +186,6 @@ def _print_advice(engine: str, advice: dict[str, Any]) -> None:
 
 
 def _tell(*notes: str) -> None:
-    """Print the meaning of a table's numbers below it."""
     for note in filter(None, notes):
         print(f"  {note}")
 
@@ -211,7 +199,6 @@ def _unit_note(unit: str) -> str:
 
 
 def _replay_table(found: dict[str, Any]) -> Table:
-    """The recorded policy, other policies, and what is known only in hindsight."""
     title = f"{found['preset']}: mean over domains"
     headings = ("MAT", _speed_head(found["unit"]), "x plain", "regret")
     table = make_table("policy", right=headings, title=title)
@@ -229,7 +216,6 @@ def _replay_table(found: dict[str, Any]) -> Table:
 
 
 def _advice_table(found: dict[str, Any]) -> Table:
-    """The best length of every drafter, plain decoding and the adaptive default."""
     title = f"{Path(found['trace']).name}: {counted(found['num_requests'], 'request')}"
     headings = (_speed_head(found["unit"]), "x plain", "95%")
     table = make_table("setting", right=headings, title=title)
@@ -249,7 +235,7 @@ def _label(row: dict[str, Any]) -> str:
 
 def _warn(coverage: dict[str, float] | None) -> None:
     """Name the drafters whose scores the replay has to guess."""
-    thin = {name: share for name, share in (coverage or {}).items() if share < WELL_COVERED}
+    thin = {name: share for name, share in (coverage or {}).items() if share < a.WELL_COVERED}
     if thin:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in thin.items())
         say(

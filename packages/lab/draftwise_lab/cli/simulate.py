@@ -93,14 +93,11 @@ def _run(match: Match, seeds: range, jobs: int, *, quiet: bool) -> Outcome:
     """The match, with a progress bar on stderr unless ``quiet`` or not on a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        tasks = [bar.add_task(what, total=len(seeds)) for what in ("hindsight", "play")]
-        return run_match(
-            match, seeds, jobs, lambda phase, done: bar.update(tasks[phase], completed=done)
-        )
+        both = [bar.add_task(what, total=len(seeds)) for what in ("hindsight", "play")]
+        return run_match(match, seeds, jobs, lambda n, done: bar.update(both[n], completed=done))
 
 
 def _show(found: list[dict[str, Any]], as_json: bool) -> None:
-    """One JSON object (a list of them for several pools), or a table for each."""
     if as_json:
         print(json.dumps(found[0] if len(found) == 1 else found))
         return
@@ -133,15 +130,13 @@ def _average_table(one: dict[str, Any]) -> Table:
 
 
 def _domain_table(one: dict[str, Any], domains: Sequence[str]) -> Table:
-    """MAT (and speed over plain) of every policy in every domain."""
     table = Table(title="MAT by domain (x plain)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("policy")
     for domain in domains:
         table.add_column(broken(domain, _NAME), justify="right")
     cells = {(row["domain"], row["policy"]): row for row in one["results"]}
     for label in one["average"]:
-        rows = [cells[domain, label] for domain in domains]
-        table.add_row(
-            broken(label, _NAME), *(f"{row['mat']:.2f} ({row['speedup']:.2f})" for row in rows)
-        )
+        rows = (cells[domain, label] for domain in domains)
+        texts = [f"{row['mat']:.2f} ({row['speedup']:.2f})" for row in rows]
+        table.add_row(broken(label, _NAME), *texts)
     return table

@@ -45,11 +45,9 @@ _QUICK = "--quick"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result for one type; ``reason`` is empty where it is supported.
-
-    rows: how several rows are read. law: the p-value of the sampled distribution of one token; None
-    = texts were not compared.
-    """
+    """The result for one type; ``reason`` is empty where it is supported. rows: how several rows
+    are read. law: the p-value of the sampled distribution of one token; None = texts were not
+    compared."""
 
     type: str
     reason: str = ""
@@ -68,15 +66,9 @@ def all_types() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def survey(
-    types: Sequence[str],
-    seen: Callable[[Finding], None] = lambda _: None,
-    is_quick: bool = False,
-) -> list[Finding]:
-    """A finding for each type, in order; ``seen`` is called with each.
-
-    is_quick: the self-check alone, without texts.
-    """
+def survey(types: Sequence[str], seen: Callable[[Finding], None], is_quick: bool) -> list[Finding]:
+    """A finding for each type, in order; ``seen`` is called with each. is_quick: the self-check
+    alone, without texts."""
     found: dict[str, Finding] = {}
     left = list(types)
     while left:
@@ -100,14 +92,12 @@ def _piece(types: Sequence[str], is_quick: bool) -> Iterator[Finding]:
         for line in process.stdout:
             if line.startswith(b"{"):
                 told = json.loads(line)
-                yield Finding(**{**told, "kinds": tuple(told["kinds"])})
+                yield Finding(**told | {"kinds": tuple(told["kinds"])})
 
 
 def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) -> Finding:
     """Build a type with tiny random weights, check it, and compare its speculative text.
-
-    num_tokens: tokens of each answer that is compared with plain forwards.
-    """
+    num_tokens: tokens of each answer that is compared with plain forwards."""
     try:
         module = tiny_module(tiny_config(transformers.CONFIG_MAPPING[name]()))
     except Exception as error:
@@ -123,9 +113,7 @@ def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) 
 
 def _try(name: str, module: Any, num_tokens: int) -> Finding:
     """The self-check, greedy text of single and ragged rows, and one token's distribution.
-
-    num_tokens: 0 = the self-check alone.
-    """
+    num_tokens: 0 = the self-check alone."""
     drafter = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -172,10 +160,8 @@ def _largest_gap(module: Any, prompt: Sequence[int], text: Sequence[int]) -> flo
 
 
 def _law(made: Any, module: Any, first_seed: int) -> float:
-    """The p-value of an answer's first drafted token at T = 1 against plain forwards.
-
-    first_seed: with the same draws for all types their p-values would be equal.
-    """
+    """The p-value of an answer's first drafted token at T = 1 against plain forwards. first_seed:
+    with the same draws for all types their p-values would be equal."""
     prompt = _PROMPTS[0]
     first = torch.softmax(_plain(module, prompt)[-1].double(), -1).numpy()
     counts = np.zeros(len(first))
@@ -239,8 +225,8 @@ _TAIL = "\n## Refused, and why\n\n| type | reason |\n|---|---|\n"
 
 
 def page(findings: Sequence[Finding], path: Path) -> str:
-    """The page in Markdown; path: its file."""
     served = [finding for finding in findings if finding.is_served]
+    refused = [finding for finding in findings if not finding.is_served]
     rows = [finding.rows for finding in served]
     head = _HEAD.format(
         version=version("transformers"),
@@ -251,12 +237,11 @@ def page(findings: Sequence[Finding], path: Path) -> str:
         states=sum(finding.has_states for finding in served),
         **{how: rows.count(how) for how in ("packed", "padded", "alone")},
         trees=sum(finding.has_trees for finding in served),
-        refused=len(findings) - len(served),
+        refused=len(refused),
     )
     in_cells = str.maketrans("|<>", "/()")
-    reasons = {f.type: f.reason.translate(in_cells) for f in findings if not f.is_served}
-    refused = [f"| {name} | {reason} |" for name, reason in reasons.items()]
-    return head + "\n".join(map(_row, served)) + "\n" + _TAIL + "\n".join(refused) + "\n"
+    reasons = [f"| {f.type} | {f.reason.translate(in_cells)} |" for f in refused]
+    return "\n".join([head + "\n".join(map(_row, served)), _TAIL + "\n".join(reasons), ""])
 
 
 def findings_of(text: str) -> dict[str, Finding]:
@@ -265,11 +250,8 @@ def findings_of(text: str) -> dict[str, Finding]:
     same = (f" {version('transformers')} are served", f" {NUM_TOKENS} tokens of")
     if not all(words in head for words in same):
         return {}
-    rows = [
-        [cell.strip() for cell in line[1:-1].split("|")]
-        for line in tables.splitlines()
-        if line.startswith("| ")
-    ]
+    lines = [line for line in tables.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
     found = [_served(*row) if len(row) > 2 else Finding(row[0], row[1]) for row in rows]
     return {finding.type: finding for finding in found if finding.reason != "reason"}
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from draftwise.checks import option
+from draftwise.checks import comma_separated, option
 from draftwise.cli import options as o
 from draftwise.cli import train as t
 from draftwise.cli.failures import Output, refused_values
@@ -67,9 +68,8 @@ def sweep(
         folders = head or ([loaded.home / "head"] if loaded.home else [])
         ways = s.fixed_ways([int(n) for n in sizes])
         ways += s.head_ways(folders, levels, lag)
-        field = s.Field(
-            base.target, loaded, ways, max_new_tokens=max_new_tokens, temperature=temperature
-        )
+        settings = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+        field = s.Field(base.target, loaded, ways, **settings)
         out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     points: dict[str, list[s.Point]] = {}
@@ -84,8 +84,7 @@ def sweep(
         record = {
             "command": command_line(),
             "environment": environment(hardware.threads),
-            "temperature": temperature,
-            "max_new_tokens": max_new_tokens,
+            **settings,
             "panels": found,
         }
         (out / "sweep.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
@@ -103,10 +102,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _numbers(option: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise DraftwiseError(f"{option} {text!r}: write numbers with commas") from None
+    return comma_separated(text, float, -inf, f"{option} {text!r}: write numbers with commas")
 
 
 def _show(name: str, panel: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Column, Table
@@ -28,7 +28,16 @@ def info(
     """Show the bundled models, their folders, and each drafter's acceptance by domain."""
     found = zoo.manifest()
     if as_json:
-        typer.echo(json.dumps(_report(found)))
+        paths = {"drafters": zoo.drafter_paths(), "eagles": zoo.eagle_paths()}
+        told = {
+            "target": str(zoo.target_path()),
+            **{kind: {n: str(path) for n, path in own.items()} for kind, own in paths.items()},
+            "domains": found["domains"],
+            "prompts": zoo.prompts(),
+            "acceptance": found["acceptance"],
+            "acceptance_by_depth": found.get("acceptance_by_depth", {}),
+        }
+        typer.echo(json.dumps(told))
         return
     console = Output()
     if not console.is_terminal:  # a file has room for whole names
@@ -39,48 +48,30 @@ def info(
     console.print(_folders(found["files"]))
 
 
-def _report(found: dict[str, Any]) -> dict[str, object]:
-    return {
-        "target": str(zoo.target_path()),
-        "drafters": {name: str(path) for name, path in zoo.drafter_paths().items()},
-        "eagles": {name: str(path) for name, path in zoo.eagle_paths().items()},
-        "domains": found["domains"],
-        "prompts": zoo.prompts(),
-        "acceptance": found["acceptance"],
-        "acceptance_by_depth": found.get("acceptance_by_depth", {}),
-    }
-
-
-def _name(heading: str) -> Column:
-    """A column of names, which are never truncated."""
-    return Column(heading, no_wrap=True)
-
-
 def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:
-    """The acceptance matrix, with the best drafter of every domain in bold."""
     columns = list(next(iter(acceptance.values())))
     best = {domain: max(row[domain] for row in acceptance.values()) for domain in columns}
-    table = Table(_name("drafter"), *columns, title="acceptance probability at temperature 1")
+    first = Column("drafter", no_wrap=True)
+    table = Table(first, *columns, title="acceptance probability at temperature 1")
     for name, row in acceptance.items():
-        cells = [
-            f"[bold green]{row[d]:.2f}[/]" if row[d] == best[d] else f"{row[d]:.2f}"
-            for d in columns
-        ]
-        table.add_row(name, *cells)
+        marks = ("[bold green]" if row[domain] == best[domain] else "" for domain in columns)
+        table.add_row(name, *(f"{m}{row[d]:.2f}" for m, d in zip(marks, columns, strict=True)))
     return table
 
 
 def _depths(acceptance: dict[str, dict[str, list[float]]]) -> Table:
     """The EAGLE heads: alpha of the first token of a draft, and of its fourth."""
     columns = list(next(iter(acceptance.values())))
-    table = Table(_name("EAGLE head"), *columns, title="the same of a draft's first > fourth token")
+    first = Column("EAGLE head", no_wrap=True)
+    table = Table(first, *columns, title="the same of a draft's first > fourth token")
     for name, row in acceptance.items():
         table.add_row(name, *(f"{row[d][0]:.2f} > {row[d][3]:.2f}" for d in columns))
     return table
 
 
 def _folders(files: dict[str, dict[str, object]]) -> Table:
-    table = Table(_name("model"), "MB", Column("folder", overflow="fold"), title="bundled models")
+    heads = Column("model", no_wrap=True), "MB", Column("folder", overflow="fold")
+    table = Table(*heads, title="bundled models")
     paths = {"target": zoo.target_path(), **zoo.drafter_paths(), **zoo.eagle_paths()}
     for name, path in paths.items():
         key = next(key for key in files if key.split("/")[-2] == name)

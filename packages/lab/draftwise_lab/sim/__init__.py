@@ -21,8 +21,9 @@ if TYPE_CHECKING:
         report as text_report, results, run_match, score_prompts, sums_by_text, totals,
     )
     from draftwise_lab.sim.presets import (
-        DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B, METASD_LENGTH, PAPERS, SETTINGS, Setting,
-        alpha_of, from_speedups, mean_tokens, metasd_table, multilingual_overhead, setting,
+        DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B, METASD_EAGLE_OVERHEAD, METASD_LENGTH, PAPERS,
+        SETTINGS, Setting, alpha_of, from_speedups, mean_tokens, metasd_table, metasd_world,
+        multilingual_overhead, setting,
     )
     from draftwise_lab.sim.regret import (
         best_plan_curve, exp3spec_bound, fixed_mats, geometric_lower_bound, metasd_leading_term,

@@ -45,20 +45,15 @@ class CostTable:
 def _stretched(seconds: Sequence[float], num: int) -> Floats:
     """[num] the curve, continued at its last slope."""
     known = np.asarray(seconds, dtype=np.float64)
-    if len(known) >= num:
-        return known[:num]
     slope = known[-1] - known[-2] if len(known) > 1 else 0.0
-    return np.concatenate([known, known[-1] + slope * np.arange(1, num - len(known) + 1)])
-
-
-_BIG, _RETRIEVAL = "big", ("pld3", "sam", "lookup")
+    more = known[-1] + slope * np.arange(1, num - len(known) + 1)
+    return np.concatenate([known, more])[:num]
 
 
 def _regime(slope: float, small: float, big: float, read_share: float) -> CostTable:
     """Target forward of one token = 1; ``slope`` for each further one; retrieval 0.002."""
-    draft_s = {_BIG: big, **dict.fromkeys(_RETRIEVAL, 0.002)}
-    table = {1: (1.0, 1.0 + slope)}
-    return CostTable(table, draft_s, other_s=small, read_share=read_share)
+    draft_s = {"big": big, **dict.fromkeys(("pld3", "sam", "lookup"), 0.002)}
+    return CostTable({1: (1.0, 1.0 + slope)}, draft_s, other_s=small, read_share=read_share)
 
 
 REGIMES: dict[str, CostTable] = {
@@ -71,42 +66,35 @@ a drafter reads costs 0.002 to 0.035 of its step: the bundled drafters take 0.03
 
 
 def load_costs(spec: str) -> CostTable:
-    """A cost table by name, or from a JSON file.
-
-    File: ``{"target_s": [1.0, 1.1], "draft_s": {"small": 0.04}, "other_s": 0.05}``; ``target_s``
-    may also be ``{"1": [..], "8": [..]}``, by batch size. Raises DraftwiseError.
-    """
+    """A cost table by name, or from a JSON file. File: ``{"target_s": [1.0, 1.1], "draft_s":
+    {"small": 0.04}, "other_s": 0.05}``; ``target_s`` may also be ``{"1": [..], "8": [..]}``, by
+    batch size. Raises DraftwiseError."""
     if spec in REGIMES:
         return REGIMES[spec]
     path = Path(spec)
     if not path.is_file():
-        names = ", ".join(REGIMES)
-        raise DraftwiseError(f"unknown costs {spec!r}; the names are: {names}, or a JSON file")
+        raise DraftwiseError(
+            f"unknown costs {spec!r}; the names are: {', '.join(REGIMES)}, or a JSON file"
+        )
     try:
         found = strict_json(read_text(path, STATE_BYTES))
         given = found["target_s"]
         by_batch = given if isinstance(given, dict) else {"1": given}
+        usual = {"other_s": 0.0, "score_share": SCORE_SHARE, "read_share": 0.0}
         table = CostTable(
             {int(size): [float(s) for s in curve] for size, curve in by_batch.items()},
             {str(name): float(s) for name, s in found.get("draft_s", {}).items()},
-            float(found.get("other_s", 0.0)),
-            float(found.get("score_share", SCORE_SHARE)),
-            float(found.get("read_share", 0.0)),
+            **{name: float(found.get(name, value)) for name, value in usual.items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DraftwiseError(
             f"{path} is no cost table ({error}): write "
             '{"target_s": [1.0, 1.1], "draft_s": {"DRAFTER": 0.05}}'
         ) from error
-    _check(table, path)
-    return table
-
-
-def _check(table: CostTable, path: Path) -> None:
-    """Seconds of forwards are above zero, those of drafters at least zero."""
     curves = list(table.target_s.values())
     if not curves or any(not curve or min(curve) <= 0 for curve in curves):
         raise DraftwiseError(f"{path}: target_s needs seconds above 0 for at least one token")
     shares = table.score_share, table.read_share
     if min([*table.draft_s.values(), table.other_s, *shares]) < 0:
         raise DraftwiseError(f"{path}: seconds of a draft step cannot be negative")
+    return table

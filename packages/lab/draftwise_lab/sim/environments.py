@@ -31,10 +31,8 @@ class Environment(Protocol):
     def costs(self) -> CostTable: ...
 
     def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
-        """The domain's texts for this seed, always the same ones.
-
-        num_tokens: the engine's limit; longest: the longest draft that may start at its end.
-        """
+        """The domain's texts for this seed, always the same ones. num_tokens: the engine's limit;
+        longest: the longest draft that may start at its end."""
         ...
 
 
@@ -61,10 +59,8 @@ def text_of(
     alphas: Mapping[str, Floats], seed: int, domain: str, num_tokens: int,
     eos_rate: float = 0.0, batch_size: int = 1,
 ) -> Text:  # fmt: skip
-    """A text from each drafter's alphas [``num_positions``]; the coins are drawn here.
-
-    eos_rate: probability that a token is the last; the target draws it, so no policy can change it.
-    """
+    """A text from each drafter's alphas [``num_positions``]; the coins are drawn here. eos_rate:
+    probability that a token is the last; the target draws it, so no policy can change it."""
     length = num_tokens
     if eos_rate > 0.0:
         length = min(num_tokens, int(stream(seed, domain, "", "end").geometric(eos_rate)))
@@ -78,11 +74,7 @@ def text_of(
 
 
 class Drawn:
-    """One text per seed, from each drafter's alphas along it.
-
-    Subclasses define ``alphas``; domains and drafters are those of ``table`` (by domain and
-    drafter).
-    """
+    """One text per seed, from each drafter's ``alphas``; ``table`` is by domain and drafter."""
 
     costs: CostTable
     eos_rate: float = 0.0
@@ -110,8 +102,6 @@ class Drawn:
 
 @dataclass(frozen=True)
 class FromMeans(Drawn):
-    """Environments that are defined by each drafter's mean alpha in each domain."""
-
     means: Means
     costs: CostTable
 
@@ -279,10 +269,7 @@ class Confident(Drawn):
         tops = np.clip(noisy, 1.0 / (others + 1), 0.999)[PROMPT_TOKENS:]
         text = text_of({self.drafter: alphas}, seed, domain, num_tokens)
         rest = (1.0 - tops) / others
-        track = replace(
-            text.tracks[self.drafter],
-            max_probs=tops,
-            entropies=-(tops * np.log(tops) + others * rest * np.log(rest)),
-            margins=np.maximum(tops - rest, 0.0),
-        )
-        return [replace(text, tracks={self.drafter: track})]
+        entropies = -(tops * np.log(tops) + others * rest * np.log(rest))
+        beliefs: Any = {"max_probs": tops, "entropies": entropies}
+        beliefs["margins"] = np.maximum(tops - rest, 0.0)
+        return [replace(text, tracks={self.drafter: replace(text.tracks[self.drafter], **beliefs)})]

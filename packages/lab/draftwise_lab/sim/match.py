@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,10 +27,8 @@ from draftwise_lab.sim.text import Text
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """[K] rounds and seconds of every plan, played alone from the text's start to its end.
-
-    tokens: of the text; plain_s: seconds of decoding it plainly.
-    """
+    """[K] rounds and seconds of every plan, played alone from the text's start to its end. tokens:
+    of the text; plain_s: seconds of decoding it plainly."""
 
     rounds: Floats
     seconds: Floats
@@ -41,8 +40,7 @@ def fixed_path(
     text: Text, plan: Plan, guides: Mapping[str, StopRule]
 ) -> tuple[list[int], list[int]]:
     """Where each round of a fixed plan ends (in tokens), and how many tokens it drafted."""
-    ends: list[int] = []
-    drafted: list[int] = []
+    ends, drafted = list[int](), list[int]()
     position, guide = 0, guides.get(plan.rule)
     track = None if plan.drafter == NONE else text.tracks[plan.drafter]
     while position < text.length:
@@ -69,15 +67,12 @@ def totals(
         rounds[index] = len(drafted)
         draft_s = known.draft_s.get(plan.drafter, 0.0)
         seconds[index] = counts @ (known.target_s + draft_s * np.arange(longest + 1))
-    plain_s = text.length * float(known.target_s[0])
-    return Totals(rounds, seconds, text.length, plain_s)
+    return Totals(rounds, seconds, text.length, text.length * float(known.target_s[0]))
 
 
 def best_plan(found: Sequence[Totals], *, by_seconds: bool, among: Ints | None = None) -> int:
-    """The plan with the smallest total over all texts; ties go to the first.
-
-    among: indices of the plans to consider; None = all.
-    """
+    """The plan with the smallest total over all texts; ties go to the first. among: indices of the
+    plans to consider; None = all."""
     total = np.sum([t.seconds if by_seconds else t.rounds for t in found], axis=0)
     chosen = np.arange(len(total)) if among is None else among
     return int(chosen[total[chosen].argmin()])
@@ -127,10 +122,8 @@ class Reference:
 
 
 def guides_of(plans: Sequence[Plan]) -> dict[str, StopRule]:
-    """The stop rules of the plans; ``fixed`` needs none.
-
-    Errors: DraftwiseError for a rule that reads hidden states: simulated text has none.
-    """
+    """The stop rules of the plans; ``fixed`` needs none. Errors: DraftwiseError for a rule that
+    reads hidden states: simulated text has none."""
     rules = {plan.rule for plan in plans} - {"fixed"}
     guides = {rule: registry.make_guide(rule) for rule in sorted(rules)}
     for rule, guide in guides.items():
@@ -142,10 +135,8 @@ def guides_of(plans: Sequence[Plan]) -> dict[str, StopRule]:
 def score_prompts(
     request: SimulatedRequest, policy: Policy, *, everyone: bool
 ) -> Iterator[Evidence]:
-    """Prompt scores, as the engine collects them: a policy that probes chooses the drafters.
-
-    The policy learns each score before it is asked for the next drafter.
-    """
+    """Prompt scores, as the engine collects them: a policy that probes chooses the drafters. The
+    policy learns each score before it is asked for the next drafter."""
     asks_itself = isinstance(policy, ProbingPolicy) and not everyone
     yield request.prompt_evidence(request.retrieving if asks_itself else None)
     if asks_itself and isinstance(policy, ProbingPolicy) and (looks := policy.drafters_to_probe()):
@@ -156,17 +147,14 @@ def play(
     text: Text, contestant: Contestant, costs: CostTable, reference: Reference,
     seed: np.random.SeedSequence, tags: Mapping[str, Any], *, with_estimates: bool = False,
 ) -> Iterator[Row]:  # fmt: skip
-    """Every round of one policy on one text; ``tags`` (seed, domain) go into every row.
-
-    Raises DraftwiseError for an unknown policy, reward or feedback.
-    """
+    """Every round of one policy on one text; ``tags`` (seed, domain) go into every row. Raises
+    DraftwiseError for an unknown policy, reward or feedback."""
     plans = contestant.plans
     policy = registry.make_policy(
         contestant.policy, len(plans), seed, plans=plans, request_tokens=text.limit
     )
-    reward = None
-    if not isinstance(policy, PricingPlans):  # otherwise the evidence contains everything
-        reward = registry.make_reward(contestant.reward)
+    has_all = isinstance(policy, PricingPlans)  # the evidence contains everything
+    reward = None if has_all else registry.make_reward(contestant.reward)
     builder = registry.make_feedback(contestant.feedback, plans=plans, reward=reward)
     request = SimulatedRequest(text, plans, costs, guides_of(plans))
     told_s = 0.0  # seconds reported so far; the first row includes the prompt's
@@ -212,11 +200,8 @@ def play(
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """The course of one run, by round.
-
-    Position, cumulative regret, whether the best plan played, and estimates [R, K] if they were
-    kept.
-    """
+    """The course of one run, by round. Position, cumulative regret, whether the best plan played,
+    and estimates [R, K] if they were kept."""
 
     positions: list[int]
     regrets: list[int]
@@ -242,28 +227,20 @@ class Run:
 
 def fold(rows: Iterator[Row], *, with_trail: bool = False) -> Run:
     seen = list(rows)
-    first, last = seen[0], seen[-1]
-    trail = None
-    if with_trail:
-        trail = Trail(
-            [row["position"] for row in seen],
-            [row["regret"] for row in seen],
-            [row["is_best"] for row in seen],
-            [row["estimates"] for row in seen if row["estimates"] is not None],
-        )
+    column = {key: [row[key] for row in seen] for key in seen[0]}
+    estimates = [each for each in column["estimates"] if each is not None]
+    trail = Trail(column["position"], column["regret"], column["is_best"], estimates)
+    tags: Any = {key: seen[0][key] for key in ("seed", "domain", "text", "policy")}
     return Run(
-        seed=first["seed"],
-        domain=first["domain"],
-        text=first["text"],
-        policy=first["policy"],
+        **tags,
         rounds=len(seen),
-        tokens=last["position"],
-        drafted=sum(row["drafted"] for row in seen),
-        accepted=sum(row["accepted"] for row in seen),
-        seconds=math.fsum(row["seconds"] for row in seen),
-        regret=float(last["regret"]),
-        best_plan_ratio=sum(row["is_best"] for row in seen) / len(seen),
-        trail=trail,
+        tokens=column["position"][-1],
+        drafted=sum(column["drafted"]),
+        accepted=sum(column["accepted"]),
+        seconds=math.fsum(column["seconds"]),
+        regret=float(column["regret"][-1]),
+        best_plan_ratio=sum(column["is_best"]) / len(seen),
+        trail=trail if with_trail else None,
     )
 
 
@@ -301,25 +278,18 @@ def make_plans(
     drafters: Sequence[str], lengths: Sequence[int], rules: Sequence[str] = ("fixed",)
 ) -> tuple[Plan, ...]:
     """Drafters x lengths x rules, with ``none`` first if 0 is among the lengths."""
-    plans = [
-        Plan(drafter, length, rule)
-        for drafter in drafters
-        for length in lengths
-        if length > 0
-        for rule in rules
-    ]
-    return tuple([PLAIN, *plans] if 0 in lengths else plans)
+    able = product(drafters, (length for length in lengths if length > 0), rules)
+    plans = tuple(Plan(*one) for one in able)
+    return (PLAIN, *plans) if 0 in lengths else plans
 
 
 def make_contestant(
     label: str, drafters: Sequence[str], lengths: Sequence[int], rules: Sequence[str] = ("fixed",),
     *, reward: str | None = None, feedback: str | None = None,
 ) -> Contestant:  # fmt: skip
-    """A contestant from its label.
-
-    Options that the label leaves open are ``reward``, ``feedback``, or those of the policy's own
-    paper. Errors: DraftwiseError for an unknown policy, reward, feedback or length.
-    """
+    """A contestant from its label. Options that the label leaves open are ``reward``, ``feedback``,
+    or those of the policy's own paper. Errors: DraftwiseError for an unknown policy, reward,
+    feedback or length."""
     head, *others = label.split("/")
     spec, _, own_lengths = head.partition("@")
     if len(others) > 2:
@@ -363,8 +333,7 @@ class Match:
 
     @property
     def longest(self) -> int:
-        mine = [plan.length for c in self.contestants for plan in c.plans]
-        return max([*mine, *(plan.length for plan in self.plans)])
+        return max(plan.length for plan in self.plans)
 
     def texts(self, seed: int) -> list[tuple[str, Text]]:
         return [
@@ -388,11 +357,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TextSums:
-    """Sums over all seeds for each of P texts.
-
-    Domain, tokens, and seconds of plain decoding [P], of every plan of the match [K, P] and of
-    every policy, by label [P].
-    """
+    """Sums over all seeds for each of P texts. Domain, tokens, and seconds of plain decoding [P],
+    of every plan of the match [K, P] and of every policy, by label [P]."""
 
     domains: NDArray[np.str_]
     tokens: Floats
@@ -421,7 +387,6 @@ def sums_by_text(outcome: Outcome) -> TextSums:
 
 
 def every_plan(contestants: Sequence[Contestant], plans: Sequence[Plan]) -> tuple[Plan, ...]:
-    """All plans of a match, each once, the setting's own first."""
     return tuple(dict.fromkeys([*plans, *(plan for c in contestants for plan in c.plans)]))
 
 
@@ -444,8 +409,7 @@ def run_match(
 
 def look_back(match: Match, seed: int) -> Hindsight:
     """Rounds and seconds of every plan on every text of a seed."""
-    guides = guides_of(match.plans)
-    costs = match.environment.costs
+    guides, costs = guides_of(match.plans), match.environment.costs
     found: Hindsight = {domain: {} for domain in match.environment.domains}
     for domain, text in match.texts(seed):
         found[domain][seed, text.name] = totals(text, match.plans, costs, guides)
@@ -465,9 +429,11 @@ def best_plans(match: Match, hindsight: Hindsight) -> Best:
         found = list(hindsight[domain].values())
         for contestant in match.contestants:
             among = np.array([places[plan] for plan in contestant.plans])
-            by_rounds = best_plan(found, by_seconds=False, among=among)
-            by_seconds = best_plan(found, by_seconds=True, among=among)
-            best[domain, contestant.label] = match.plans[by_rounds], match.plans[by_seconds]
+            by_rounds, by_seconds = (
+                match.plans[best_plan(found, by_seconds=what, among=among)]
+                for what in (False, True)
+            )
+            best[domain, contestant.label] = by_rounds, by_seconds
     return best
 
 
@@ -477,12 +443,11 @@ def play_seed(match: Match, best: Best, seed: int) -> list[Run]:
         for contestant in match.contestants:
             by_rounds, by_seconds = best[domain, contestant.label]
             ends, _ = fixed_path(text, by_rounds, guides)
-            reference = Reference(ends, contestant.plans.index(by_seconds))
-            tags: dict[str, Any] = {"seed": seed, "domain": domain}
             rows = play(
-                text, contestant, match.environment.costs, reference,
-                policy_seed(seed, text.name, contestant.label), tags,
-                with_estimates=match.with_trails,
+                text, contestant, match.environment.costs,
+                Reference(ends, contestant.plans.index(by_seconds)),
+                policy_seed(seed, text.name, contestant.label),
+                {"seed": seed, "domain": domain}, with_estimates=match.with_trails,
             )  # fmt: skip
             runs.append(fold(rows, with_trail=match.with_trails))
     return runs
@@ -495,7 +460,6 @@ def policy_seed(seed: int, text: str, label: str) -> np.random.SeedSequence:
 
 
 def _map(work: Callable[[int], Found], seeds: Sequence[int], jobs: int) -> Iterator[Found]:
-    """Results in the order of the seeds, from this process or from ``jobs`` others."""
     if jobs <= 1:
         yield from map(work, seeds)
         return
@@ -508,10 +472,8 @@ def make_match(
     feedback: str | None = None, tokens: int | None = None, lengths: str | None = None,
     num_drafters: int | None = None, with_trails: bool = False,
 ) -> Match:  # fmt: skip
-    """A checked match from labels and options as a user types them.
-
-    None leaves an option to the setting, or to the policy's own paper. Errors: DraftwiseError.
-    """
+    """A checked match from labels and options as a user types them. None leaves an option to the
+    setting, or to the policy's own paper. Errors: DraftwiseError."""
     environment = chosen.make(num_drafters)
     own = parse_lengths(lengths) if lengths else chosen.lengths
     labels = list(dict.fromkeys(policies or chosen.panel))
@@ -544,7 +506,6 @@ def half_width(values: Sequence[float] | Floats) -> float | None:
 
 
 def results(match: Match, outcome: Outcome) -> list[Result]:
-    """A row for every domain and contestant, followed by the rows of hindsight."""
     rows: list[Result] = []
     for domain, found in outcome.hindsight.items():
         for contestant in match.contestants:
@@ -556,16 +517,11 @@ def results(match: Match, outcome: Outcome) -> list[Result]:
 
 
 def _played(runs: Sequence[Run], plain: Sequence[float]) -> Result:
-    regrets = [run.regret for run in runs]
-    row = _row(
-        (runs[0].domain, runs[0].policy),
-        tokens=[run.tokens for run in runs],
-        rounds=[run.rounds for run in runs],
-        seconds=[run.seconds for run in runs],
-        plain=plain,
+    regrets, drafted = [run.regret for run in runs], sum(run.drafted for run in runs)
+    tokens, rounds, seconds = (
+        [getattr(run, key) for run in runs] for key in ("tokens", "rounds", "seconds")
     )
-    drafted = sum(run.drafted for run in runs)
-    return row | {
+    return _row((runs[0].domain, runs[0].policy), tokens, rounds, seconds, plain) | {
         "regret": float(np.mean(regrets)),
         "regret_ci95": half_width(regrets),
         "best_plan_ratio": float(np.mean([run.best_plan_ratio for run in runs])),
@@ -577,20 +533,16 @@ def _hindsight_rows(match: Match, domain: str, found: Sequence[Totals]) -> list[
     """Plain decoding, the best plan of the domain, and the best of each text, by seconds."""
     index = best_plan(found, by_seconds=True)
     tokens, plain = [t.tokens for t in found], [t.plain_s for t in found]
-    each = [int(t.seconds.argmin()) for t in found]
 
-    def row(label: str, rounds: Sequence[float], seconds: Sequence[float]) -> Result:
+    def row(label: str, plans: Sequence[int]) -> Result:
+        pairs = list(zip(found, plans, strict=True))
+        rounds, seconds = [t.rounds[i] for t, i in pairs], [t.seconds[i] for t, i in pairs]
         return _row((domain, label), tokens, rounds, seconds, plain)
 
-    best = row(BEST_ROW, [t.rounds[index] for t in found], [t.seconds[index] for t in found])
     return [
-        row(PLAIN_ROW, tokens, plain),
-        best | {"plan": str(match.plans[index])},
-        row(
-            BEST_EACH_ROW,
-            [t.rounds[i] for t, i in zip(found, each, strict=True)],
-            [t.seconds[i] for t, i in zip(found, each, strict=True)],
-        ),
+        _row((domain, PLAIN_ROW), tokens, tokens, plain, plain),
+        row(BEST_ROW, [index] * len(found)) | {"plan": str(match.plans[index])},
+        row(BEST_EACH_ROW, [int(t.seconds.argmin()) for t in found]),
     ]
 
 
@@ -598,7 +550,6 @@ def _row(
     who: tuple[str, str], tokens: Sequence[float], rounds: Sequence[float],
     seconds: Sequence[float], plain: Sequence[float],
 ) -> Result:  # fmt: skip
-    """A row from each text's counts and seconds."""
     total_s = math.fsum(seconds)
     each_mat = np.array(tokens) / np.array(rounds)
     each_speedup = np.array(plain) / np.array(seconds)
@@ -626,12 +577,10 @@ def averages(rows: Sequence[Result]) -> dict[str, Result]:
             for key in ("mat", "rounds", "tok_per_s", "regret", "best_plan_ratio")
             if key in mine[0]
         }
-        speedups = [row["speedup"] for row in mine]
-        average["speedup"] = float(np.exp(np.mean(np.log(speedups))))
+        average["speedup"] = float(np.exp(np.mean(np.log([row["speedup"] for row in mine]))))
         average["slowest_speedup"] = min(row["slowest_speedup"] for row in mine)
         halves = [row["ci95"] for row in mine]
-        is_known = None not in halves
-        average["ci95"] = math.hypot(*halves) / len(mine) if is_known else None
+        average["ci95"] = None if None in halves else math.hypot(*halves) / len(mine)
         found[label] = average
     return found
 
@@ -641,20 +590,17 @@ def report(
 ) -> dict[str, Any]:
     """``{"preset", "results": [..], "average": {policy: {..}}, ..}``; see docs/lab/simulator.md."""
     rows = results(match, outcome)
+    policies = {
+        c.label: {key: getattr(c, key) for key in ("policy", "reward", "feedback")}
+        | {"num_plans": len(c.plans)}
+        for c in match.contestants
+    }
     return {
         "preset": preset,
         "tokens": match.tokens,
         "num_drafters": num_drafters,
         "domains": list(match.environment.domains),
-        "policies": {
-            c.label: {
-                "policy": c.policy,
-                "reward": c.reward,
-                "feedback": c.feedback,
-                "num_plans": len(c.plans),
-            }
-            for c in match.contestants
-        },
+        "policies": policies,
         "results": rows,
         "average": averages(rows),
     }

@@ -10,18 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from draftwise import checks
 from draftwise.types import DraftwiseError
+from draftwise_lab.sim import environments as e
 from draftwise_lab.sim.costs import CostTable
-from draftwise_lab.sim.environments import (
-    Confident,
-    Cycles,
-    Drifting,
-    Environment,
-    IndependentAlphas,
-    Load,
-    Piecewise,
-    TruncatedGeometric,
-)
+from draftwise_lab.sim.environments import Environment, IndependentAlphas
 
 PAPERS = tomllib.loads(Path(__file__).with_name("papers.toml").read_text("utf-8"))
 """Numbers of the papers' tables."""
@@ -41,6 +34,8 @@ METASD_JAPANESE_BE = (0.232, 0.099, 0.081, 0.074, 0.106)
 """MetaSD, table 2: mean accepted / 5 on Japanese queries, drafters in the order of table 9."""
 METASD_LENGTH = 5
 """MetaSD's N_max."""
+METASD_EAGLE_OVERHEAD = 1.0 + METASD_LENGTH / 25.0
+"""A round's seconds over a plain forward's: HedgeSpec 4.3.1, a draft step is 1/25 of a forward."""
 
 
 def metasd_table(name: str) -> Table:
@@ -92,15 +87,11 @@ Maker = Callable[[int | None], Environment]
 
 def pool_of(column: Mapping[str, float], best: str, num: int, length: int) -> dict[str, float]:
     """alphas of ``num`` drafters: a domain's specialist, and others close to the rest of the
-    column.
-
-    The specialist stands in the middle; the others cycle through the rest of the column, each time
-    3% of a token worse, so that no two are equal.
-    """
+    column. The specialist stands in the middle; the others cycle through the rest of the column,
+    each time 3% of a token worse, so that no two are equal."""
     rest = [tokens for name, tokens in column.items() if name != best]
-    others = [
-        max(1.05, rest[i % len(rest)] * (1.0 - 0.03 * (i // len(rest)))) for i in range(num - 1)
-    ]
+    passes = (divmod(i, len(rest)) for i in range(num - 1))
+    others = [max(1.05, rest[place] * (1.0 - 0.03 * times)) for times, place in passes]
     others.insert(num // 2, column[best])
     return {f"drafter{i + 1}": alpha_of(t, length) for i, t in enumerate(others)}
 
@@ -116,12 +107,11 @@ def hedgespec(
         costs = CostTable({1: (plain_s,)}, other_s=(mat / tok_per_s - plain_s) / length)
         for place, (domain, best) in enumerate(zip(DOMAINS, names, strict=True)):
             column = {name: table[name][place] for name in names}
-            means[domain] = (
-                {name: alpha_of(tokens, length) for name, tokens in column.items()}
-                if num_drafters is None
-                else pool_of(column, best, num_drafters, length)
-            )
-        return TruncatedGeometric(means, costs)
+            if num_drafters is None:
+                means[domain] = {name: alpha_of(t, length) for name, t in column.items()}
+            else:
+                means[domain] = pool_of(column, best, num_drafters, length)
+        return e.TruncatedGeometric(means, costs)
 
     return make
 
@@ -130,9 +120,7 @@ def from_speedups(
     table: Mapping[str, Sequence[float]], overhead: float, drafters: Sequence[str]
 ) -> IndependentAlphas:
     """Drafters with the speedups of a table of MetaSD: MAT = speedup x overhead, alphas i.i.d.
-
-    overhead: seconds of a round relative to a plain forward.
-    """
+    overhead: seconds of a round relative to a plain forward."""
     means = {
         domain: {
             name: alpha_of(max(1.0, speedup * overhead), METASD_LENGTH)
@@ -143,24 +131,29 @@ def from_speedups(
     return IndependentAlphas(means, CostTable({1: (1.0,)}, other_s=(overhead - 1) / METASD_LENGTH))
 
 
+def metasd_world(name: str, overhead: float, kind: str = "drafter") -> IndependentAlphas:
+    """Five drafters that are alone as fast as in a table of MetaSD."""
+    return from_speedups(metasd_table(name), overhead, [f"{kind}{i}" for i in range(1, 6)])
+
+
 def multilingual() -> IndependentAlphas:
     names = [f"{language.lower()}-drafter" for language in METASD_MULTILINGUAL]
     return from_speedups(METASD_MULTILINGUAL, multilingual_overhead(), names)
 
 
-def two_languages() -> Piecewise:
+def two_languages() -> Environment:
     world = multilingual()
-    return Piecewise({"Fr then Zh": ("Fr", "Zh")}, world.means, world.costs)
+    return e.Piecewise({"Fr then Zh": ("Fr", "Zh")}, world.means, world.costs)
 
 
-def busy_server() -> Load:
+def busy_server() -> e.Load:
     """Rows are free up to about 64 tokens per forward, where the machine becomes compute-bound."""
     sizes, busy = (1, 8, 16, 32, 50), 64.0
     target_s = {
         size: [float(np.hypot(1.0, size * tokens / busy)) for tokens in range(1, 6)]
         for size in sizes
     }
-    return Load(sizes, (0.3, 0.9), CostTable(target_s, other_s=0.05))
+    return e.Load(sizes, (0.3, 0.9), CostTable(target_s, other_s=0.05))
 
 
 _EVEN = CostTable({1: (1.0,)}, other_s=0.05)
@@ -170,7 +163,7 @@ _MISLEADING = {
     "alternating": {"a": [1.0] * _BLOCK + [0.0] * _BLOCK, "b": [0.0] * _BLOCK + [1.0] * _BLOCK},
     "first good, then bad": {"a": [1.0] * _BLOCK + [0.2] * 10 * _BLOCK, "b": [0.6]},
 }
-_STOPPING = Confident(
+_STOPPING = e.Confident(
     {"coding": 0.75, "math": 0.65, "writing": 0.45}, CostTable({1: (1.0, 1.01)}, other_s=0.12)
 )
 _BANDITS = ("ucbspec", "exp3spec", "ucb1:beta=0.01")
@@ -182,11 +175,9 @@ _TAPOUT = ("ucb1:beta=1/blend", "ucb-tuned/blend", "ucb1:beta=1/simple")
 
 @dataclass(frozen=True)
 class Setting:
-    """An experiment: an environment, its plans, and the policies that play by default.
-
-    lengths: of drafts in tokens, 0 = the plan none. panel: labels of the default contestants.
-    tokens: of each text. rules: stop rules, each a plan of its own.
-    """
+    """An experiment: an environment, its plans, and the policies that play by default. lengths: of
+    drafts in tokens, 0 = the plan none. panel: labels of the default contestants. tokens: of each
+    text. rules: stop rules, each a plan of its own."""
 
     source: str
     make: Maker
@@ -222,17 +213,10 @@ SETTINGS: dict[str, Setting] = {
     ),
     "metasd-multilingual": _of("MetaSD, tables 2 and 9", multilingual, (5,), _METASD, 200),
     "metasd-black-box": _of(
-        "MetaSD, table 3",
-        lambda: from_speedups(
-            metasd_table("3"), multilingual_overhead(), [f"drafter{i}" for i in range(1, 6)]
-        ),
-        *((5,), _METASD, 200),
+        "MetaSD, table 3", lambda: metasd_world("3", multilingual_overhead()), (5,), _METASD, 200
     ),
-    "metasd-eagle": _of(  # HedgeSpec 4.3.1: a draft step is 1/25 of a target forward
-        "MetaSD, table 4",
-        lambda: from_speedups(
-            metasd_table("4"), 1.0 + METASD_LENGTH / 25.0, [f"eagle{i}" for i in range(1, 6)]
-        ),
+    "metasd-eagle": _of(
+        "MetaSD, table 4", lambda: metasd_world("4", METASD_EAGLE_OVERHEAD, "eagle"),
         *((5,), _METASD, 200),
     ),
     "banditspec-load": _of(
@@ -242,20 +226,20 @@ SETTINGS: dict[str, Setting] = {
     "nonstationary": _of("MetaSD, table 19", two_languages, (5,), _CHANGING, 400),
     "geometric": _of(
         "BanditSpec, eq. (4)",
-        lambda: TruncatedGeometric({"tgd": {"a": 0.8, "b": 0.6, "c": 0.5, "d": 0.4}}, _EVEN),
+        lambda: e.TruncatedGeometric({"tgd": {"a": 0.8, "b": 0.6, "c": 0.5, "d": 0.4}}, _EVEN),
         *((4,), ("ucbspec", "exp3spec"), 5000),
     ),
     "drifting": _of(
         "wandering alphas, drafters of unequal cost",
-        lambda: Drifting({"drift": {"small": 0.5, "other": 0.5, "large": 0.75}}, _UNEVEN),
+        lambda: e.Drifting({"drift": {"small": 0.5, "other": 0.5, "large": 0.75}}, _UNEVEN),
         (4,),
     ),
     "adversarial": _of(
-        "BanditSpec, assumption 5.1", lambda: Cycles(_MISLEADING, _EVEN), (4,), tokens=2000
+        "BanditSpec, assumption 5.1", lambda: e.Cycles(_MISLEADING, _EVEN), (4,), tokens=2000
     ),
     "censoring": _of(
         "HedgeSpec, example 7",
-        lambda: Cycles({"example 7": {"two-token": [1.0, 0.0], "steady": [0.6]}}, _EVEN),
+        lambda: e.Cycles({"example 7": {"two-token": [1.0, 0.0], "steady": [0.6]}}, _EVEN),
         (8,),
         tuple(f"normalhedge/expected-length/panoramic:{o}" for o in ("delay=0", "per_token=true")),
     ),
@@ -273,6 +257,5 @@ SETTINGS: dict[str, Setting] = {
 
 def setting(name: str) -> Setting:
     """The experiment of this name; DraftwiseError lists the valid ones."""
-    if name not in SETTINGS:
-        raise DraftwiseError(f"unknown preset {name!r}; the presets are: {', '.join(SETTINGS)}")
+    checks.known("preset", name, SETTINGS)
     return SETTINGS[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import numpy as np
 
 from draftwise.colours import PALETTE, drafter_colours
 from draftwise.types import NONE, DraftwiseError, Floats
-from draftwise_lab.plotting import band, dress, panels, require_matplotlib
-from draftwise_lab.sim.match import Contestant, Match, Outcome, Run, Totals, best_by_drafter
+from draftwise_lab.plotting import dress, panels, require_matplotlib
+from draftwise_lab.sim.match import Contestant, Match, Outcome, Run, Totals, Trail, best_by_drafter
 
 
 def ucbspec_bound(mats: Sequence[float], length: int, tokens: float, delta: float = 0.5) -> float:
@@ -104,22 +104,21 @@ def regret_curve(runs: Sequence[Run], num_points: int = 60) -> Curve:
     tokens = min(run.tokens for run in runs)
     xs = np.unique(np.linspace(1, tokens, num_points).astype(np.int64)).astype(np.float64)
     rows = []
-    for run in runs:
-        assert run.trail is not None
-        places = np.searchsorted(run.trail.positions, xs).clip(0, len(run.trail.positions) - 1)
-        rows.append(np.array(run.trail.regrets, dtype=np.float64)[places])
+    for trail in _trails(runs):
+        places = np.searchsorted(trail.positions, xs).clip(0, len(trail.positions) - 1)
+        rows.append(np.array(trail.regrets, dtype=np.float64)[places])
     return _curve(xs, np.array(rows))
 
 
 def best_plan_curve(runs: Sequence[Run]) -> Curve:
     """Share of rounds so far in which the best plan was played, by round."""
-    num = min(run.rounds for run in runs)
-    rows = []
-    for run in runs:
-        assert run.trail is not None
-        played = np.array(run.trail.is_best[:num], dtype=np.float64)
-        rows.append(played.cumsum() / np.arange(1, num + 1))
-    return _curve(np.arange(1.0, num + 1), np.array(rows))
+    rounds = np.arange(1.0, min(run.rounds for run in runs) + 1)
+    hits = np.array([trail.is_best[: len(rounds)] for trail in _trails(runs)], dtype=np.float64)
+    return _curve(rounds, hits.cumsum(axis=1) / rounds)
+
+
+def _trails(runs: Sequence[Run]) -> list[Trail]:
+    return [run.trail for run in runs if run.trail is not None]
 
 
 def _curve(xs: Floats, rows: Floats) -> Curve:
@@ -129,8 +128,6 @@ def _curve(xs: Floats, rows: Floats) -> Curve:
 
 
 _MOST_LINES = 8
-_PLAIN = "#767676"
-"""Of plain decoding."""
 
 
 def prepare(folder: Path) -> None:
@@ -149,16 +146,23 @@ def draw(
     sizes, of all reports (``drafters``); return their paths."""
     prepare(folder)
     domain = match.environment.domains[0]
-    runs = [run for run in outcome.runs if run.domain == domain]
     title = f"{reports[-1]['preset']}, {domain}"
-    made = [
-        _regret(title, match, outcome, domain, runs, folder / "regret.png"),
-        _best_plan(title, match, runs, folder / "best-plan.png"),
-        _estimates(title, match, runs, folder / "estimates.png"),
-    ]
-    if len(reports) > 1:
-        made.append(_pool_sizes(reports, folder / "drafters.png"))
-    return made
+    runs: dict[str, list[Run]] = {}
+    for run in outcome.runs:
+        if run.domain == domain:
+            runs.setdefault(run.policy, []).append(run)
+    figures = {
+        "regret": _regret(title, match, list(outcome.hindsight[domain].values()), runs),
+        "best-plan": _best_plan(title, match, runs),
+        "estimates": _estimates(title, match, runs),
+        **({"drafters": _pool_sizes(reports)} if len(reports) > 1 else {}),
+    }
+    for name, figure in figures.items():
+        if name != "estimates":  # next to the axes
+            figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+        # without matplotlib's version, files are reproducible
+        figure.savefig(folder / f"{name}.png", metadata={"Software": None})
+    return [folder / f"{name}.png" for name in figures]
 
 
 def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
@@ -173,37 +177,25 @@ def _dress(axes: Any, title: str, x: str, y: str) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
-def _save(figure: Any, path: Path, *, with_legend: bool = True) -> Path:
-    if with_legend:  # next to the axes
-        figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-    # without matplotlib's version, files are reproducible
-    figure.savefig(path, metadata={"Software": None})
-    return path
-
-
 def _line(axes: Any, curve: Curve, colour: str, label: str) -> None:
     low, high = curve.means - curve.halves, curve.means + curve.halves
-    band(axes, curve.xs, (curve.means, low, high), colour, label=label)
+    axes.plot(curve.xs, curve.means, color=colour, linewidth=1.6, label=label)
+    axes.fill_between(curve.xs, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _of(runs: Sequence[Run], contestant: Contestant) -> list[Run]:
-    return [run for run in runs if run.policy == contestant.label]
+Runs = Mapping[str, Sequence[Run]]
+"""By policy."""
 
 
-def _regret(
-    title: str, match: Match, outcome: Outcome, domain: str, runs: Sequence[Run], path: Path
-) -> Path:
-    """Cumulative regret by tokens, with the theorem's bound (dashed) if there is one."""
+def _regret(title: str, match: Match, found: Sequence[Totals], runs: Runs) -> Any:
     figure, axes = _axes(title, "tokens emitted", "rounds above the best fixed plan")
-    found = list(outcome.hindsight[domain].values())
     highest = 1.0
     for index, contestant in enumerate(match.contestants[:_MOST_LINES]):
-        curve = regret_curve(_of(runs, contestant))
+        curve = regret_curve(runs[contestant.label])
         highest = max(highest, float(curve.means.max()))
         _line(axes, curve, PALETTE[index], contestant.label)
         mine = [match.plans.index(plan) for plan in contestant.plans]
-        mats = fixed_mats(found)[mine].tolist()
-        bound = _bound(contestant, mats, curve)
+        bound = _bound(contestant, fixed_mats(found)[mine].tolist(), curve)
         if bound is not None:
             axes.plot(
                 curve.xs, bound, color=PALETTE[index], linestyle="--", linewidth=1.0,
@@ -213,7 +205,7 @@ def _regret(
     if highest > 200.0:
         axes.set_yscale("symlog", linthresh=10.0)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    return _save(figure, path)
+    return figure
 
 
 def _bound(contestant: Contestant, mats: Sequence[float], curve: Curve) -> Any:
@@ -229,38 +221,35 @@ def _bound(contestant: Contestant, mats: Sequence[float], curve: Curve) -> Any:
     return None
 
 
-def _best_plan(title: str, match: Match, runs: Sequence[Run], path: Path) -> Path:
+def _best_plan(title: str, match: Match, runs: Runs) -> Any:
     figure, axes = _axes(title, "round", "share of rounds with the best fixed plan")
     for index, contestant in enumerate(match.contestants[:_MOST_LINES]):
-        _line(axes, best_plan_curve(_of(runs, contestant)), PALETTE[index], contestant.label)
+        _line(axes, best_plan_curve(runs[contestant.label]), PALETTE[index], contestant.label)
     axes.set_ylim(-0.02, 1.02)
-    return _save(figure, path)
+    return figure
 
 
-def _estimates(title: str, match: Match, runs: Sequence[Run], path: Path) -> Path:
+def _estimates(title: str, match: Match, runs: Runs) -> Any:
     """Each policy's own values over one run: of each drafter's plans the one that ends best."""
     shown = match.contestants[:_MOST_LINES]
     colours = drafter_colours(p.drafter for p in match.plans if p.drafter != NONE)
     figure, grid = panels(len(shown), 2, 5.4, 2.9)
     for axes, contestant in zip(grid, shown, strict=True):
-        trail = _of(runs, contestant)[0].trail
-        assert trail is not None
-        values = np.array(trail.estimates)
+        values = np.array(_trails(runs[contestant.label])[0].estimates)
         _dress(axes, contestant.label, "round", "estimate")
         best = best_by_drafter(contestant.plans, -values[-1])
         for plan in sorted([*best.values()][:_MOST_LINES]):
             played = contestant.plans[plan]
             axes.plot(
                 np.arange(1, len(values) + 1), values[:, plan], label=str(played), linewidth=1.2,
-                color=colours.get(played.drafter, _PLAIN),
+                color=colours.get(played.drafter, "#767676"),
             )  # fmt: skip
         axes.legend(fontsize=6.5, frameon=False, bbox_to_anchor=(1.0, 1.0), loc="upper left")
     figure.suptitle(f"{title}: estimates of one run", fontsize=10)
-    return _save(figure, path, with_legend=False)
+    return figure
 
 
-def _pool_sizes(reports: Sequence[dict[str, Any]], path: Path) -> Path:
-    """MAT averaged over domains, by the number of drafters to choose from."""
+def _pool_sizes(reports: Sequence[dict[str, Any]]) -> Any:
     figure, axes = _axes(str(reports[0]["preset"]), "drafters in the pool", "MAT")
     sizes = [report["num_drafters"] for report in reports]
     labels = [*reports[0]["policies"], "best fixed plan"]
@@ -274,4 +263,4 @@ def _pool_sizes(reports: Sequence[dict[str, Any]], path: Path) -> Path:
         )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
-    return _save(figure, path)
+    return figure

@@ -19,11 +19,9 @@ MIXED = "mixed"
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """One draft and its outcome.
-
-    plan: as it was played. writers: of each token. alphas: [num_drafted]. caller: the LM drafter
-    among the writers, or none. confidences: as in ``Evidence``.
-    """
+    """One draft and its outcome. plan: as it was played. writers: of each token. alphas:
+    [num_drafted]. caller: the LM drafter among the writers, or none. confidences: as in
+    ``Evidence``."""
 
     plan: Plan
     writers: tuple[str, ...]
@@ -67,34 +65,25 @@ def can_mix(text: Text, mixer: Mixer | None) -> bool:
 
 
 def draft_mixed(text: Text, mixer: Mixer, start: int) -> Drafted:
-    """A draft whose mixer chooses each token's writer in advance, as in the engine.
-
-    Differs: after a token that will be rejected, matches, confidences and alphas are those of the
-    verified text.
-    """
+    """A draft whose mixer chooses each token's writer in advance, as in the engine. Differs: after
+    a token that will be rejected, matches, confidences and alphas are those of the verified
+    text."""
     length = min(mixer.length, text.limit - start - 1)
     retrieving = {name: t.retrieval for name, t in text.tracks.items() if t.retrieval is not None}
-    writers: list[str] = []
-    alphas: list[float] = []
-    confidences: list[float] = []
-    hits: list[bool] = []
+    written: list[tuple[str, float, bool, float]] = []
     step = DraftStep(0, length)
-    while len(writers) < length:
-        place = start + len(writers)
+    while len(written) < length:
+        place = start + len(written)
         matches = {name: int(found.matches[place]) for name, found in retrieving.items()}
         writer = mixer.pick(step, matches)
         if writer is None:
             break
-        confidence, hit, alpha = _token(text.tracks[writer], place)
-        writers.append(writer)
-        alphas.append(alpha)
-        confidences.append(confidence)
-        hits.append(hit)
-        step = DraftStep(len(writers), length, max_prob=confidence)
+        written.append((writer, *_token(text.tracks[writer], place)))
+        step = DraftStep(len(written), length, max_prob=written[-1][1])
+    writers, confidences, hits, alphas = zip(*written, strict=True) if written else [()] * 4
     accepted = hits.index(False) if False in hits else len(hits)
     caller = mixer.drafter if mixer.drafter in writers else NONE
-    plan, found = _as_played(writers), tuple(confidences)
-    return Drafted(plan, tuple(writers), accepted, np.array(alphas), caller, found)
+    return Drafted(_as_played(writers), writers, accepted, np.array(alphas), caller, confidences)
 
 
 def _token(track: Track, place: int) -> tuple[float, bool, float]:
@@ -107,7 +96,7 @@ def _token(track: Track, place: int) -> tuple[float, bool, float]:
     return float(track.max_probs[place]), bool(track.runs[place]), float(track.alphas[place])
 
 
-def _as_played(writers: list[str]) -> Plan:
+def _as_played(writers: Sequence[str]) -> Plan:
     """The plan of a mixed draft, as the engine records it: main writer and length."""
     found = Counter(writers).most_common()
     if not found:
@@ -143,11 +132,8 @@ class Reading:
         return name in self._ends
 
     def draft_s(self, name: str, position: int, own: int, copied: int = 0) -> float:
-        """Seconds of a draft after ``position`` tokens.
-
-        ``own`` steps, the first of which reads the missed tokens unless they are many, and
-        ``copied`` tokens of others, read on the way.
-        """
+        """Seconds of a draft after ``position`` tokens. ``own`` steps, the first of which reads the
+        missed tokens unless they are many, and ``copied`` tokens of others, read on the way."""
         missed = position - self._ends[name] - 1
         seconds = own * self._step_s[name] + (missed + copied) * self._read_s[name]
         if missed > LEAST_PIECE:
@@ -176,11 +162,8 @@ class Reading:
         """
         missed = position - self._ends[name] - 1
         if missed > PROBE_TOKENS:
-            return (
-                self._step_s[name] + (PROBE_TOKENS - 1) * self._read_s[name],
-                PROBE_TOKENS,
-                GLANCE_WEIGHT,
-            )
+            seconds = self._step_s[name] + (PROBE_TOKENS - 1) * self._read_s[name]
+            return seconds, PROBE_TOKENS, GLANCE_WEIGHT
         return self.catch_up(name, position), max(missed, 0), 1.0
 
 
@@ -204,9 +187,7 @@ class SimulatedRequest:
         self._costs = costs.at(text.batch_size, list(text.tracks), longest)
         self._target_s: list[float] = self._costs.target_s.tolist()
         self._score_share = costs.score_share
-        self._retrieval = {
-            n: t.retrieval for n, t in text.tracks.items() if t.retrieval is not None
-        }
+        self._retrieval = {n: t.retrieval for n, t in text.tracks.items() if t.retrieval}
         self._ends = {
             name: 0 if name in self._retrieval else -len(track.prompt)
             for name, track in text.tracks.items()
@@ -218,7 +199,6 @@ class SimulatedRequest:
 
     @property
     def retrieving(self) -> Collection[str]:
-        """Drafters without a model."""
         return self._retrieval
 
     @property
@@ -226,10 +206,8 @@ class SimulatedRequest:
         return self.position >= self._text.length
 
     def prompt_evidence(self, drafters: Collection[str] | None = None) -> Evidence:
-        """Round 0: scores of these drafters (None = all) on the prompt's end, and all costs.
-
-        A probe of a model has its price; retrieval is free.
-        """
+        """Round 0: scores of these drafters (None = all) on the prompt's end, and all costs. A
+        probe of a model has its price; retrieval is free."""
         names = self._text.tracks if drafters is None else drafters
         found = {name: self._text.tracks[name].prompt_scores() for name in names}
         scores = {name: s for name, s in found.items() if s is not None}
@@ -270,11 +248,9 @@ class SimulatedRequest:
         )  # fmt: skip
 
     def play_all(self, plans: Sequence[Plan]) -> Evidence:
-        """One round in which every plan drafts and is verified in turn; the best draft is kept.
-
-        The evidence is that of the best draft, with the seconds of all. Differs: where drafts are
-        sampled, branches of one tree would keep slightly less than the best of independent ones.
-        """
+        """One round in which every plan drafts and is verified in turn; the best draft is kept. The
+        evidence is that of the best draft, with the seconds of all. Differs: where drafts are
+        sampled, branches of one tree would keep slightly less than the best of independent ones."""
         drafts = [self._draft(plan) for plan in plans]
         best = max(range(len(plans)), key=lambda index: drafts[index].num_accepted)
         others_s = sum(
@@ -319,15 +295,13 @@ class SimulatedRequest:
         found = {}
         reached = start + min(made.num_fed, made.num_accepted) + 1
         for name, track in self._text.tracks.items():
-            if name in self._retrieval:
-                end = self.position
-            elif everyone:
-                end = self.position
+            end = self.position
+            if everyone and name not in self._retrieval:
                 if name != made.caller:  # only drafters that did not play run a forward for scores
-                    self.seconds += self._score_share * self._reading.catch_up(name, self.position)
+                    self.seconds += self._score_share * self._reading.catch_up(name, end)
             elif name == made.caller:
-                end = min(reached, self.position)
-            else:
+                end = min(reached, end)
+            elif name not in self._retrieval:
                 continue
             first = max(self._ends[name], self.position - MAX_BACKLOG)
             if first < end:

@@ -21,12 +21,9 @@ PROMPT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """What a retrieval drafter proposes at each position of the text.
-
-    num: [P] tokens it proposes, 0 = no match. matches: [P] length of the suffix match.
-    alphas: [P, J] the target's probability of the token proposed at depth j.
-    hits: [P, J] whether that token is the text's own.
-    """
+    """What a retrieval drafter proposes at each position of the text. num: [P] tokens it proposes,
+    0 = no match. matches: [P] length of the suffix match. alphas: [P, J] the target's probability
+    of the token proposed at depth j. hits: [P, J] whether that token is the text's own."""
 
     num: Ints
     matches: Ints
@@ -89,24 +86,21 @@ class Track:
 
     def prompt_scores(self) -> Scores | None:
         """Scores on the prompt's last tokens; None if not recorded."""
-        num = len(self.prompt)
-        if not num:
-            return None
-        return Scores(PROMPT_TOKENS - num, self.prompt, self.prompt, self.prompt_matches)
+        first = PROMPT_TOKENS - len(self.prompt)
+        made = Scores(first, self.prompt, self.prompt, self.prompt_matches)
+        return made if len(self.prompt) else None
 
     def _step(self, start: int, num: int, length: int) -> DraftStep:
-        """The input of a stop rule after ``num`` tokens."""
         if num == 0:
             return DraftStep(0, length)
         if self.retrieval is not None:
             return DraftStep(num, length, 1.0, 1.0, 0.0, 1.0)
         last = start + num - 1
-        top, before = _at(self.max_probs, last), float("nan")
-        if num > 1:
-            before = _at(self.entropies, last - 1)
-        return DraftStep(
-            num, length, top, top, _at(self.entropies, last), _at(self.margins, last), before
+        top, entropy, margin = (
+            _at(values, last) for values in (self.max_probs, self.entropies, self.margins)
         )
+        before = _at(self.entropies if num > 1 else None, last - 1)
+        return DraftStep(num, length, top, top, entropy, margin, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +133,12 @@ def runs_of(hits: Bools) -> Ints:
     """
     places = np.arange(len(hits))
     misses = np.where(hits, len(hits), places)
-    next_miss = np.minimum.accumulate(misses[::-1])[::-1]
-    runs: Ints = next_miss - places
+    runs: Ints = np.minimum.accumulate(misses[::-1])[::-1] - places
     return runs
 
 
 def bernoulli_track(alphas: Floats, rng: np.random.Generator, prompt: Floats) -> Track:
-    """A drafter given by acceptance probabilities alone: its ratios are its alphas.
-
-    Such a drafter exists: q = alpha p on the tokens that the target writes, and the rest of its
-    mass where p is 0. Then alpha is both the overlap and ``q/p`` of every realised token.
-    """
-    coins = rng.random(len(alphas))
-    return Track(alphas, alphas, runs_of(coins < alphas), prompt)
+    """A drafter given by acceptance probabilities alone: its ratios are its alphas. Such a drafter
+    exists: q = alpha p on the tokens that the target writes, and the rest of its mass where p is 0.
+    Then alpha is both the overlap and ``q/p`` of every realised token."""
+    return Track(alphas, alphas, runs_of(rng.random(len(alphas)) < alphas), prompt)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from math import inf, isnan
 from pathlib import Path
 from typing import Any
@@ -106,12 +106,10 @@ class Recorded:
 
     @property
     def num_tokens(self) -> int:
-        """The longest text that leaves room for the longest draft at its end."""
         positions, depth = self._arrays["propP"].shape[2:]
         return int(positions) - int(depth) - 1
 
     def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
-        """All of the family's traces, each with the seed's coins."""
         if num_tokens + longest + 1 > self._arrays["gam"].shape[1]:
             raise DraftwiseError(
                 f"{num_tokens} tokens and drafts of {longest} do not fit into traces of "
@@ -132,30 +130,29 @@ class Recorded:
         return Text(f"trace {trace}", num_tokens, num_tokens, tracks, prompt_length=int(prompt))
 
     def _model_track(self, trace: int, index: int, rng: np.random.Generator) -> Track:
-        def column(name: str) -> Any:
-            return self._arrays[name][trace, :, index].astype(np.float64)
-
-        ratios = column("r")
-        return Track(
-            alphas=np.clip(column("gam"), 0.0, 1.0),
-            ratios=np.clip(ratios, 0.0, 1.0),
-            runs=runs_of(rng.random(len(ratios)) < ratios),
-            prompt=np.clip(column("pgam"), 0.0, 1.0),
-            max_probs=column("conf"),
-            entropies=column("ent"),
-            margins=column("conf") - column("conf2"),
+        gam, r, conf, conf2, ent, pgam = (
+            self._arrays[name][trace, :, index].astype(np.float64)
+            for name in ("gam", "r", "conf", "conf2", "ent", "pgam")
         )
+        runs, ratios = runs_of(rng.random(len(r)) < r), np.clip(r, 0.0, 1.0)
+        alphas, prompt = np.clip(gam, 0.0, 1.0), np.clip(pgam, 0.0, 1.0)
+        return Track(alphas, ratios, runs, prompt, conf, ent, margins=conf - conf2)
 
     def _retrieval_track(self, trace: int, index: int) -> Track:
-        num = self._arrays["avail"][trace, index].astype(np.int64)
-        matches = np.where(num > 0, self._arrays["mlen"][trace, index], 0).astype(np.int64)
-        alphas = np.clip(self._arrays["propP"][trace, index].astype(np.float64), 0.0, 1.0)
-        hits = self._arrays["match"][trace, index] == 1
+        own = {
+            name: self._arrays[name][trace, index]
+            for name in ("avail", "mlen", "propP", "match", "pprop", "pmlen")
+            if name in self._arrays
+        }
+        num = own["avail"].astype(np.int64)
+        matches = np.where(num > 0, own["mlen"], 0).astype(np.int64)
+        alphas = np.clip(own["propP"].astype(np.float64), 0.0, 1.0)
+        hits = own["match"] == 1
         leading = np.logical_and.accumulate(hits, axis=1).sum(axis=1)
         prompt: dict[str, Any] = {}
-        if "pprop" in self._arrays:
-            prompt["prompt"] = np.clip(self._arrays["pprop"][trace, index].astype(float), 0.0, 1.0)
-            prompt["prompt_matches"] = self._arrays["pmlen"][trace, index].astype(np.int64)
+        if "pprop" in own:
+            prompt["prompt"] = np.clip(own["pprop"].astype(float), 0.0, 1.0)
+            prompt["prompt_matches"] = own["pmlen"].astype(np.int64)
         return Track(
             alphas=np.where(matches > 0, alphas[:, 0], 0.0),
             ratios=np.where(matches > 0, hits[:, 0], False).astype(np.float64),
@@ -172,9 +169,8 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             names = found.keys()
             if missing := [name for name in ARRAYS if name not in names]:
-                raise DraftwiseError(
-                    f"{path} lacks the array {missing[0]!r}: see docs/lab/simulator.md"
-                )
+                said = f"lacks the array {missing[0]!r}: see docs/lab/simulator.md"
+                raise DraftwiseError(f"{path} {said}")
             size = sum(entry.file_size for entry in found.zip.infolist())
             if size > TRACE_BYTES:
                 raise ValueError(f"its arrays take {size:,} bytes: {TRACE_BYTES:,} are the most")
@@ -220,15 +216,12 @@ class RoundTrace:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the longest request."""
         return max(_num_tokens(records) for records in self._requests)
 
     def played(self) -> dict[str, Any]:
         """The recorded course, all requests together; seconds of a batch are shared by its rows."""
         records = [record for records in self._recorded for record in records]
-        seconds = sum(
-            sum(record["seconds"].values()) / record.get("batch_size", 1) for record in records
-        )
+        seconds = sum(sum(one["seconds"].values()) / one.get("batch_size", 1) for one in records)
         tokens = _num_tokens(records)
         return {
             "mat": tokens / len(records), "rounds": len(records), "tokens": tokens,
@@ -241,28 +234,19 @@ class RoundTrace:
         for records in self._recorded:
             first = records[0]["position"]
             last = first + _num_tokens(records)
-            for record in records:
-                for name, scores in record["scores"].items():
-                    start, end = scores["start"], scores["start"] + len(scores["alphas"])
-                    known[name] += max(0, min(end, last) - max(start, first))
+            for name, scores in (pair for record in records for pair in record["scores"].items()):
+                start, end = scores["start"], scores["start"] + len(scores["alphas"])
+                known[name] += max(0, min(end, last) - max(start, first))
         num_tokens = self.played()["tokens"]
         return {name: min(1.0, num / num_tokens) for name, num in known.items()}
 
     def is_retrieval(self, drafter: str) -> bool:
-        """Whether a drafter is retrieval: it has match lengths."""
-        return any(
-            "matches" in record["scores"].get(drafter, {})
-            for records in self._requests
-            for record in records
-        )
+        records = itertools.chain(*self._requests)
+        return any("matches" in record["scores"].get(drafter, {}) for record in records)
 
     def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
-        """One text per request of this domain, cut to ``num_tokens``."""
-        return [
-            self._text(index, records, seed, num_tokens, longest)
-            for index, records in enumerate(self._requests)
-            if self._domain_of[index] == domain
-        ]
+        found = zip(itertools.count(), self._requests, self._domain_of)
+        return [self._text(i, r, seed, num_tokens, longest) for i, r, own in found if own == domain]
 
     def _text(
         self, index: int, records: Sequence[Record], seed: int, num_tokens: int, longest: int
@@ -282,10 +266,8 @@ class RoundTrace:
 
 
 def measured_costs(records: Iterable[Record]) -> CostTable:
-    """Medians of a trace's own seconds: by batch size those of forwards, and draft steps.
-
-    Draft steps are pooled over batch sizes. Errors: DraftwiseError where no forward was timed.
-    """
+    """Medians of a trace's own seconds: by batch size those of forwards, and draft steps. Draft
+    steps are pooled over batch sizes. Errors: DraftwiseError where no forward was timed."""
     tables = costs_by_batch(records)
     steps: dict[str, list[float]] = {}
     for table in tables.values():
@@ -327,7 +309,11 @@ def costs_by_batch(records: Iterable[Record], need_plain: bool = False) -> dict[
 
 def _steps(records: Iterable[Record]) -> Iterator[list[Record]]:
     """Records of rounds that ran together: adjacent ones with equal batch size and seconds."""
-    for (size, _), equal in groupby(records, lambda r: (r.get("batch_size", 1), r["seconds"])):
+
+    def key(record: Record) -> tuple[int, Any]:
+        return record.get("batch_size", 1), record["seconds"]
+
+    for (size, _), equal in itertools.groupby(records, key):
         many = list(equal)
         for start in range(0, len(many), size):
             yield many[start : start + size]
@@ -369,29 +355,22 @@ def _filled(values: Floats) -> Floats:
 def _retrieval_track(alphas: Floats, ratios: Floats, matches: Floats) -> Track:
     """A retrieval drafter whose draft continues as its proposals at the next positions do."""
     lengths = matches.astype(np.int64)
-    padded = np.concatenate([alphas, np.zeros(DEPTH)])
-    hits = np.concatenate([(ratios > 0.0) & (lengths > 0), np.zeros(DEPTH, dtype=bool)])
+    padded = np.append(alphas, np.zeros(DEPTH))
+    hits = np.append((ratios > 0.0) & (lengths > 0), np.zeros(DEPTH, dtype=bool))
     places = np.arange(len(alphas))[:, np.newaxis] + np.arange(DEPTH)
     num = np.where(lengths > 0, DEPTH, 0)
-    return Track(
-        alphas=alphas,
-        ratios=ratios,
-        runs=np.minimum(runs_of(hits)[: len(alphas)], num),
-        retrieval=Retrieval(num, lengths, padded[places], hits[places]),
-    )
+    runs = np.minimum(runs_of(hits)[: len(alphas)], num)
+    retrieval = Retrieval(num, lengths, padded[places], hits[places])
+    return Track(alphas, ratios, runs, retrieval=retrieval)
 
 
-_LONGEST = 16
 _PANEL = ("ucbspec@4", "exp3spec@4", "ucb1:beta=0.1@4", "normalhedge@4", "goodput")
-_TEXT_TOKENS = 300
 
 
 def trace_setting(path: Path, costs: str | None) -> Setting:
-    """The trace at ``path``: arrays (``.npz``) or Round records (``.jsonl``).
-
-    costs: ``gpu``, ``cpu``, ``loaded`` or a JSON file; None = ``gpu`` for arrays, which hold no
-    seconds, and the measured ones for records. Raises DraftwiseError.
-    """
+    """The trace at ``path``: arrays (``.npz``) or Round records (``.jsonl``). costs: ``gpu``,
+    ``cpu``, ``loaded`` or a JSON file; None = ``gpu`` for arrays, which hold no seconds, and the
+    measured ones for records. Raises DraftwiseError."""
     table = None if costs is None else load_costs(costs)
     environment: Recorded | RoundTrace
     if path.suffix == ".npz":
@@ -400,11 +379,11 @@ def trace_setting(path: Path, costs: str | None) -> Setting:
         environment = RoundTrace(path, table)
     else:
         raise DraftwiseError(f"{path} is no trace: it ends in .jsonl (rounds) or .npz (arrays)")
-    tokens = min(_TEXT_TOKENS, environment.num_tokens)
 
     def make(num_drafters: int | None) -> Environment:
         if num_drafters is not None:
             raise DraftwiseError("--drafters does not go with --trace: a trace has its own")
         return environment
 
-    return Setting(str(path), make, tuple(range(_LONGEST + 1)), _PANEL, tokens=tokens)
+    tokens = min(300, environment.num_tokens)
+    return Setting(str(path), make, tuple(range(17)), _PANEL, tokens=tokens)

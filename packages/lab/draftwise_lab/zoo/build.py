@@ -40,8 +40,6 @@ from draftwise_lab.zoo.models import cross_entropy, deepen, make_llama, pack, pr
 
 @dataclass(frozen=True)
 class Site:
-    """A build's folder, its share of the recipe, and its device."""
-
     work: Path
     scale: float = 1.0
     processes: int = 1
@@ -59,7 +57,6 @@ class Site:
         return AutoModelForCausalLM.from_pretrained(self.work / name).to(self.device).eval()
 
     def settings(self, phase: r.Phase) -> TrainingSettings:
-        """A phase's training options, with its share of the steps."""
         steps = max(2, round(phase.steps * self.scale))
         decay = steps // 2 if phase.decay == "half" else steps if phase.decay else 0
         return TrainingSettings(steps, phase.lr, min(40, steps // 2), decay, bf16=True)
@@ -70,9 +67,7 @@ class Site:
     def documents(self, phase: r.Phase, seed: int, domains: Sequence[str] = ()) -> Any:
         """step -> tokens of documents, as many as rows of the phase's context allow."""
         rows = r.TOKENS_PER_STEP // phase.context
-        return corpus.batches(
-            self.tokenizer, seed=seed, rows=rows, context=phase.context, domains=tuple(domains)
-        )
+        return corpus.batches(self.tokenizer, seed, rows, phase.context, domains)
 
     def fit(self, model: torch.nn.Module, tokens: Any, phase: r.Phase, name: str) -> None:
         """Teach a model to predict the next token; a checkpoint in ``work`` makes it resumable."""
@@ -142,11 +137,9 @@ def _drafter(site: Site, name: str) -> None:
 
 
 def _eagle(site: Site, name: str) -> None:
-    """A head, distilled from the target on documents of its domains, then on lessons.
-
-    Specialists start from the generalist, whose last checkpoint is in ``work``. The target's hidden
-    states on lessons are kept in ``work/states``, which heads share.
-    """
+    """A head, distilled from the target on documents of its domains, then on lessons. Specialists
+    start from the generalist, whose last checkpoint is in ``work``. The target's hidden states on
+    lessons are kept in ``work/states``, which heads share."""
     folder = site.work / "eagles" / name
     if (folder / "config.json").exists():
         return
@@ -198,8 +191,7 @@ def _stop(site: Site, name: str) -> None:
 
 def _acceptance(site: Site) -> None:
     """At temperature 1, on the target's own held-out answers: by drafter (and depth) and domain."""
-    path = site.work / "acceptance.json"
-    if path.exists():
+    if (path := site.work / "acceptance.json").exists():
         return
     answers = site.answers()
     target, heldout = answers.target, {domain: answers.heldout(domain) for domain in SHARES}
@@ -207,15 +199,14 @@ def _acceptance(site: Site) -> None:
     columns = {d: measure_acceptance(target, drafters, texts) for d, texts in heldout.items()}
     adapter = CausalModel(target, "target")
     heads = {name: load_head(site.work / "eagles" / name, adapter) for name in r.EAGLES}
+
+    def depths(head: Any, texts: Sequence[Text]) -> list[float]:
+        return [round(a, 4) for a in acceptance_by_depth(head, target, texts, r.EAGLE_DEPTHS)]
+
     found = {
         "acceptance": {n: {d: round(columns[d][n], 4) for d in SHARES} for n in drafters},
         "acceptance_by_depth": {
-            name: {
-                domain: [
-                    round(a, 4) for a in acceptance_by_depth(head, target, texts, r.EAGLE_DEPTHS)
-                ]
-                for domain, texts in heldout.items()
-            }
+            name: {domain: depths(head, texts) for domain, texts in heldout.items()}
             for name, head in heads.items()
         },
         "heldout_loss": {d: round(heldout_loss(target, site.tokenizer, d), 4) for d in SHARES},
@@ -227,12 +218,7 @@ def _acceptance(site: Site) -> None:
 def heldout_loss(target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, domain: str) -> float:
     """The target's loss, in nats a token, on the answers of held-out documents of `domain`."""
     document = corpus.drawn(domain, "held out", heldout=True)
-    texts = []
-    for number in range(2 * r.NUM_HELDOUT):
-        found = document(number)
-        tokens = corpus.encode(tokenizer, found)[:512]
-        start = len(corpus.encode_prompt(tokenizer, found.prompt))
-        texts.append(Text(tuple(tokens), min(start, len(tokens) - 1)))
+    texts = [corpus.as_text(tokenizer, document(number)) for number in range(2 * r.NUM_HELDOUT)]
     total, count = 0.0, 0
     for group in data.groups(texts, 4096):
         tokens_, positions = (x.to(target.device) for x in data.pad([texts[i] for i in group]))
@@ -264,23 +250,24 @@ def publish(work: Path, out: Path) -> None:
 
 
 def _manifest(weights: Path, measured: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
+    versions = {library: version(library) for library in _LIBRARIES}
+    files = {
+        path.relative_to(weights).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in sorted(weights.rglob("*.safetensors"))
+    }
     return {
         "domains": list(DOMAINS),
         "drafters": list(r.DRAFTERS),
         "eagles": list(r.EAGLES),
         **measured,
         "seed": r.SEED,
-        "versions": {"python": platform.python_version()}
-        | {library: version(library) for library in _LIBRARIES},
+        "versions": {"python": platform.python_version(), **versions},
         "seconds": {stage: round(value, 1) for stage, value in seconds.items()},
         "build_seconds": round(sum(seconds.values()), 1),
-        "files": {
-            path.relative_to(weights).as_posix(): {
-                "bytes": path.stat().st_size,
-                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            }
-            for path in sorted(weights.rglob("*.safetensors"))
-        },
+        "files": files,
     }
 
 
@@ -290,11 +277,9 @@ def _write(path: Path, value: Any) -> None:
 
 
 def build(out: Path, work: Path, *, minutes: float = r.NOMINAL_MINUTES, processes: int = 1) -> None:
-    """Make the whole zoo in `work` and publish it in `out` (a package's `zoo` folder).
-
-    `minutes` scales the number of steps and samples, measured against `r.NOMINAL_MINUTES`.
-    Every process uses one thread. Errors: ValueError for a budget that is not positive.
-    """
+    """Make the whole zoo in `work` and publish it in `out` (a package's `zoo` folder). `minutes`
+    scales the number of steps and samples, measured against `r.NOMINAL_MINUTES`. Every process uses
+    one thread. Errors: ValueError for a budget that is not positive."""
     if minutes <= 0 or processes < 1:
         raise ValueError(f"minutes and processes must be positive, got {minutes}, {processes}")
     torch.set_num_threads(1)

@@ -27,10 +27,7 @@ def train_tokenizer(folder: Path, *, seed: int) -> None:
     tokenizer = Tokenizer(models.BPE())
     # Single digits keep arithmetic learnable; the byte level makes decoding exact.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
+        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -69,19 +66,19 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
     return [tokenizer.bos_token_id, *tokens]
 
 
+def as_text(tokenizer: PreTrainedTokenizerFast, document: Document) -> Text:
+    """Up to 512 tokens."""
+    tokens = encode(tokenizer, document)[:512]
+    start = len(encode_prompt(tokenizer, document.prompt))
+    return Text(tuple(tokens), min(start, len(tokens) - 1))
+
+
 def batches(
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    seed: int,
-    rows: int,
-    context: int,
-    domains: tuple[str, ...] = (),
+    tokenizer: PreTrainedTokenizerFast, seed: int, rows: int, context: int, domains: Sequence[str]
 ) -> Callable[[int], Tensor]:
     """step -> tokens [rows, context]; every row begins with a document and is filled with more.
-
-    `domains` restricts the documents (default: all, by their shares). What does not fit the row
-    is dropped: documents are endless, and half a document at the start of a row teaches little.
-    """
+    `domains` restricts the documents (default: all, by their shares). What does not fit the row is
+    dropped: documents are endless, and half a document at the start of a row teaches little."""
 
     def batch(step: int) -> Tensor:
         table = []
@@ -108,13 +105,10 @@ def drawn(domain: str, purpose: str, *, heldout: bool = False) -> Callable[[int]
 
 
 def heldout_stream(domain: str, purpose: str = "held out") -> Iterator[str]:
-    """Prompts from sources or seeds that no training document comes from, without an end.
-
-    Prompts longer than 700 characters and empty answers are passed over, so that a prompt and
-    a long answer fit comfortably into 512 tokens.
-    """
-    document = drawn(domain, purpose, heldout=True)
-    found = (document(number) for number in count())
+    """Prompts from sources or seeds that no training document comes from, without an end. Prompts
+    longer than 700 characters and empty answers are passed over, so that a prompt and a long answer
+    fit comfortably into 512 tokens."""
+    found = map(drawn(domain, purpose, heldout=True), count())
     return (d.prompt for d in found if len(d.prompt) <= 700 and len(d.answer) >= 150)
 
 
@@ -125,9 +119,7 @@ def heldout_prompts(domain: str) -> list[str]:
 @dataclass(frozen=True)
 class Answers:
     """The target's answers; files in ``work`` keep finished ones, so that a build can resume.
-
-    scale: factor of the numbers of prompts and documents.
-    """
+    scale: factor of the numbers of prompts and documents."""
 
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
@@ -135,29 +127,22 @@ class Answers:
     scale: float = 1.0
 
     def heldout(self, domain: str) -> list[Text]:
-        """Answers at temperature 1 to the held-out prompts of `domain`."""
-        prompts = heldout_prompts(domain)
-        return self._sampled(prompts, [1.0], f"heldout-{domain}", r.SEED + 40)
+        return self._sampled(heldout_prompts(domain), [1.0], f"heldout-{domain}", r.SEED + 40)
 
     def for_stops(self, domain: str) -> list[Text]:
         """Answers at temperature 1 to prompts that no drafter was trained on."""
-        document = drawn(domain, "head prompts")
-        short = (p for p in (document(i).prompt for i in count()) if len(p) <= 700)
-        prompts = list(islice(short, max(2, round(r.NUM_STOP_PROMPTS * self.scale))))
-        return self._sampled(prompts, [1.0], f"head-answers-{domain}", r.SEED + 50)
+        prompts = (document.prompt for document in map(drawn(domain, "head prompts"), count()))
+        short = (prompt for prompt in prompts if len(prompt) <= 700)
+        some = list(islice(short, max(2, round(r.NUM_STOP_PROMPTS * self.scale))))
+        return self._sampled(some, [1.0], f"head-answers-{domain}", r.SEED + 50)
 
     def lesson(self, domain: str) -> list[Text]:
         """Answers at four temperatures in turn, each to a prompt of its own, and real documents."""
-        document = drawn(domain, "samples")
         number = max(len(r.TEMPERATURES), round(r.NUM_SAMPLES * self.scale))
-        prompts = [document(i).prompt for i in range(number)]
+        prompts = [document.prompt for document in map(drawn(domain, "samples"), range(number))]
         texts = self._sampled(prompts, r.TEMPERATURES, f"samples-{domain}", r.SEED + 20)
-        document = drawn(domain, "real")
-        for i in range(max(1, round(r.NUM_REAL * self.scale))):
-            real = document(i)
-            start = len(encode_prompt(self.tokenizer, real.prompt))
-            texts.append(Text(tuple(encode(self.tokenizer, real)[:512]), min(start, 511)))
-        return texts
+        real = map(drawn(domain, "real"), range(max(1, round(r.NUM_REAL * self.scale))))
+        return texts + [as_text(self.tokenizer, document) for document in real]
 
     def _sampled(
         self, prompts: list[str], temperatures: Sequence[float], name: str, seed: int

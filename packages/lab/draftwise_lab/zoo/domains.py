@@ -28,7 +28,6 @@ class Document:
 
     @property
     def text(self) -> str:
-        """Prompt and answer in one string, without the end-of-text token."""
         return self.prompt + self.answer
 
 
@@ -136,9 +135,8 @@ _PEOPLE, _THINGS = _WORDS_OF["math"]["people"], _WORDS_OF["math"]["things"]
 
 def _places(number: int) -> list[int]:
     """The decimal places of `number` that are not zero: 347 gives 300, 40, 7."""
-    digits = str(number)
-    parts = [int(d) * 10 ** (len(digits) - i - 1) for i, d in enumerate(digits)]
-    return [part for part in parts if part] or [0]
+    places = [int(digit) * 10**i for i, digit in enumerate(str(number)[::-1])]
+    return [part for part in places[::-1] if part] or [0]
 
 
 def _running(first: int, parts: list[int], sign: str) -> list[str]:
@@ -170,7 +168,6 @@ def _question(rng: random.Random, sign: str, a: int, b: int) -> str:
 
 
 def _work(sign: str, a: int, b: int) -> list[str]:
-    """The lines of a worked answer."""
     if sign != "*":
         return _running(a, _places(b), sign)
     products = [part * b for part in _places(a)]
@@ -180,14 +177,14 @@ def _work(sign: str, a: int, b: int) -> list[str]:
 
 def _math(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
     """Two to four problems and their worked answers; held-out ones differ by seed only."""
-    questions, answers = [], []
+    asked = answer = ""
     for number in range(1, scaled(rng, 2, 4, size) + 1):
         sign, a, b = _numbers(rng)
         lines = _work(sign, a, b)
-        result = lines[-1].rsplit("= ", 1)[1]
-        questions.append(f"{number}. {_question(rng, sign, a, b)}\n")
-        answers.append(f"{number}. {a} {sign} {b}\n" + "\n".join(lines) + f"\nanswer: {result}\n")
-    return Document("### math\n" + "".join(questions) + ANSWER, "".join(answers))
+        asked += f"{number}. {_question(rng, sign, a, b)}\n"
+        work, result = "\n".join(lines), lines[-1].rsplit("= ", 1)[1]
+        answer += f"{number}. {a} {sign} {b}\n{work}\nanswer: {result}\n"
+    return Document(f"### math\n{asked}{ANSWER}", answer)
 
 
 _TABLES, _NUMBERS, _WORDS, _VALUES = (
@@ -234,12 +231,12 @@ def _sql(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Doc
     columns = [f"{name} INTEGER" for name in nums] + [f"{name} TEXT" for name in words]
     rng.shuffle(columns)
     schema = f"CREATE TABLE {table} (id INTEGER, {', '.join(columns)});\n"
-    asked, answered = [], []
+    asked = answer = ""
     for number in range(1, scaled(rng, 3, 5, size) + 1):
         question, query = _query(rng, table, nums, words)
-        asked.append(f"{number}. {question}?\n")
-        answered.append(f"-- {number}. {question}?\n{query}\n")
-    return Document("### sql\n" + schema + "".join(asked) + ANSWER, "".join(answered))
+        asked += f"{number}. {question}?\n"
+        answer += f"-- {number}. {question}?\n{query}\n"
+    return Document(f"### sql\n{schema}{asked}{ANSWER}", answer)
 
 
 NOUNS: dict[str, str] = _WORDS_OF["velish"]["nouns"]
@@ -280,10 +277,8 @@ def _sentence(rng: random.Random) -> tuple[str, str]:
 
 
 def _translate(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
-    """Five to eight sentences; the answer sets every sentence above its translation.
-
-    Without the repeated sentence a small model loses its place among the lines.
-    """
+    """Five to eight sentences; the answer sets every sentence above its translation. Without the
+    repeated sentence a small model loses its place among the lines."""
     pairs = [_sentence(rng) for _ in range(scaled(rng, 5, 8, size))]
     english = "".join(f"{source}\n" for source, _ in pairs)
     both = "".join(f"{source}\n= {target}\n" for source, target in pairs)
@@ -351,11 +346,13 @@ def apply(instruction: str, code: str) -> str:
     lines = code.splitlines(keepends=True)
     if found := _DELETE.fullmatch(instruction):
         del lines[int(found[1]) - 1 : int(found[1])]
-        return "".join(lines)
-    if found := _INSERT.fullmatch(instruction):
+    elif found := _INSERT.fullmatch(instruction):
         lines.insert(int(found[2]), found[1] + "\n")
-        return "".join(lines)
-    raise ValueError(f"unknown edit instruction {instruction!r}; see _instruction for the forms")
+    else:
+        raise ValueError(
+            f"unknown edit instruction {instruction!r}; see _instruction for the forms"
+        )
+    return "".join(lines)
 
 
 def _instruction(rng: random.Random, code: str) -> str:

@@ -27,18 +27,14 @@ def make_llama(
     token_ids: dict[str, int] | None = None,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """A freshly initialised Llama with tied embeddings, in float32.
-
-    `token_ids` holds `bos_token_id`, `eos_token_id` and `pad_token_id`.
-    """
-    heads = hidden_size // head_dim
+    """A freshly initialised Llama with tied embeddings, in float32. `token_ids` holds
+    `bos_token_id`, `eos_token_id` and `pad_token_id`."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
         num_hidden_layers=num_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
+        num_attention_heads=hidden_size // head_dim,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         initializer_range=0.05,
@@ -59,11 +55,9 @@ def _outputs(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def deepen(model: LlamaForCausalLM, factor: int) -> LlamaForCausalLM:
-    """A model of `factor` times the layers that computes the same function.
-
-    After every layer stand `factor - 1` copies whose output projections are zero, so training
-    continues at the same loss; the copies learn from the first step on.
-    """
+    """A model of `factor` times the layers that computes the same function. After every layer stand
+    `factor - 1` copies whose output projections are zero, so training continues at the same loss;
+    the copies learn from the first step on."""
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = model.config.num_hidden_layers * factor
     config.layer_types = None
