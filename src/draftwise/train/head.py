@@ -26,8 +26,7 @@ from draftwise.train.loop import Loss, Progress, TrainingSettings, fit
 from draftwise.train.options import HeadOptions as HeadOptions
 from draftwise.types import DraftwiseError, Floats
 
-NUM_BINS, HELD_OUT = 10, 10
-"""Bins of predictions; every tenth text is held out."""
+NUM_BINS, HELD_OUT = 10, 10  # bins of predictions; every tenth text is held out
 
 
 class AcceptanceHead(nn.Module):
@@ -42,10 +41,9 @@ class AcceptanceHead(nn.Module):
         if hidden_size < 1 or num_layers < 0:
             raise ValueError(f"hidden_size {hidden_size} and num_layers {num_layers} make no head")
         self.hidden_size, self.num_layers = hidden_size, num_layers
+        blocks = [ResBlock(hidden_size) for _ in range(1 if tied else num_layers)]
         if tied:
-            blocks = [ResBlock(hidden_size)] * num_layers
-        else:
-            blocks = [ResBlock(hidden_size) for _ in range(num_layers)]
+            blocks *= num_layers
         self.model = nn.Sequential(*blocks, nn.Linear(hidden_size, 2))
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -67,8 +65,7 @@ def save(head: AcceptanceHead, folder: str | Path, about: Mapping[str, Any] | No
 
 
 def load(folder: str | Path) -> AcceptanceHead:
-    """Load a head of this project or of the authors (``model.safetensors`` or
-    ``pytorch_model.bin``).
+    """A head of this project or of the authors, in ``model.safetensors`` or ``pytorch_model.bin``.
 
     Errors: DraftwiseError if there is none.
     """
@@ -80,10 +77,9 @@ def load(folder: str | Path) -> AcceptanceHead:
     config = config.get("config", config)
     head = AcceptanceHead(int(config["hidden_size"]), int(config.get("num_layers", 0)))
     stored = read_weights([safe if safe.exists() else pickled])
-    first = {name: value for name, value in stored.items() if name.startswith("model.0.linear")}
-    for index in range(head.num_layers):  # a file of tied layers may hold them once
-        for name, value in first.items():
-            stored.setdefault(name.replace("model.0", f"model.{index}"), value)
+    for name in [name for name in stored if name.startswith("model.0.linear")]:
+        for index in range(head.num_layers):  # a file of tied layers may hold them once
+            stored.setdefault(name.replace("model.0", f"model.{index}"), stored[name])
     head.load_state_dict({name: value.float() for name, value in stored.items()})
     return head
 
@@ -131,9 +127,8 @@ def reliability(truth: Floats, predicted: Floats) -> Reliability:
 
 
 def unweighted(odds: Floats, w_rej: float) -> Floats:
-    """Undo the weight ``w_rej`` of rejections in predicted log-odds; return probabilities.
-
-    The weighted loss is minimal at the true odds divided by the weight.
+    """Probabilities of log-odds whose loss weighted rejections by ``w_rej``: it is minimal at the
+    true odds divided by the weight.
     """
     probs: Floats = 0.5 + 0.5 * np.tanh(0.5 * (odds + math.log(w_rej)))
     return probs
@@ -181,7 +176,7 @@ class Judgements:
 def distributions_of(logits: Tensor, temperature: float) -> Tensor:
     """[A, V] probabilities at a temperature; at 0 the most likely token has all mass."""
     if temperature == 0:
-        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+        return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
     return (logits.float() / temperature).softmax(-1)
 
 
@@ -228,10 +223,8 @@ def label_all(
         if not path.exists():
             generator = torch.Generator().manual_seed(setting.seed + number)
             chunk = texts[start : start + TEXTS_A_CHUNK]
-            parts = [
-                judge(setting, [chunk[i] for i in group], generator)
-                for group in groups(chunk, size)
-            ]
+            batches = [[chunk[i] for i in group] for group in groups(chunk, size)]
+            parts = [judge(setting, batch, generator) for batch in batches]
             with replacing(path) as unfinished, unfinished.open("wb") as file:
                 np.savez(file, **{k: v.numpy() for k, v in vars(_joined(parts)).items()})
         with np.load(path) as kept:
@@ -319,10 +312,12 @@ def judge_texts(
     taught = [text for number, text in enumerate(texts) if number % HELD_OUT]
     if not taught:
         raise DraftwiseError(f"{len(texts)} answers are too few to learn from: give more prompts")
-    first = label_all(setting, taught, folder / "taught", progress)
     after = None if progress is None else lambda done: progress(len(taught) + done)
-    chains = draft_chains(setting, held_out)
-    return Judged(first, label_all(setting, held_out, folder / "held-out", after), chains)
+    return Judged(
+        label_all(setting, taught, folder / "taught", progress),
+        label_all(setting, held_out, folder / "held-out", after),
+        draft_chains(setting, held_out),
+    )
 
 
 @dataclass(frozen=True)
@@ -335,12 +330,12 @@ class Measured:
 
 def measure_head(judged: Judged, head: AcceptanceHead, w_rej: float) -> Measured:
     """Divergence, calibration and the bias of products on held-out texts; truth is min(1, p/q)."""
+    chains, truth = judged.chains, judged.held_out.sampled.double().numpy()
     with torch.inference_mode():
         odds = head(judged.held_out.hidden.float()).double().numpy()
-        chain_odds = head(judged.chains.hidden.flatten(0, 1)).view_as(judged.chains.truth)
-    chain_truth = judged.chains.truth.double().numpy()
-    truth = judged.held_out.sampled.double().numpy()
-    products = chain_truth.cumprod(axis=1).mean(axis=0)  # that all of the first 1, 2, ... stand
+        chain_odds = head(chains.hidden.flatten(0, 1)).view_as(chains.truth).double().numpy()
+    # that all of the first 1, 2, ... stand
+    products = chains.truth.double().numpy().cumprod(axis=1).mean(axis=0)
     numbers: dict[str, Any] = {
         "kl_of_the_mean": binary_kl(truth, np.full_like(truth, truth.mean())),
         "mean_acceptance": float(truth.mean()),
@@ -354,10 +349,9 @@ def measure_head(judged: Judged, head: AcceptanceHead, w_rej: float) -> Measured
         ("without the weight", "_without_weight", w_rej),
     ):
         probs = unweighted(odds, weight)
-        chain_probs = unweighted(chain_odds.double().numpy(), weight)
         curves[name] = reliability(truth, probs)
         numbers["kl" + key], numbers["ece" + key] = binary_kl(truth, probs), curves[name].ece
-        bias = chain_probs.cumprod(axis=1).mean(axis=0) - products
+        bias = unweighted(chain_odds, weight).cumprod(axis=1).mean(axis=0) - products
         numbers["product_bias" + key] = bias.tolist()
     return Measured(numbers, curves if w_rej != 1 else {"as trained": curves["as trained"]})
 
@@ -435,6 +429,5 @@ def train_head(
 
 def head_settings(data: Judgements, options: HeadOptions) -> TrainingSettings:
     """The schedule: steps for the requested epochs, of which the second half slows down."""
-    a_epoch = max(1, len(data) // options.tokens_per_batch)
-    steps = max(20, round(options.epochs * a_epoch))
+    steps = max(20, round(options.epochs * max(1, len(data) // options.tokens_per_batch)))
     return TrainingSettings(steps, options.lr, warmup_steps=steps // 30 + 1, decay_steps=steps // 2)

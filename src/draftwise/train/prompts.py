@@ -18,8 +18,7 @@ from draftwise.nn.model import CausalModel
 from draftwise.train.answers import SamplingTask, continuations, read_kept
 from draftwise.types import DraftwiseError
 
-RUN = 10
-"""Words in a row that two texts may not share."""
+RUN = 10  # words in a row that two texts may not share
 Runs = frozenset[tuple[str, ...]]
 
 
@@ -53,7 +52,6 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(one)
 
 
-MARK = "draftwisemark"
 TOPICS = (
     "",
     "You help people to write: letters, stories, poems, emails and essays.",
@@ -67,8 +65,7 @@ TOPICS = (
 )
 """System prompts after which user turns are sampled; the empty one is the template's own."""
 MIN_CHARS, MAX_PACKED = 12, 5.0
-SAME = 0.7
-"""Share of common word triples from which on two prompts count as the same."""
+SAME = 0.7  # share of common word triples from which on two prompts count as the same
 
 
 def user_prefix(tokenizer: Any, system: str = "") -> tuple[list[int], list[int]]:
@@ -81,9 +78,10 @@ def user_prefix(tokenizer: Any, system: str = "") -> tuple[list[int], list[int]]
         raise DraftwiseError(
             "this model has no chat template, so it cannot write prompts: give --prompts FILE"
         )
+    mark = "draftwisemark"
     turns = [{"role": "system", "content": system}] if system else []
-    turns += [{"role": "user", "content": MARK}]
-    before, _, after = tokenizer.apply_chat_template(turns, tokenize=False).partition(MARK)
+    turns += [{"role": "user", "content": mark}]
+    before, _, after = tokenizer.apply_chat_template(turns, tokenize=False).partition(mark)
     prefix = tokenizer(before, add_special_tokens=False)["input_ids"]
     end = tokenizer(after, add_special_tokens=False)["input_ids"][:1]
     return list(prefix), list(end)
