@@ -105,9 +105,8 @@ class DraftModelRunner(ABC):
     """Runs one kind of network on its KV cache and returns logits; samples nothing.
 
     Position t of a text is that of its t-th token, from 0; q of position t is conditioned on the
-    tokens before it. probe_tokens: tokens that a probe reads; None = the whole text. remembers:
-    whether it caches what it reads. shows_hidden: whether it returns hidden states with the logits.
-    resumes: whether it can draft after tokens that it did not draw.
+    tokens before it. remembers: whether it caches what it reads. resumes: whether it can draft
+    after tokens that it did not draw.
     """
 
     remembers, resumes = True, False
@@ -117,10 +116,12 @@ class DraftModelRunner(ABC):
 
     @property
     def probe_tokens(self) -> int | None:
-        return None
+        """Tokens that a probe reads; None = the whole text."""
+        return min(PROBE_TOKENS, self._cache.capacity)
 
     @property
     def shows_hidden(self) -> bool:
+        """Whether it returns hidden states with the logits."""
         return False
 
     def open(self, row: int, expected: int) -> None:
@@ -212,11 +213,10 @@ def prefill_logits(
     """Feed each text and its draft; q of the last position, the inputs, and q of the last ``nums``
     positions. Chains get the q of their copied tokens (``offpath_probs``).
     """
-    readings = []
-    for chain, num in zip(chains, nums, strict=True):
-        end = len(chain.context.tokens) + len(chain.tokens)
-        ahead = chain.length - len(chain.tokens)
-        readings.append(DraftInput(chain.context, end, num, chain.tokens, ahead))
+    readings = [
+        DraftInput(c.context, c.end, num, c.tokens, c.length - len(c.tokens))
+        for c, num in zip(chains, nums, strict=True)
+    ]
     logits, hidden = reader.read(readings)
     q = warped(logits, [reading.span for reading in readings])
     last, end = [], 0
@@ -244,53 +244,49 @@ def drawn_span(
     return context.span(1, len(context.tokens), tokens, skip=len(drafted))
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """A token next to a chain: a sibling of one of its tokens, or one of a copied branch.
-
-    before: its parent, -1 = the text. q: None = a point mass. confidence: NaN if it was copied.
-    source: the drafter that copied it; "" = the chain's own.
+@dataclass(slots=True)
+class _Node:
+    """A drafted token. parent: -1 = the text. q: None = a point mass. confidence: NaN if it was
+    copied. source: the drafter that copied it; "" = the chain's own.
     """
 
-    before: int
+    parent: int
     token: int
     q: Tensor | None
-    confidence: float
     source: str = ""
+    confidence: float = float("nan")
 
 
 class Chain:
     """The draft of one row as it grows.
 
-    is_stepwise: whether the host reads each token before the next is drawn. waits: whether its stop
-    rule needs the hidden state after a token to judge it.
+    nodes: its tokens. alternatives: their siblings, and branches of copied tokens. is_stepwise:
+    whether the host reads each token before the next is drawn. waits: whether its stop rule needs
+    the hidden state after a token to judge it. needs_facts: whether its mixer or stop rule needs
+    probabilities.
     """
 
     def __init__(self, task: DraftTask, shows_hidden: bool, resumes: bool = True) -> None:
         self.context, self.length, self.tree = task.context, task.length, task.tree
         self._guide, self._mix, self._resumes = task.guide, task.mix, resumes
-        self.is_over = False
-        self.is_stepwise = (
-            task.mix is not None
-            or not task.guide.never_stops
-            or task.context.sampling.process is not None
-        )
-        self.waits = task.mix is None and shows_hidden and task.guide.waits_for_hidden
-        self.is_mixed = task.mix is not None
+        self.is_mixed, self.is_over = task.mix is not None, False
+        has_callback = task.context.sampling.process is not None
+        self.is_stepwise = self.is_mixed or has_callback or not task.guide.never_stops
+        self._may_branch = task.mix is not None and task.mix.most > 0 and not has_callback
+        self.waits = not self.is_mixed and shows_hidden and task.guide.waits_for_hidden
+        self.needs_facts = self.is_mixed or task.guide.needs_probs
         self.tokens: list[int] = []
-        self.sources: list[str] = []  # "" = the drafter itself
-        self.probs: list[Tensor | None] = []
+        self.nodes: list[_Node] = []
+        self.alternatives: list[_Node] = []
         self.offpath_probs: list[tuple[int, Tensor]] = []
-        self.confidences: list[float] = []
-        self.alternatives: list[Alternative] = []
         self._found: dict[int, Mapping[str, tuple[int, int]]] = {}  # by depth: what was retrieved
         self._hidden: NDArray[np.float32] | None = None
         self._step = DraftStep(0, task.length)
 
     @property
-    def needs_facts(self) -> bool:
-        """Whether the mixer or the stop rule needs probabilities."""
-        return self.is_mixed or self._guide.needs_probs
+    def end(self) -> int:
+        """Tokens of text and chain."""
+        return len(self.context.tokens) + len(self.tokens)
 
     def shorten(self, num_slots: int) -> None:
         """Draft no deeper than fits into ``num_slots`` slots."""
@@ -304,7 +300,7 @@ class Chain:
         while not self.is_over:
             found = self._found[len(self.tokens)] = self._mix.peek(self.tokens)
             matches = {name: self._match(*match) for name, match in found.items()}
-            may_draft = self._resumes or not any(self.sources)
+            may_draft = self._resumes or not any(node.source for node in self.nodes)
             picked = self._mix.mixer.pick(self._step, matches, may_draft, self._may_branch)
             if picked == self._mix.mixer.drafter:
                 return
@@ -338,8 +334,7 @@ class Chain:
 
         q: [V], None = a point mass. facts: its row of ``DraftLogits.described``.
         """
-        if token < 0:
-            self.is_over = True
+        self.is_over = self.is_over or token < 0
         if self.is_over:
             return
         self._append(token, q, "")
@@ -347,12 +342,12 @@ class Chain:
         if facts is None:
             self._step = DraftStep(depth, self.length, hidden_before=self._hidden)
         elif self.is_mixed:
-            self.confidences[-1] = float(facts[0])
+            self.nodes[-1].confidence = float(facts[0])
             self._step = DraftStep(depth, self.length, max_prob=float(facts[0]))
         else:
             largest, prob, entropy, margin = facts.tolist()
-            step = DraftStep(depth, self.length, prob, largest, entropy, margin, before)
-            self._step = replace(step, hidden_before=self._hidden)
+            about = (prob, largest, entropy, margin, before)
+            self._step = DraftStep(depth, self.length, *about, hidden_before=self._hidden)
 
     def num_siblings(self) -> int:
         """How many siblings of the last token to verify with it."""
@@ -363,16 +358,12 @@ class Chain:
 
     def widen(self, tokens: Sequence[int], qs: Sequence[Tensor | None]) -> None:
         """Add siblings of the last token; qs: as for ``keep``."""
-        before, confidence = len(self.tokens) - 2, self.confidences[-1]
+        last = self.nodes[-1]
         self.alternatives += [
-            Alternative(before, token, q, confidence) for token, q in zip(tokens, qs, strict=True)
+            _Node(last.parent, token, q, confidence=last.confidence)
+            for token, q in zip(tokens, qs, strict=True)
         ]
         self.is_over = self.is_over or self._is_full
-
-    @property
-    def _may_branch(self) -> bool:
-        mix = self._mix
-        return mix is not None and mix.most > 0 and self.context.sampling.process is None
 
     def branch(self) -> None:
         """Let the mixer add branches of copied tokens where they differ from the chain's.
@@ -385,24 +376,24 @@ class Chain:
             return
         for depth, token in enumerate(self.tokens):
             room = min(mix.most - self.num_tokens, self.length - depth)
-            own = {a.token for a in self.alternatives if a.before == depth - 1} | {token}
+            own = {a.token for a in self.alternatives if a.parent == depth - 1} | {token}
             found = self._found.get(depth, {}).items()
             others = {name: match for name, (match, first) in found if match and first not in own}
             if room > 0 and others:
-                width, confidence = self.num_tokens, self.confidences[depth]
+                width, confidence = self.num_tokens, self.nodes[depth].confidence
                 name, num = mix.mixer.branch(depth, confidence, others, width, room)
                 self._copy_branch(mix, depth, name, num)
 
     def _copy_branch(self, mix: Mix, depth: int, name: str, num: int) -> None:
-        path, before, found = self.tokens[:depth], depth - 1, self._found[depth]
+        path, parent, found = self.tokens[:depth], depth - 1, self._found[depth]
         for _ in range(num):
             match, token = found.get(name, (0, -1))
             if not match:
                 break
-            self.alternatives.append(Alternative(before, token, None, float("nan"), name))
+            self.alternatives.append(_Node(parent, token, None, name))
             if token in self.context.eos:
                 break
-            before, path = self.num_tokens - 1, [*path, token]
+            parent, path = self.num_tokens - 1, [*path, token]
             found = mix.peek(path)
 
     def add_offpath(self, node: int, q: Dists, row: int) -> None:
@@ -416,16 +407,13 @@ class Chain:
             self._step = replace(self._step, hidden=self._hidden)
 
     def _append(self, token: int, q: Tensor | None, source: str) -> None:
+        self.nodes.append(_Node(len(self.tokens) - 1, token, q, source))
         self.tokens.append(token)
-        self.probs.append(q)
-        self.sources.append(source)
-        self.confidences.append(float("nan"))
         is_last = len(self.tokens) >= self.length or token in self.context.eos
         self.is_over = is_last or self._is_full
 
     @property
     def num_tokens(self) -> int:
-        """Drafted tokens, alternatives included."""
         return len(self.tokens) + len(self.alternatives)
 
     @property
@@ -434,15 +422,14 @@ class Chain:
 
     def draft(self, source: str) -> Draft:
         self.branch()
-        more = self.alternatives
-        parents = [*range(-1, len(self.tokens) - 1), *(other.before for other in more)]
-        confidences = [*self.confidences, *(other.confidence for other in more)]
+        nodes = [*self.nodes, *self.alternatives]
+        is_tree = bool(self.alternatives)
         return Draft(
-            np.asarray([*self.tokens, *(other.token for other in more)], dtype=np.int64),
-            [*self.probs, *(other.q for other in more)],
-            [own or source for own in (*self.sources, *(other.source for other in more))],
-            np.asarray(parents, dtype=np.int64) if more else None,
-            confidences if self.is_mixed else (),
+            np.array([node.token for node in nodes], dtype=np.int64),
+            [node.q for node in nodes],
+            [node.source or source for node in nodes],
+            np.array([node.parent for node in nodes], dtype=np.int64) if is_tree else None,
+            [node.confidence for node in nodes] if self.is_mixed else (),
             self.offpath_probs,
         )
 
@@ -504,9 +491,8 @@ def draw_stepwise(
             current = after.take([reading.index(index) for index in going])
         elif going and reader.resumes and any(chains[index].is_mixed for index in going):
             mixed = [chains[index] for index in going]  # with tokens copied after the drawn ones
-            ends = [len(chain.context.tokens) + len(chain.tokens) for chain in mixed]
-            nums = [reader.num_unread(c.context, end) for c, end in zip(mixed, ends, strict=True)]
-            current, _, _ = prefill_logits(reader, mixed, [min(MAX_TARGETS, n) for n in nums])
+            nums = [min(MAX_TARGETS, reader.num_unread(c.context, c.end)) for c in mixed]
+            current, _, _ = prefill_logits(reader, mixed, nums)
         elif going:
             current = _read_drawn(reader, chains, tokens, going, ())
         chains = [chains[index] for index in going]
@@ -737,8 +723,7 @@ class NeuralSession:
         able = [chain for chain in chains if not chain.is_over and chain.length > 0]
         trees: dict[int, Draft] = {}
         if able:
-            ends = [len(chain.context.tokens) + len(chain.tokens) for chain in able]
-            nums = [self._num_wanted(c.context, end) for c, end in zip(able, ends, strict=True)]
+            nums = [self._num_wanted(chain.context, chain.end) for chain in able]
             current, readings, q = prefill_logits(self._reader, able, nums)
             backlog = self._remember(readings, q)
             yield from together([self._draft(able, current, trees), backlog])
@@ -843,12 +828,12 @@ class NeuralSession:
     def _draft(
         self, chains: Sequence[Chain], current: DraftLogits, trees: dict[int, Draft]
     ) -> DeviceRead[None]:
-        lines = [i for i, chain in enumerate(chains) if chain.tree is None]
         growing = [i for i, chain in enumerate(chains) if chain.tree is not None]
+        begun = [i for i, chain in enumerate(chains) if chain.tree is None and chain.begins()]
         asks: list[DeviceRead[None]] = []
         if growing:
-            asks.append(self._grow([chains[i] for i in growing], current.take(growing), trees))
-        begun = [i for i in lines if chains[i].begins()]
+            own = [chains[i] for i in growing]
+            asks.append(self._grow(own, current.take(growing).logits, trees))
         if begun:
             own = [chains[i] for i in begun]
             draw = draw_stepwise if any(chain.is_stepwise for chain in own) else draw_on_device
@@ -856,36 +841,28 @@ class NeuralSession:
         yield from together(asks)
 
     def _grow(
-        self, chains: Sequence[Chain], current: DraftLogits, trees: dict[int, Draft]
+        self, chains: Sequence[Chain], logits: Tensor, trees: dict[int, Draft]
     ) -> DeviceRead[None]:
-        grown = self._grown(chains, current)
-        read = iter((yield [tensor for chain in chains for tensor in grown[chain.context.row]]))
-        for chain in chains:
-            context = chain.context
-            self._reader.rollback(context, len(context.tokens), len(context.tokens))
-            tokens, parents = next(read).astype(np.int64), next(read).astype(np.int64)
-            tokens, parents = pruned(tokens, parents, context.eos, context.num_allowed)
-            trees[context.row] = Draft(tokens, None, [self._name] * len(tokens), parents)
-
-    def _grown(
-        self, chains: Sequence[Chain], current: DraftLogits
-    ) -> dict[int, tuple[Tensor, Tensor]]:
-        """Tokens and parents of the tree of each row, with one forward per level of all trees."""
-        growing: dict[int, Growing] = {}
-        found: dict[int, tuple[Tensor, Tensor]] = {}
-        answers: dict[int, Any] = {}
-        for chain, logits in zip(chains, current.logits, strict=True):
-            assert chain.tree is not None
-            row, base = chain.context.row, self._reader.base(chain.context)
-            growing[row], answers[row] = grow(chain.tree, chain.length, base, logits), None
-        while answers:
+        """Add the tree of each row, with one forward per level of all trees."""
+        growing = {
+            chain.context.row: grow(chain.tree, chain.length, self._reader.base(chain.context), own)
+            for chain, own in zip(chains, logits, strict=True)
+            if chain.tree is not None
+        }
+        grown: dict[int, tuple[Tensor, Tensor]] = {}
+        sent: dict[int, Any] = dict.fromkeys(growing)
+        while sent:
             levels: dict[int, TreeLevel] = {}
-            for row, answer in answers.items():
+            for row, answer in sent.items():
                 try:
                     levels[row] = growing[row].send(answer)
                 except StopIteration as done:
-                    found[row] = done.value
-            rows, feeds = list(levels), list(levels.values())
-            read = self._reader.read_level(rows, feeds) if levels else []
-            answers = dict(zip(rows, read, strict=True))
-        return found
+                    grown[row] = done.value
+            read = self._reader.read_level([*levels], [*levels.values()]) if levels else []
+            sent = dict(zip(levels, read, strict=True))
+        arrays = iter((yield [tensor for row in growing for tensor in grown[row]]))
+        for context in (chain.context for chain in chains):
+            self._reader.rollback(context, len(context.tokens), len(context.tokens))
+            tokens, parents = next(arrays).astype(np.int64), next(arrays).astype(np.int64)
+            tokens, parents = pruned(tokens, parents, context.eos, context.num_allowed)
+            trees[context.row] = Draft(tokens, None, [self._name] * len(tokens), parents)

@@ -81,6 +81,8 @@ class MedusaDrafter:
 class BlockRunner(HiddenStateRunner):
     """A runner whose ``read`` stores the logits of all drafted tokens in ``_ahead``."""
 
+    probe_tokens = None  # a class attribute in place of the property
+
     def __init__(self, max_length: int) -> None:
         super().__init__()
         self._max_length = max_length
