@@ -36,8 +36,6 @@ class Window:
     >>> window = Window(sink=1, window=4)
     >>> [window.skipped(num) for num in (5, 6, 7, 8)]
     [0, 2, 2, 4]
-    >>> window.read([10, 11, 12, 13, 14, 15, 16, 17], skipped=4)
-    [10, 15, 16, 17]
     """
 
     sink: int
@@ -53,11 +51,6 @@ class Window:
     def skipped(self, num_tokens: int) -> int:
         surplus, block = max(0, num_tokens - self.sink - self.window), self.window // 2
         return -(-surplus // block) * block
-
-    def read(self, text: Sequence[int], skipped: int) -> Sequence[int]:
-        if not skipped:
-            return text
-        return [*text[: self.sink], *text[self.sink + skipped :]]
 
 
 class LMDrafter:

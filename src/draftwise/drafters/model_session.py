@@ -185,9 +185,8 @@ class DraftLogits:
         Largest probability, that of the drawn token, entropy, gap of the two largest; of greedy
         drafts at temperature 1.
         """
-        if len(self.q.probs) == len(self.q):
-            probs = self.q.probs
-        else:
+        probs = self.q.probs
+        if len(probs) < len(self.q):
             probs = self.logits.float().softmax(-1)
             if len(self.q.probs):
                 drawn = torch.from_numpy(np.flatnonzero(self.q.places >= 0)).to(probs.device)
@@ -237,11 +236,10 @@ def drawn_span(
     """The row after a draft whose tokens may be on the device."""
     if not context.sampling.reads_text:
         return context.span(1, len(context.tokens))
-    if context.sampling.process is not None:
-        known = [token for token in drafted if isinstance(token, int)]
-        return context.span(1, len(context.tokens), known, skip=len(known))
-    tokens = torch.stack([torch.as_tensor(token, device=device) for token in drafted])
-    return context.span(1, len(context.tokens), tokens, skip=len(drafted))
+    tokens: Sequence[int] | Tensor = [token for token in drafted if isinstance(token, int)]
+    if context.sampling.process is None:
+        tokens = torch.stack([torch.as_tensor(token, device=device) for token in drafted])
+    return context.span(1, len(context.tokens), tokens, skip=len(tokens))
 
 
 @dataclass(slots=True)
@@ -317,17 +315,10 @@ class Chain:
         stands = self.context.num_allowed([*self.tokens, token]) > len(self.tokens)
         return length if stands else 0
 
-    def begins(self) -> bool:
-        return not self.is_over and self.length > 0 and (self.is_mixed or self.should_continue())
-
     def should_continue(self) -> bool:
         """Whether to draw another token, after those that a mixer takes from retrieval."""
-        if self.is_over:
-            return False
-        if self.is_mixed:
-            self.copy()
-            return not self.is_over
-        return self._guide.should_continue(self._step)
+        self.copy()
+        return not self.is_over and (self.is_mixed or self._guide.should_continue(self._step))
 
     def keep(self, token: int, q: Tensor | None, facts: Floats | None) -> None:
         """Append a drawn token; -1 = q was not finite, which ends the draft.
@@ -599,10 +590,7 @@ def _uniforms(chains: Sequence[Chain], num: int, like: Tensor) -> Tensor:
 
 
 def score_known(
-    context: Context,
-    start: int,
-    known: Sequence[int] | Dists,
-    matches: Sequence[int] | None = None,
+    context: Context, start: int, known: Sequence[int] | Dists, matches: Sequence[int] | None = None
 ) -> DeviceRead[Scores | None]:
     """Scores of a drafter's q against the verified p, from position ``start`` on.
 
@@ -614,22 +602,24 @@ def score_known(
     if first >= end:
         return None
     places = slice(first - start, end - start)
-    p = context.targets[first - context.targets_start : end - context.targets_start]
+    p: list[Any] = context.targets[first - context.targets_start : end - context.targets_start]
     lengths = None if matches is None else np.array(matches[places], dtype=np.int64)
-    if context.sampling.temperature == 0 and not isinstance(known, Dists):
-        return _of_points(first, known[places], p, context.tokens[first:end], lengths)
+    if context.sampling.temperature == 0:  # lists are faster for so few
+        tokens: Sequence[float]
+        if isinstance(known, Dists):
+            tokens = (yield [known.take(places).tokens])[0].tolist()
+        else:
+            tokens = known[places]
+        agreed = [float(token == point >= 0) for token, point in zip(tokens, p, strict=True)]
+        both = zip(agreed, p, context.tokens[first:end], strict=True)
+        of_text = [alpha * (point == token) for alpha, point, token in both]
+        return Scores(first, np.array(agreed), np.array(of_text), lengths)
     text = np.array(context.tokens[first:end])
-    if context.sampling.temperature == 0:
-        assert isinstance(known, Dists)
-        (tokens,) = yield [known.take(places).tokens]
-        points = np.array(p)
-        alphas = ((points == tokens) & (points >= 0)).astype(np.float64)
-        ratios = alphas * (points == text)
-    elif isinstance(known, Dists):
+    if isinstance(known, Dists):
         target, q = _rows(p), known.take(places).probs
         of_p, of_q = _at(target, text), _at(q, text)
-        of_text = torch.where(of_p > 0, (of_q / of_p).clamp(max=1), 0.0)
-        alphas, ratios = yield [torch.minimum(target, q).sum(-1), of_text]
+        capped = torch.where(of_p > 0, (of_q / of_p).clamp(max=1), 0.0)
+        alphas, ratios = yield [torch.minimum(target, q).sum(-1), capped]
         alphas, ratios = np.minimum(np.nan_to_num(alphas), 1.0), np.nan_to_num(ratios)
     else:
         proposed = np.array(known[places])
@@ -637,15 +627,6 @@ def score_known(
         alphas = np.minimum(np.nan_to_num(np.where(proposed < 0, 0.0, alphas)), 1.0)
         ratios = ((proposed == text) & (alphas > 0)).astype(np.float64)
     return Scores(first, alphas, ratios, lengths)
-
-
-def _of_points(
-    start: int, known: Sequence[int], p: Sequence[Any], text: Sequence[int], lengths: Ints | None
-) -> Scores:
-    """Scores of proposed tokens for a greedy request; lists are faster for so few."""
-    alphas = [float(token == point >= 0) for token, point in zip(known, p, strict=True)]
-    ratios = [alpha * (point == token) for alpha, point, token in zip(alphas, p, text, strict=True)]
-    return Scores(start, np.array(alphas), np.array(ratios), lengths)
 
 
 def joined(parts: Sequence[Scores]) -> Scores | None:
@@ -716,7 +697,7 @@ class NeuralSession:
         reader = self._reader
         chains = [Chain(task, reader.shows_hidden, reader.resumes) for task in tasks]
         for chain in chains:
-            chain.shorten(self._reader.follow(chain.context))
+            chain.shorten(reader.follow(chain.context))
             chain.copy()
             row = self._rows[chain.context.row]
             row.base, row.drafted = len(chain.context.tokens), chain.tokens
@@ -724,9 +705,8 @@ class NeuralSession:
         trees: dict[int, Draft] = {}
         if able:
             nums = [self._num_wanted(chain.context, chain.end) for chain in able]
-            current, readings, q = prefill_logits(self._reader, able, nums)
-            backlog = self._remember(readings, q)
-            yield from together([self._draft(able, current, trees), backlog])
+            current, readings, q = prefill_logits(reader, able, nums)
+            yield from together([self._draft(able, current, trees), self._remember(readings, q)])
         return [trees.get(c.context.row) or c.draft(self._name) for c in chains]
 
     def num_uncached_tokens(self, context: Context) -> int:
@@ -829,7 +809,9 @@ class NeuralSession:
         self, chains: Sequence[Chain], current: DraftLogits, trees: dict[int, Draft]
     ) -> DeviceRead[None]:
         growing = [i for i, chain in enumerate(chains) if chain.tree is not None]
-        begun = [i for i, chain in enumerate(chains) if chain.tree is None and chain.begins()]
+        begun = [
+            i for i, c in enumerate(chains) if not c.tree and (c.is_mixed or c.should_continue())
+        ]
         asks: list[DeviceRead[None]] = []
         if growing:
             own = [chains[i] for i in growing]

@@ -22,13 +22,7 @@ import numpy as np
 
 from draftwise.checks import MANY, whole
 from draftwise.drafters.protocol import Context
-from draftwise.drafters.retrieval import (
-    LONGEST_MATCH,
-    NO_MATCH,
-    Finder,
-    Match,
-    RetrievalSession,
-)
+from draftwise.drafters.retrieval import LONGEST_MATCH, NO_MATCH, Finder, Match, RetrievalSession
 
 ORDERS = (1, 2, 4, 8)
 _NUM_ORDERS = len(ORDERS)
@@ -189,7 +183,7 @@ class SuffixIndex:
         piece = Piece()
         if cut is not None:
             piece.tokens.extend(cut.tokens[-LONGEST_MATCH:])
-            piece.links.extend([0] * (len(piece.tokens) * len(ORDERS)))
+            piece.links.extend([0] * (len(piece.tokens) * _NUM_ORDERS))
             self.num_tokens += len(piece.tokens)
         self._num_pieces += 1
         self._pieces[self._num_pieces] = piece
@@ -226,8 +220,7 @@ class SuffixDrafter:
     (2, [7, 8, 5, 6])
     """
 
-    retrieves, can_mix = True, False
-    can_branch = True
+    retrieves, can_branch, can_mix = True, True, False
     relative_cost, token_bytes = 0.004, 68
 
     def __init__(
@@ -244,10 +237,10 @@ class SuffixDrafter:
         return SuffixDrafter(self.name, self._max_tokens, self._num_matches, self._num_tenants)
 
     def start(self) -> RetrievalSession:
-        return RetrievalSession(self.name, self._new_finder)
+        def new_finder(expected: int) -> _SuffixFinder:
+            return _SuffixFinder(SuffixIndex(expected, self._num_matches), self._history)
 
-    def _new_finder(self, expected: int) -> _SuffixFinder:
-        return _SuffixFinder(SuffixIndex(expected, self._num_matches), self._history)
+        return RetrievalSession(self.name, new_finder)
 
     def _history(self, tenant: str) -> SuffixIndex | None:
         """A tenant's past outputs; None where none are kept."""

@@ -85,10 +85,6 @@ class DrafterAdapter:
     def _loss(self, learner: EagleHead, batches: Sequence[Observed]) -> Tensor:
         return torch.stack([eagle_loss(learner, b, self._num_passes) for b in batches]).mean()
 
-    @property
-    def num_steps(self) -> int:
-        return len(self._run.losses)
-
     @torch.no_grad()
     def apply(self) -> None:
         """Copy the trained weights to the head. Call it between answers only."""

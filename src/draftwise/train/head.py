@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from draftwise.nn.heads.parallel import ResBlock
 from draftwise.nn.model import CausalModel
 from draftwise.train.answers import SamplingTask, continuations
 from draftwise.train.data import Text, answer_hidden, answer_logits, groups, pad
-from draftwise.train.loop import Loss, Progress, TrainingSettings, fit
+from draftwise.train.loop import Progress, TrainingSettings, fit
 from draftwise.train.options import HeadOptions as HeadOptions
 from draftwise.types import DraftwiseError, Floats
 
@@ -370,40 +371,16 @@ def make_head(
     return measured
 
 
-Batch = tuple[Tensor, Tensor]
-"""Hidden states [N, D] and labels [N]."""
-
-
-def weighted_bce(w_rej: float) -> Loss:
+def weighted_bce(head: nn.Module, batch: tuple[Tensor, Tensor], w_rej: float) -> Tensor:
     """The loss of log-odds against acceptance probabilities, with rejections weighted.
 
-    Source: SpecDec++, section 4.4, with w_acc = 1, divided by the sum of the weights as in the
-    authors' code (the paper prints the sum).
+    batch: hidden states [N, D] and labels [N]. Source: SpecDec++, section 4.4, with w_acc = 1,
+    divided by the sum of the weights as in the authors' code (the paper prints the sum).
     """
-
-    def loss(head: nn.Module, batch: Batch) -> Tensor:
-        hidden, accepted = batch
-        odds = head(hidden)
-        rejected = w_rej * (1 - accepted)
-        missed = accepted * nn.functional.softplus(-odds) + rejected * nn.functional.softplus(odds)
-        return missed.sum() / (accepted + rejected).sum()
-
-    return loss
-
-
-def judged_batches(data: Judgements, options: HeadOptions) -> Callable[[int], Batch]:
-    """step -> batch; every epoch visits all tokens in a new random order."""
-    size = min(options.tokens_per_batch, len(data))
-    a_epoch = len(data) // size
-    labels: Tensor = getattr(data, options.label)
-
-    def batch(step: int) -> Batch:
-        epoch, place = divmod(step, a_epoch)
-        generator = torch.Generator().manual_seed(options.seed + 1000 * epoch)
-        rows = torch.randperm(len(data), generator=generator)[place * size : (place + 1) * size]
-        return data.hidden[rows].float(), labels[rows]
-
-    return batch
+    hidden, accepted = batch
+    odds, rejected = head(hidden), w_rej * (1 - accepted)
+    missed = accepted * nn.functional.softplus(-odds) + rejected * nn.functional.softplus(odds)
+    return missed.sum() / (accepted + rejected).sum()
 
 
 def train_head(
@@ -418,11 +395,19 @@ def train_head(
     """
     if not len(data):
         raise ValueError("there are no judged tokens to learn from: give more prompts")
+    size, labels = min(options.tokens_per_batch, len(data)), getattr(data, options.label)
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        epoch, place = divmod(step, len(data) // size)
+        generator = torch.Generator().manual_seed(options.seed + 1000 * epoch)
+        rows = torch.randperm(len(data), generator=generator)[place * size : (place + 1) * size]
+        return data.hidden[rows].float(), labels[rows]
+
     torch.manual_seed(options.seed)
     head = AcceptanceHead(data.hidden.shape[1], options.num_layers, tied=options.tied)
     fit(
-        head, weighted_bce(options.w_rej), judged_batches(data, options),
-        head_settings(data, options), checkpoint=checkpoint, progress=progress, stop_at=stop_at,
+        head, partial(weighted_bce, w_rej=options.w_rej), batch, head_settings(data, options),
+        checkpoint=checkpoint, progress=progress, stop_at=stop_at,
     )  # fmt: skip
     return head.eval()
 

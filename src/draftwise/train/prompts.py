@@ -7,7 +7,7 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,12 +138,10 @@ def sample_prompts(
     around = [user_prefix(tokenizer, topic) for topic in TOPICS]
     ends = {token for _, end in around for token in end}
     tasks = {i: SamplingTask(around[i % len(TOPICS)][0]) for i in range(first, first + num)}
-    found = continuations(
+    for index, tokens in continuations(
         model, tasks, max_new_tokens=longest, eos_token_ids=sorted(ends), rows=rows, seed=seed
-    )
-    for index, tokens in found:
-        is_whole = tokens[-1] in ends
-        yield index, tokenizer.decode(tokens[:-1]).strip() if is_whole else None
+    ):
+        yield index, tokenizer.decode(tokens[:-1]).strip() if tokens[-1] in ends else None
 
 
 @dataclass
@@ -176,7 +174,9 @@ class Filter:
             return "short"
         if len(text) / len(zlib.compress(text.encode())) > MAX_PACKED:
             return "repetitive"
-        if not _is_written_in(text, self._scripts):
+        own = _scripts(text)
+        known = sum(n for script, n in own.items() if script in self._scripts)
+        if not own or known < 0.9 * own.total():
             return "other script"
         if not self.avoid.isdisjoint(runs(text)):
             return "of a benchmark"
@@ -196,20 +196,12 @@ class Filter:
 def _sketch(text: str) -> Any:
     from datasketch import MinHash
 
-    words = text.lower().split()
+    words, sketch = text.lower().split(), MinHash(num_perm=64)
     triples = {" ".join(words[i : i + 3]) for i in range(max(1, len(words) - 2))}
-    sketch = MinHash(num_perm=64)
-    for triple in triples:
-        sketch.update(triple.encode())
+    sketch.update_batch(triple.encode() for triple in triples)
     return sketch
 
 
-def _scripts(text: str) -> Mapping[str, int]:
+def _scripts(text: str) -> Counter[str]:
     """Letter counts by script: the first word of their Unicode names."""
     return Counter(unicodedata.name(c, "?").split()[0] for c in text if c.isalpha())
-
-
-def _is_written_in(text: str, scripts: Mapping[str, int]) -> bool:
-    own = _scripts(text)
-    shared = sum(n for script, n in own.items() if script in scripts)
-    return bool(own) and shared >= 0.9 * sum(own.values())
