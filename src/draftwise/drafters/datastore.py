@@ -28,6 +28,9 @@ from draftwise.drafters.retrieval import (
 from draftwise.files import replacing as complete_file
 from draftwise.types import DraftwiseError
 
+_MAGIC, _VERSION = b"draftwds", 1
+_HEADER, _HEADER_BYTES = struct.Struct("<8sIIIQQQ"), 64
+
 
 def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[np.uint32]:
     """The starts of all suffixes, ordered by their first ``depth`` symbols, then by position; a
@@ -76,11 +79,6 @@ def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[n
         order[slots] = members
         width *= 2
     return order.astype(np.uint32)
-
-
-_MAGIC, _VERSION = b"draftwds", 1
-_HEADER = struct.Struct("<8sIIIQQQ")
-_HEADER_BYTES = 64
 
 
 @contextmanager

@@ -19,6 +19,9 @@ from draftwise.nn.transfer import DeviceRead, together
 from draftwise.nn.trees import Branches, pruned
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 
+PROBE_TOKENS = 32  # tokens at the end of a prompt that a probe reads
+PROBE_WEIGHT = 0.25  # weight of a probe's scores, which ignore distant context
+
 
 @dataclass(frozen=True, slots=True)
 class TreeLevel:
@@ -75,15 +78,11 @@ def _best(scores: Tensor, num: int) -> Tensor:
     return scores.sort(descending=True, stable=True).indices[:num].sort().values
 
 
-PROBE_TOKENS = 32  # tokens at the end of a prompt that a probe reads
-
-
 @dataclass(frozen=True, slots=True)
 class DraftInput:
-    """Input of one row: text and draft, up to ``end`` tokens of both.
-
-    num: number of last positions whose logits are returned, at least 1. ahead: tokens that will be
-    drawn after them. most: feed at most this many uncached tokens, the last ones.
+    """Input of one row: text and draft, up to ``end`` tokens of both. num: last positions whose
+    logits are returned, at least 1. ahead: tokens that will be drawn after them. most: feed at most
+    this many uncached tokens, the last ones.
     """
 
     context: Context
@@ -180,10 +179,8 @@ class DraftLogits:
     hidden: Tensor | None
 
     def described(self, tokens: Tensor, whole: bool) -> Tensor:
-        """[N, 4] for stop rules; [N, 1] for mixers, unless ``whole``.
-
-        Largest probability, that of the drawn token, entropy, gap of the two largest; of greedy
-        drafts at temperature 1.
+        """[N, 4] largest probability, that of the drawn token, entropy, gap of the two largest; of
+        greedy drafts at temperature 1. Unless ``whole``: [N, 1], the largest.
         """
         probs = self.q.probs
         if len(probs) < len(self.q):
@@ -259,9 +256,8 @@ class Chain:
     """The draft of one row as it grows.
 
     nodes: its tokens. alternatives: their siblings, and branches of copied tokens. is_stepwise:
-    whether the host reads each token before the next is drawn. waits: whether its stop rule needs
-    the hidden state after a token to judge it. needs_facts: whether its mixer or stop rule needs
-    probabilities.
+    the host reads each token before the next is drawn. waits: its stop rule needs the hidden state
+    after a token to judge it. needs_facts: its mixer or stop rule needs probabilities.
     """
 
     def __init__(self, task: DraftTask, shows_hidden: bool, resumes: bool = True) -> None:
@@ -310,10 +306,8 @@ class Chain:
 
     def _match(self, length: int, token: int) -> int:
         """A match's length; 0 if the token that follows it has no probability here."""
-        if not length or self.context.sampling.process is None:
-            return length
-        stands = self.context.num_allowed([*self.tokens, token]) > len(self.tokens)
-        return length if stands else 0
+        allowed = self.context.num_allowed([*self.tokens, token]) if length else 0
+        return length if allowed > len(self.tokens) else 0
 
     def should_continue(self) -> bool:
         """Whether to draw another token, after those that a mixer takes from retrieval."""
@@ -321,9 +315,8 @@ class Chain:
         return not self.is_over and (self.is_mixed or self._guide.should_continue(self._step))
 
     def keep(self, token: int, q: Tensor | None, facts: Floats | None) -> None:
-        """Append a drawn token; -1 = q was not finite, which ends the draft.
-
-        q: [V], None = a point mass. facts: its row of ``DraftLogits.described``.
+        """Append a drawn token; -1 = q was not finite, which ends the draft. q: [V], None = a point
+        mass. facts: its row of ``DraftLogits.described``.
         """
         self.is_over = self.is_over or token < 0
         if self.is_over:
@@ -445,11 +438,10 @@ def draw_on_device(
             break
         members = [members[i] for i in going]
         fed = tokens if len(going) == len(tokens) else tokens[going]
-        rows = [chains[index].context.row for index in members]
+        rows = [chains[i].context.row for i in members]
         logits, _ = reader.read_drawn(rows, fed.clamp(min=0))
-        q = warped(
-            logits, [drawn_span(chains[i].context, drawn[i], tokens.device) for i in members]
-        )
+        spans = [drawn_span(chains[i].context, drawn[i], tokens.device) for i in members]
+        q = warped(logits, spans)
     (values,) = yield [torch.cat([tokens for _, tokens, _ in steps])]
     found = iter(values.astype(np.int64).tolist())
     for members, _, q in steps:
@@ -460,9 +452,8 @@ def draw_on_device(
 def draw_stepwise(
     reader: DraftModelRunner, chains: Sequence[Chain], current: DraftLogits
 ) -> DeviceRead[None]:
-    """Draw token by token, each read by the host before the next is drawn.
-
-    Stop rules decide before a token costs a forward; if one needs its hidden state, after it.
+    """Draw token by token, each read by the host before the next is drawn. Stop rules decide before
+    a token costs a forward; if one needs its hidden state, after it.
     """
     waits = any(chain.waits for chain in chains)
     while chains:
@@ -525,17 +516,15 @@ def _widen(chains: Sequence[Chain], current: DraftLogits, tokens: Tensor) -> Dev
             best = current.logits[index].topk(min(num + 1, current.logits.shape[-1])).indices
             found.append((chain, best[best != tokens[index]][:num], [None] * num))
         else:
-            drawn = without_replacement(q, tokens[index], chain.context.rng.random(num))
-            found.append((chain, *drawn))
+            uniforms = chain.context.rng.random(num)
+            found.append((chain, *without_replacement(q, tokens[index], uniforms)))
     if found:
         values = yield [tokens for _, tokens, _ in found]
         for (chain, _, qs), own in zip(found, values, strict=True):
             chain.widen(own.astype(np.int64).tolist(), qs[: len(own)])
 
 
-def without_replacement(
-    q: Tensor, first: Tensor, uniforms: Floats
-) -> tuple[Tensor, Sequence[Tensor]]:
+def without_replacement(q: Tensor, first: Tensor, uniforms: Floats) -> tuple[Tensor, list[Tensor]]:
     """Further draws from q [V] after ``first``, without replacement: tokens [n], and q of each.
 
     Source: recursive rejection sampling (SpecInfer; Jeon et al. 2024): each q excludes the tokens
@@ -636,11 +625,8 @@ def joined(parts: Sequence[Scores]) -> Scores | None:
     before, last = joined(parts[:-1]), parts[-1]
     if before is None or before.start + len(before.alphas) != last.start:
         return last
-    return Scores(
-        before.start,
-        np.concatenate((before.alphas, last.alphas)),
-        np.concatenate((before.ratios, last.ratios)),
-    )
+    alphas = np.concatenate((before.alphas, last.alphas))
+    return Scores(before.start, alphas, np.concatenate((before.ratios, last.ratios)))
 
 
 def _at(dists: Tensor, tokens: Ints) -> Tensor:
@@ -661,9 +647,6 @@ class _ScoredRow:
     base: int = 0
     drafted: list[int] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
-
-
-PROBE_WEIGHT = 0.25  # weight of a probe's scores, which ignore distant context
 
 
 class NeuralSession:

@@ -20,8 +20,8 @@ from draftwise.nn.trees import pruned
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 
 READ_MOST = 8192  # tokens that a session reads in a round: about 15 ms
-Rows = Sequence[Sequence[int]]
-"""Continuations of one match, one row each; the row that wins a tie comes first."""
+LONGEST_MATCH = 32  # matches are measured up to this length: longer is no better evidence
+Rows = Sequence[Sequence[int]]  # continuations of one match; the row that wins a tie comes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,6 @@ def _split(rows: Rows, depth: int) -> dict[int, list[Sequence[int]]]:
     return groups
 
 
-LONGEST_MATCH = 32  # matches are measured up to this length: longer is no better evidence
-
-
 @dataclass(frozen=True, slots=True)
 class Match:
     """The longest matching suffix. rows: depth -> continuations. nexts: their first tokens."""
@@ -171,9 +168,8 @@ class _RetrievalRow:
         self.known: list[tuple[int, int]] = []  # (proposed token or -1, match length) by position
 
     def read(self, tokens: Sequence[int], most: int) -> int:
-        """Read about ``most`` tokens of the text; return their number.
-
-        It searches only where a score may still be requested; before the end nothing matches.
+        """Read about ``most`` tokens of the text; return their number. It searches only where a
+        score may still be requested; before the end nothing matches.
         """
         self.text, start, begin = tokens, len(tokens) - MAX_TARGETS, self.length
         end = begin + most if begin + most < start else len(tokens)

@@ -6,8 +6,7 @@ token costs four table writes, however long the history; an occurrence is confir
 tokens, 32 at once, so hash collisions cost time and nothing else.
 
 A suffix automaton or tree would need about 500 bytes per token in Python, could not update its
-counts in O(1), and could not evict text. This index needs 36 bytes per token and 8 bytes for each
-bucket of its four tables.
+counts in O(1), and could not evict text.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ _OFFSET = (1 << _OFFSET_BITS) - 1
 _WORD = 32  # bits of a token
 _TAIL = LONGEST_MATCH * _WORD
 _KEYS_KEPT = 1024
+_MOST_TOKENS = 1 << 26  # tokens of the longest history, of a few hundred bytes each
 _PATIENCE = 4  # places looked at for each match wanted: other contexts may share the bucket
 
 
@@ -83,8 +83,8 @@ class Piece:
     links: array[int] = field(default_factory=lambda: array("q"))
 
     def common(self, offset: int, num: int, wanted: int) -> int:
-        """How many tokens before ``offset`` equal those of ``wanted``, the last ``num`` tokens as
-        an integer: the highest bit of the XOR is in the last token that differs.
+        """How many tokens before ``offset`` equal the last ``num`` tokens ``wanted``, an integer:
+        the highest bit of the XOR is in the last token that differs.
         """
         if offset < num:
             wanted >>= (num - offset) * _WORD
@@ -179,7 +179,6 @@ class SuffixIndex:
         return longest, places
 
     def _new_piece(self, cut: Piece | None) -> tuple[int, Piece]:
-        """A new text; after one that was cut, it begins with a copy of its end."""
         piece = Piece()
         if cut is not None:
             piece.tokens.extend(cut.tokens[-LONGEST_MATCH:])
@@ -188,9 +187,6 @@ class SuffixIndex:
         self._num_pieces += 1
         self._pieces[self._num_pieces] = piece
         return self._num_pieces, piece
-
-
-_MOST_TOKENS = 1 << 26  # tokens of the longest history, of a few hundred bytes each
 
 
 class SuffixDrafter:
@@ -256,8 +252,6 @@ class SuffixDrafter:
 
 
 class _SuffixFinder(Finder):
-    """One row: its own text's index, and what of its output was not shared yet."""
-
     resumes = False
 
     def __init__(self, own: SuffixIndex, history: Callable[[str], SuffixIndex | None]) -> None:

@@ -52,17 +52,11 @@ def new_head(
         theirs = lent_rows(theirs, draft_ids)
     size = config.hidden_size
     torch.manual_seed(seed)
-    head = EagleHead(
-        head_config(
-            {"draft_vocab_size": None if draft_ids is None else len(draft_ids)},
-            {name: getattr(config, name, None) for name in LLAMA},
-            config,
-            generation=3,
-            taps=default_taps(config.num_hidden_layers),
-        ),
-        embed=target.get_input_embeddings(),
-        lm_head=theirs if lends else None,
-    )
+    settings = {"draft_vocab_size": None if draft_ids is None else len(draft_ids)}
+    layer = {name: getattr(config, name, None) for name in LLAMA}
+    taps = default_taps(config.num_hidden_layers)
+    shape = head_config(settings, layer, config, generation=3, taps=taps)
+    head = EagleHead(shape, target.get_input_embeddings(), theirs if lends else None)
     if draft_ids is not None:
         head.set_vocabulary(draft_ids)
     with torch.no_grad():

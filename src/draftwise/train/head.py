@@ -28,6 +28,7 @@ from draftwise.train.options import HeadOptions as HeadOptions
 from draftwise.types import DraftwiseError, Floats
 
 NUM_BINS, HELD_OUT = 10, 10  # bins of predictions; every tenth text is held out
+_TEXTS_A_CHUNK, _TOKENS_A_BATCH, _MOST_LOGITS = 64, 4096, 1 << 26
 
 
 class AcceptanceHead(nn.Module):
@@ -155,11 +156,6 @@ def plot_reliability(curves: dict[str, Reliability], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-TEXTS_A_CHUNK = 64
-_TOKENS_A_BATCH = 4096
-_MOST_LOGITS = 1 << 26
-
-
 @dataclass(frozen=True)
 class Judgements:
     """Drafted tokens: hidden [N, D] float16, and two labels [N] float32. sampled: min(1, p/q) of
@@ -219,11 +215,11 @@ def label_all(
     folder.mkdir(parents=True, exist_ok=True)
     size = min(_TOKENS_A_BATCH, max(256, _MOST_LOGITS // int(setting.target.config.vocab_size)))
     chunks = []
-    for number, start in enumerate(range(0, len(texts), TEXTS_A_CHUNK)):
+    for number, start in enumerate(range(0, len(texts), _TEXTS_A_CHUNK)):
         path = folder / f"{number:05}.npz"
         if not path.exists():
             generator = torch.Generator().manual_seed(setting.seed + number)
-            chunk = texts[start : start + TEXTS_A_CHUNK]
+            chunk = texts[start : start + _TEXTS_A_CHUNK]
             batches = [[chunk[i] for i in group] for group in groups(chunk, size)]
             parts = [judge(setting, batch, generator) for batch in batches]
             with replacing(path) as unfinished, unfinished.open("wb") as file:
@@ -231,7 +227,7 @@ def label_all(
         with np.load(path) as kept:
             chunks.append(Judgements(**{name: torch.from_numpy(kept[name]) for name in kept}))
         if progress is not None:
-            progress(min(start + TEXTS_A_CHUNK, len(texts)))
+            progress(min(start + _TEXTS_A_CHUNK, len(texts)))
     return _joined(chunks)
 
 
@@ -242,10 +238,7 @@ def _joined(parts: Sequence[Judgements]) -> Judgements:
 
 @dataclass(frozen=True)
 class LabelledChains:
-    """Drafts of equal length: hidden [n, L, D] of every token, truth [n, L] = min(1, p/q).
-
-    SpecDec++'s rule estimates the product of a row's first numbers: that the draft is kept so far.
-    """
+    """Drafts of equal length: hidden [n, L, D] of every token, truth [n, L] = min(1, p/q)."""
 
     hidden: Tensor
     truth: Tensor
@@ -345,10 +338,8 @@ def measure_head(judged: Judged, head: AcceptanceHead, w_rej: float) -> Measured
         "product_truth": products.tolist(),
     }
     curves = {}
-    for name, key, weight in (
-        ("as trained", "", 1.0),
-        ("without the weight", "_without_weight", w_rej),
-    ):
+    kinds = (("as trained", "", 1.0), ("without the weight", "_without_weight", w_rej))
+    for name, key, weight in kinds:
         probs = unweighted(odds, weight)
         curves[name] = reliability(truth, probs)
         numbers["kl" + key], numbers["ece" + key] = binary_kl(truth, probs), curves[name].ece

@@ -15,12 +15,9 @@ from torch import Tensor, nn
 from draftwise.files import replacing
 from draftwise.types import DraftwiseError
 
-Loss = Callable[[Any, Any], Tensor]
-"""(model, batch) -> a scalar, the mean loss in nats a token."""
-Batches = Callable[[int], Any]
-"""step -> batch; a pure function, so that a resumed run sees what an uninterrupted one saw."""
-Progress = Callable[[int, float], None]
-"""(steps done, loss of the last step), called after every step."""
+Loss = Callable[[Any, Any], Tensor]  # (model, batch) -> a scalar, the mean loss in nats a token
+Batches = Callable[[int], Any]  # step -> batch; a pure function, so that runs can resume
+Progress = Callable[[int, float], None]  # (steps done, loss of the last step), after every step
 CHECKPOINT_S = 120.0
 
 

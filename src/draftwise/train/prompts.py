@@ -131,9 +131,7 @@ def sample_prompts(
     model: CausalModel, tokenizer: Any, num: int, *, first: int, longest: int, rows: int, seed: int
 ) -> Iterator[tuple[int, str | None]]:
     """(index, text) of ``num`` user turns from ``first`` on, sampled at temperature 1 after the
-    system prompts of ``TOPICS`` in turn.
-
-    text: None if the turn did not end in time.
+    system prompts of ``TOPICS`` in turn; text: None if the turn did not end in time.
     """
     around = [user_prefix(tokenizer, topic) for topic in TOPICS]
     ends = {token for _, end in around for token in end}

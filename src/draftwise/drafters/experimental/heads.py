@@ -104,9 +104,8 @@ class BlockRunner(HiddenStateRunner):
 
 
 class MedusaRunner(BlockRunner):
-    """Heads on the target's last states; the cache stays empty.
-
-    The state after token s gives, by head i, q of position s + 2 + i.
+    """Heads on the target's last states; the cache stays empty. The state after token s gives, by
+    head i, q of position s + 2 + i.
     """
 
     remembers = False
@@ -189,9 +188,8 @@ class DFlashRunner(BlockRunner):
         return self._head.logits(torch.cat([own[:, first] for own in states])), None
 
     def _read_texts(self, readings: Sequence[DraftInput]) -> list[tuple[Tensor, Tensor]]:
-        """Put into the cache what the target said of each text up to the token before the last.
-
-        Returns each layer's keys and values [R, G, used, d] of these texts.
+        """Cache what the target said of each text up to the token before the last; returns each
+        layer's keys and values [R, G, used, d] of these texts.
         """
         starts = [self._cache.lengths[r.context.row] for r in readings]
         pairs = list(zip(readings, starts, strict=True))
