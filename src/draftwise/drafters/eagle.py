@@ -38,10 +38,7 @@ def load_eagle(
 
 
 def head_tree(depth: int | None, top_k: int | None, total_tokens: int | None) -> TreeShape | None:
-    """The shape that a spec asks for, EAGLE-2's where it names one half.
-
-    Raises ValueError for a limit outside 1 to 1,024.
-    """
+    """The shape that a spec asks for, EAGLE-2's where it names one half."""
     optional(whole, "depth", depth, 1, LONGEST_PLAN)
     if top_k is None and total_tokens is None:
         return None
@@ -82,10 +79,8 @@ class EagleDrafter:
 
 
 class HiddenStateRunner(DraftModelRunner):
-    """A runner of a head that reads the target's hidden states.
-
-    A text of n tokens has n - 1 slots: slot s reads the target's states after token s, so the
-    first token that can be drafted is the third.
+    """A head that reads the target's hidden states. A text of n tokens has n - 1 slots: slot s
+    reads the target's states after token s, so the first token that can be drafted is the third.
     """
 
     def __init__(self) -> None:
@@ -111,11 +106,9 @@ class HiddenStateRunner(DraftModelRunner):
 
 
 class EagleRunner(HiddenStateRunner):
-    """An EAGLE or MTP head on its cache.
-
-    Slot s reads token s + 1 with the target's states after token s, and gives q of position s + 2.
-    After verification the slots of a draft are removed, so all others were read with the target's
-    states.
+    """Slot s reads token s + 1 with the target's states after token s, and gives q of position
+    s + 2. After verification the slots of a draft are removed, so all others were read with the
+    target's states.
     """
 
     def __init__(self, head: BorrowingHead) -> None:
@@ -159,8 +152,7 @@ class EagleRunner(HiddenStateRunner):
         return list(torch.split(self._head.logits(torch.cat(found)), [len(own) for own in found]))
 
     def rollback(self, context: Context, base: int, agreed: int) -> None:
-        """Remove the draft's slots, accepted or not."""
-        if base:
+        if base:  # the draft's slots, accepted or not
             self._cache.lengths[context.row] = min(self._cache.lengths[context.row], base - 1)
 
     def _read_text(self, readings: Sequence[DraftInput]) -> list[Tensor]:

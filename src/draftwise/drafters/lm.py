@@ -185,14 +185,14 @@ class LMRunner(DraftModelRunner):
         """The uncached tokens up to the end, at most the last ``most``."""
         row, text = reading.context.row, reading.context.tokens
         start, skipped = self._cache.lengths[row], self._skipped[row]
-        end = reading.end - skipped
+        sink: Sequence[int] = ()
         if reading.most is not None:
-            start = max(start, end - reading.most)
-        sink = 0 if self._window is None else self._window.sink
-        kept = text[start:sink] if skipped else []
-        first = max(start, sink) + skipped if skipped else start
-        after = reading.drafted[max(0, first - len(text)) :]
-        return self._shared.readable([*kept, *text[first : reading.end], *after])
+            start = max(start, reading.end - skipped - reading.most)
+        if self._window is not None and skipped:
+            sink = text[start : self._window.sink]
+            start = max(start, self._window.sink) + skipped
+        after = reading.drafted[max(0, start - len(text)) :]
+        return self._shared.readable([*sink, *text[start : reading.end], *after])
 
     def _hidden(self, logits: Logits) -> Tensor | None:
         """[R, D] after the last token of each row, if a stop rule reads it."""

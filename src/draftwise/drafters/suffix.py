@@ -37,6 +37,7 @@ _MOST_TOKENS = 1 << 26  # tokens of the longest history, of a few hundred bytes 
 _PATIENCE = 4  # places looked at for each match wanted: other contexts may share the bucket
 
 
+@dataclass(slots=True)
 class Tail:
     """The end of a text as the index needs it: hashes of its contexts, and its last 32 tokens.
 
@@ -44,11 +45,10 @@ class Tail:
     start of a text). tail: one integer, the latest token in its top 32 bits. last: that token.
     """
 
-    __slots__ = ("keys", "last", "num", "tail")
-
-    def __init__(self) -> None:
-        self.keys: list[tuple[int, ...]] = []
-        self.tail = self.num = self.last = 0
+    keys: list[tuple[int, ...]] = field(default_factory=list)
+    tail: int = 0
+    num: int = 0
+    last: int = 0
 
     def push(self, token: int) -> None:
         """One more token: a context of 2k is the pair of its halves."""
@@ -69,10 +69,7 @@ class Tail:
         self.num, self.last = min(self.num + 1, LONGEST_MATCH), token
 
     def copy(self) -> Tail:
-        twin = Tail()
-        twin.keys, twin.tail = self.keys[-_LAGS[-1] :], self.tail
-        twin.num, twin.last = self.num, self.last
-        return twin
+        return Tail(self.keys[-_LAGS[-1] :], self.tail, self.num, self.last)
 
 
 @dataclass(slots=True)

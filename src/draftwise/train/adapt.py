@@ -45,7 +45,7 @@ class DrafterAdapter:
         lent = {id(module): module for module in head.borrowed if module is not None}
         self._learner = copy.deepcopy(head, lent).float().train()
         for name, weights in self._learner.named_parameters():
-            weights.requires_grad_(name.partition(".")[0] not in {"embed_tokens", "lm_head"})
+            weights.requires_grad_(not name.startswith(("embed_tokens.", "lm_head.")))
         bf16 = target.dtype != torch.float32
         settings = TrainingSettings(1 << 30, lr, 0, clip=0.5, weight_decay=0.0, bf16=bf16)
         self._run = TrainingRun(self._learner, settings)
@@ -71,8 +71,7 @@ class DrafterAdapter:
         """Run a training step if there is text left to train on; return whether it did."""
         if not self._left:
             return False
-        while len(self._batches) < len(self._texts):  # what the target says of the new ones
-            text = self._texts[len(self._batches)]
+        for text in list(self._texts)[len(self._batches) :]:
             self._batches.append(observe(self._target.module, [text], self._head.taps))
         newest = len(self._batches) - 1
         older = int(torch.randint(len(self._batches), (1,), generator=self._draws))

@@ -36,7 +36,8 @@ class Text:
 @dataclass(frozen=True)
 class Batch:
     """Padded tokens [B, T], flat positions [A] that predict a trained token, logits [A, V] of the
-    tokens ``ids`` [V] (None = all)."""
+    tokens ``ids`` [V] (None = all).
+    """
 
     tokens: Tensor
     positions: Tensor
