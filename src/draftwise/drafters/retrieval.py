@@ -90,9 +90,8 @@ def tree(
         nodes.append((token, parent, -negative / len(rows)))
         open_children(len(nodes) - 1, depth + 1, group)
     tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
-    return TokenTree(
-        *np.array([tokens, parents], dtype=np.int64), np.array(probs, dtype=np.float64)
-    )
+    edges = np.array([tokens, parents], dtype=np.int64)
+    return TokenTree(edges[0], edges[1], np.array(probs, dtype=np.float64))
 
 
 @functools.lru_cache(maxsize=4096)
