@@ -29,7 +29,8 @@ from draftwise.files import replacing as complete_file
 from draftwise.types import DraftwiseError
 
 _MAGIC, _VERSION = b"draftwds", 1
-_HEADER, _HEADER_BYTES = struct.Struct("<8sIIIQQQ"), 64
+_HEADER = struct.Struct("<8sIIIQQQ")
+_HEADER_BYTES = 64
 
 
 def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[np.uint32]:
@@ -46,7 +47,8 @@ def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[n
     >>> sort_suffixes(np.array([1, 0, 1, 0]), num_symbols=2, depth=4).tolist()
     [3, 1, 2, 0]
     """
-    num, bits = len(text), num_symbols.bit_length()
+    num = len(text)
+    bits = num_symbols.bit_length()
     width = max(1, min(64 // bits, depth))
     # the first ``width`` symbols of each suffix as one integer, padded with 0
     keys = np.zeros(num, dtype=np.uint64)

@@ -157,7 +157,8 @@ class EagleRunner(HiddenStateRunner):
 
     def _read_text(self, readings: Sequence[DraftInput]) -> list[Tensor]:
         """States of the slots that were fed; those after omitted tokens are dropped again."""
-        rows, seen, tokens, partial = [r.context.row for r in readings], [], [], {}
+        rows = [r.context.row for r in readings]
+        seen, tokens, partial = [], [], {}
         for r in readings:
             length = self._cache.lengths[r.context.row]
             start = length if r.most is None else max(length, r.end - 1 - r.most)

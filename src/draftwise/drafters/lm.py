@@ -49,7 +49,8 @@ class Window:
         return self.sink + self.window + ROOM
 
     def skipped(self, num_tokens: int) -> int:
-        surplus, block = max(0, num_tokens - self.sink - self.window), self.window // 2
+        surplus = max(0, num_tokens - self.sink - self.window)
+        block = self.window // 2
         return -(-surplus // block) * block
 
 
@@ -147,7 +148,7 @@ class LMRunner(DraftModelRunner):
         return end - self._skipped[context.row] - self._cache.lengths[context.row]
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
-        """Those after omitted tokens are dropped from the cache again."""
+        """Tokens that follow omitted ones are dropped from the cache again."""
         rows = [reading.context.row for reading in readings]
         fed = [self._unread(reading) for reading in readings]
         lengths, partial = self._cache.lengths, {}

@@ -94,7 +94,8 @@ class _LookupFinder(Finder):
             return NO_MATCH
         text, num = self._text, len(self._text)
         if length == self._sizes[-1]:
-            tokens, most = [*text, *draft] if draft else text, min(source, LONGEST_MATCH)
+            tokens = [*text, *draft] if draft else text
+            most = min(source, LONGEST_MATCH)
             while length < most and tokens[source - 1 - length] == tokens[-1 - length]:
                 length += 1
 

@@ -263,7 +263,8 @@ class Chain:
     def __init__(self, task: DraftTask, shows_hidden: bool, resumes: bool = True) -> None:
         self.context, self.length, self.tree = task.context, task.length, task.tree
         self._guide, self._mix, self._resumes = task.guide, task.mix, resumes
-        self.is_mixed, self.is_over = task.mix is not None, False
+        self.is_mixed = task.mix is not None
+        self.is_over = False
         has_callback = task.context.sampling.process is not None
         self.is_stepwise = self.is_mixed or has_callback or not task.guide.never_stops
         self._may_branch = task.mix is not None and task.mix.most > 0 and not has_callback

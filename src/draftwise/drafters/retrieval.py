@@ -101,7 +101,8 @@ def describe(depth: int, length: int, counts: tuple[int, ...]) -> DraftStep:
     >>> describe(1, 5, (3, 1)).margin
     0.5
     """
-    first, *others = [count / sum(counts) for count in counts]
+    total = sum(counts)
+    first, *others = [count / total for count in counts]
     entropy = -sum(share * math.log(share) for share in (first, *others)) if others else 0.0
     return DraftStep(depth, length, first, first, entropy, first - max(others, default=0.0))
 

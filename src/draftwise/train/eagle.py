@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from draftwise.nn.heads.eagle import LLAMA, EagleHead, default_taps, head_config, lent_rows
 from draftwise.train.data import Observed, Text, groups, observe
 
-DECAY = 0.8  # of the weight from pass to pass: early tokens of a draft count most
+DECAY = 0.8  # weight of a pass over that of the one before it: a draft's early tokens count most
 LOGITS_AT_ONCE = 1 << 27  # half a gigabyte, where acceptance is measured
 QUIET = 0.3
 """Initial share of the target's last norm: the deepest state says what came, not what comes, so a

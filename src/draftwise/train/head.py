@@ -386,7 +386,8 @@ def train_head(
     """
     if not len(data):
         raise ValueError("there are no judged tokens to learn from: give more prompts")
-    size, labels = min(options.tokens_per_batch, len(data)), getattr(data, options.label)
+    size = min(options.tokens_per_batch, len(data))
+    labels = getattr(data, options.label)
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
         epoch, place = divmod(step, len(data) // size)

@@ -194,8 +194,9 @@ class Filter:
 def _sketch(text: str) -> Any:
     from datasketch import MinHash
 
-    words, sketch = text.lower().split(), MinHash(num_perm=64)
+    words = text.lower().split()
     triples = {" ".join(words[i : i + 3]) for i in range(max(1, len(words) - 2))}
+    sketch = MinHash(num_perm=64)
     sketch.update_batch(triple.encode() for triple in triples)
     return sketch
 
