@@ -353,9 +353,9 @@ def draw_and_discard(patch: pytest.MonkeyPatch) -> None:
     sound = chain_module.Chain.draft
 
     def draft(self: Any, source: str) -> Draft:
-        while self.tokens and self.probs[-1][self.tokens[-1]] < 0.3:
-            for each in (self.tokens, self.probs, self.sources, self.confidences):
-                each.pop()
+        while self.tokens and self.nodes[-1].q[self.tokens[-1]] < 0.3:
+            self.tokens.pop()
+            self.nodes.pop()
         made = sound(self, source)
         return replace(
             made, offpath_probs=[(at, q) for at, q in made.offpath_probs if at < len(self.tokens)]

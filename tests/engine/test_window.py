@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,15 @@ def propose(session: Driven, context: Context, length: int = 4) -> Draft:
     return session.propose([DraftTask(context, length, Fixed())])[0]
 
 
+def seen(text: Sequence[int]) -> list[int]:
+    """What is read of a text."""
+    skipped = WINDOW.skipped(len(text))
+    return [*text[: WINDOW.sink], *text[WINDOW.sink + skipped :]] if skipped else list(text)
+
+
 def own_q(context: Context, drafted: list[int]) -> list[Any]:
     """q from one plain forward of what a text of this length is read as."""
-    skipped = WINDOW.skipped(len(context.tokens))
-    read = [*WINDOW.read(context.tokens, skipped), *drafted]
+    read = [*seen(context.tokens), *drafted]
     logits = target_of_drafter()(input_ids=torch.tensor([read])).logits[0]
     return distributions(logits[-len(drafted) - 1 :], SAMPLED, context.tokens, drafted)
 
@@ -56,7 +61,7 @@ def target_of_drafter() -> Any:
 @pytest.mark.parametrize("num", [5, 18, 19, 20, 27, 28, 100, 299])
 def test_what_is_read(num: int) -> None:
     """All of a short text; of others the beginning, and 9 to 16 tokens of the end."""
-    read = WINDOW.read(TEXT[:num], WINDOW.skipped(num))
+    read = seen(TEXT[:num])
     kept = len(read) - WINDOW.sink
     assert read[: WINDOW.sink] == TEXT[: WINDOW.sink]
     assert read[WINDOW.sink :] == TEXT[num - kept : num]
@@ -116,8 +121,7 @@ def test_scores_are_those_of_the_same_qs() -> None:
     (scores,) = session.score([context], everything=True)
     assert scores is not None
     assert scores.start + len(scores.alphas) == 33
-    skipped = WINDOW.skipped(33)
-    read = WINDOW.read(context.tokens, skipped)
+    read = seen(context.tokens)
     logits = target_of_drafter()(input_ids=torch.tensor([read])).logits[0]
     q = distributions(logits[-5:-1], SAMPLED, context.tokens[:29], context.tokens[29:])
     expected = [np.minimum(np.full(64, 1 / 64), one).sum() for one in q]

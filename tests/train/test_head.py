@@ -105,7 +105,7 @@ def test_the_loss_by_hand() -> None:
         -0.9 * math.log(0.5) - 3 * 0.1 * math.log(0.5),
         -0.2 * math.log(0.75) - 3 * 0.8 * math.log(0.25),
     ]
-    loss = weighted_bce(3.0)(Odds(), (hidden, torch.tensor([0.9, 0.2])))
+    loss = weighted_bce(Odds(), (hidden, torch.tensor([0.9, 0.2])), 3.0)
     assert float(loss) == pytest.approx(sum(expected) / (0.9 + 0.3 + 0.2 + 2.4), rel=1e-5)
 
 

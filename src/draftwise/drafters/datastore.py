@@ -28,6 +28,10 @@ from draftwise.drafters.retrieval import (
 from draftwise.files import replacing as complete_file
 from draftwise.types import DraftwiseError
 
+_MAGIC, _VERSION = b"draftwds", 1
+_HEADER = struct.Struct("<8sIIIQQQ")
+_HEADER_BYTES = 64
+
 
 def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[np.uint32]:
     """The starts of all suffixes, ordered by their first ``depth`` symbols, then by position; a
@@ -44,7 +48,15 @@ def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[n
     [3, 1, 2, 0]
     """
     num = len(text)
-    keys, width = _first_keys(text, num_symbols, depth)
+    bits = num_symbols.bit_length()
+    width = max(1, min(64 // bits, depth))
+    # the first ``width`` symbols of each suffix as one integer, padded with 0
+    keys = np.zeros(num, dtype=np.uint64)
+    symbols = np.append(text, np.zeros(width)).astype(np.uint64)
+    symbols[:num] += np.uint64(1)
+    for offset in range(width):
+        keys <<= np.uint64(bits)
+        keys |= symbols[offset : offset + num]
     order = np.argsort(keys)
     keys = keys[order]
     slots = np.arange(num)
@@ -69,24 +81,6 @@ def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[n
         order[slots] = members
         width *= 2
     return order.astype(np.uint32)
-
-
-def _first_keys(text: NDArray[Any], num_symbols: int, depth: int) -> tuple[NDArray[np.uint64], int]:
-    """Each suffix's first symbols as one integer, padded with 0, and their number."""
-    bits = num_symbols.bit_length()
-    width = max(1, min(64 // bits, depth))
-    keys = np.zeros(len(text), dtype=np.uint64)
-    symbols = np.append(text, np.zeros(width)).astype(np.uint64)
-    symbols[: len(text)] += np.uint64(1)
-    for offset in range(width):
-        keys <<= np.uint64(bits)
-        keys |= symbols[offset : offset + len(text)]
-    return keys, width
-
-
-_MAGIC, _VERSION = b"draftwds", 1
-_HEADER = struct.Struct("<8sIIIQQQ")
-_HEADER_BYTES = 64
 
 
 @contextmanager
@@ -129,9 +123,8 @@ def write(file: BinaryIO, documents: Sequence[NDArray[Any]], vocab_size: int) ->
     is_token = text != vocab_size
     suffixes = suffixes[is_token[suffixes] & is_token[np.maximum(suffixes, 1) - 1]]
     starts = np.searchsorted(text[suffixes], np.arange(vocab_size + 1))
-    header = _HEADER.pack(
-        _MAGIC, _VERSION, vocab_size, text.itemsize, num_tokens, len(suffixes), len(documents)
-    )
+    counts = (num_tokens, len(suffixes), len(documents))
+    header = _HEADER.pack(_MAGIC, _VERSION, vocab_size, text.itemsize, *counts)
     header += struct.pack("<I", zlib.crc32(header))
     file.write(header.ljust(_HEADER_BYTES, b"\0"))
     for section in (text, suffixes.astype("<u4", copy=False), starts.astype("<u8")):
@@ -141,12 +134,17 @@ def write(file: BinaryIO, documents: Sequence[NDArray[Any]], vocab_size: int) ->
 
 class Store:
     """A memory-mapped datastore. Raises DraftwiseError for a file that is missing, cut off, or
-    something else. A search takes two to three bisections among the suffixes that begin with the
-    text's last token.
+    something else.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._map = _mapped(Path(path))
+        try:
+            with Path(path).open("rb") as file:
+                if os.fstat(file.fileno()).st_size < _HEADER_BYTES:
+                    raise DraftwiseError(f"{path} is no datastore, or was cut off: build it again")
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise DraftwiseError(f"cannot read the datastore {path}: {error.strerror}") from error
         header = self._map[: _HEADER.size]
         (crc,) = struct.unpack_from("<I", self._map, _HEADER.size)
         magic, version, self.vocab_size, width, num, num_suffixes, docs = _HEADER.unpack(header)
@@ -219,20 +217,9 @@ def _spread(first: int, last: int, num: int) -> NDArray[np.int64]:
 
 
 def _common_bytes(one: bytes, other: bytes) -> int:
-    """Number of bytes of the longest common prefix."""
     one = one.ljust(len(other), b"\0")  # only at the end of a file, after the last separator
     differs = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
     return len(one) - (differs.bit_length() + 7) // 8
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < _HEADER_BYTES:
-                raise DraftwiseError(f"{path} is no datastore, or was cut off: build it again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise DraftwiseError(f"cannot read the datastore {path}: {error.strerror}") from error
 
 
 def _begins_well(path: Path) -> bool:
@@ -262,8 +249,7 @@ class DatastoreDrafter:
     the target (None = not compared); ValueError if num_matches < 1.
     """
 
-    retrieves, can_mix = True, False
-    can_branch = True
+    retrieves, can_branch, can_mix = True, True, False
     relative_cost, token_bytes = 0.006, 0
 
     def __init__(
@@ -278,9 +264,8 @@ class DatastoreDrafter:
             )
 
     def start(self) -> RetrievalSession:
-        return RetrievalSession(
-            self.name, lambda _: _DatastoreFinder(self._store, self._num_matches)
-        )
+        store, num = self._store, self._num_matches
+        return RetrievalSession(self.name, lambda _: _DatastoreFinder(store, num))
 
 
 class _DatastoreFinder(Finder):

@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import optional, whole
-from draftwise.drafters.model_session import (
-    PROBE_TOKENS,
-    DraftInput,
-    DraftModelRunner,
-    NeuralSession,
-    TreeLevel,
-)
+from draftwise.drafters.model_session import DraftInput, DraftModelRunner, NeuralSession, TreeLevel
 from draftwise.drafters.protocol import Context
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.heads.eagle import BorrowingHead, load_head, read
@@ -23,7 +17,6 @@ from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape
 
 CHUNK = 1024  # maximum slots of a row per forward of a head, which bounds its mask
-TOP_K, TOTAL_TOKENS = 10, 60  # EAGLE-2's tree: defaults where a spec names one half of a shape
 
 
 def load_eagle(
@@ -45,16 +38,11 @@ def load_eagle(
 
 
 def head_tree(depth: int | None, top_k: int | None, total_tokens: int | None) -> TreeShape | None:
-    """The shape that a spec asks for, EAGLE-2's where it names one half.
-
-    Raises ValueError for a limit outside 1 to 1,024.
-    """
+    """The shape that a spec asks for, EAGLE-2's where it names one half."""
     optional(whole, "depth", depth, 1, LONGEST_PLAN)
     if top_k is None and total_tokens is None:
         return None
-    return TreeShape(
-        TOP_K if top_k is None else top_k, TOTAL_TOKENS if total_tokens is None else total_tokens
-    )
+    return TreeShape(10 if top_k is None else top_k, 60 if total_tokens is None else total_tokens)
 
 
 class EagleDrafter:
@@ -91,10 +79,8 @@ class EagleDrafter:
 
 
 class HiddenStateRunner(DraftModelRunner):
-    """A runner of a head that reads the target's hidden states.
-
-    A text of n tokens has n - 1 slots: slot s reads the target's states after token s, so the
-    first token that can be drafted is the third.
+    """A head that reads the target's hidden states. A text of n tokens has n - 1 slots: slot s
+    reads the target's states after token s, so the first token that can be drafted is the third.
     """
 
     def __init__(self) -> None:
@@ -120,14 +106,10 @@ class HiddenStateRunner(DraftModelRunner):
 
 
 class EagleRunner(HiddenStateRunner):
-    """An EAGLE or MTP head on its cache.
-
-    Slot s reads token s + 1 with the target's states after token s, and gives q of position s + 2.
-    After verification the slots of a draft are removed, so all others were read with the target's
-    states.
+    """Slot s reads token s + 1 with the target's states after token s, and gives q of position
+    s + 2. After verification the slots of a draft are removed, so all others were read with the
+    target's states.
     """
-
-    probe_tokens = PROBE_TOKENS  # a class attribute in place of the property
 
     def __init__(self, head: BorrowingHead) -> None:
         super().__init__()
@@ -141,7 +123,6 @@ class EagleRunner(HiddenStateRunner):
         self._level.pop(row, None)
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
-        """Feed slots with the target's states, long texts in chunks."""
         lengths = self._cache.lengths
         while long := [
             DraftInput(r.context, lengths[r.context.row] + CHUNK + 1)
@@ -155,15 +136,13 @@ class EagleRunner(HiddenStateRunner):
         return self._head.logits(torch.cat(kept)), None
 
     def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, None]:
-        """Feed each row one slot, with the head's own last state."""
-        last = [self._last[row] for row in rows]
+        last = [self._last[row] for row in rows]  # the head's own states
         states = read(self._head, self._cache, rows, list(tokens[:, None]), last)
         self._last.update(zip(rows, states, strict=True))
         return self._head.logits(torch.cat(states)), None
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
-        """Feed a level of each tree, each token with its parent's state."""
-        states = []
+        states = []  # of each token's parent
         for row, feed in zip(rows, feeds, strict=True):
             is_first = len(feed.tokens) == len(feed.tree.positions)
             states.append((self._last if is_first else self._level)[row][feed.above])
@@ -173,28 +152,24 @@ class EagleRunner(HiddenStateRunner):
         return list(torch.split(self._head.logits(torch.cat(found)), [len(own) for own in found]))
 
     def rollback(self, context: Context, base: int, agreed: int) -> None:
-        """Remove the draft's slots, accepted or not."""
-        if base:
+        if base:  # the draft's slots, accepted or not
             self._cache.lengths[context.row] = min(self._cache.lengths[context.row], base - 1)
 
     def _read_text(self, readings: Sequence[DraftInput]) -> list[Tensor]:
         """States of the slots that were fed; those after omitted tokens are dropped again."""
         rows = [r.context.row for r in readings]
-        lengths = [self._cache.lengths[row] for row in rows]
-        starts = [
-            length if r.most is None else max(length, r.end - 1 - r.most)
-            for r, length in zip(readings, lengths, strict=True)
-        ]
-        seen = [
-            features_of(r.context).get(self._head.taps, start, r.end - 1)
-            for r, start in zip(readings, starts, strict=True)
-        ]
-        hidden = torch.split(self._head.fuse(torch.cat(seen)), [len(states) for states in seen])
-        tokens = [r.context.tokens[s + 1 : r.end] for r, s in zip(readings, starts, strict=True)]
-        found = read(self._head, self._cache, rows, tokens, hidden)
-        for row, start, length in zip(rows, starts, lengths, strict=True):
+        seen, tokens, partial = [], [], {}
+        for r in readings:
+            length = self._cache.lengths[r.context.row]
+            start = length if r.most is None else max(length, r.end - 1 - r.most)
             if start > length:
-                self._cache.lengths[row] = length
+                partial[r.context.row] = length
+            seen.append(features_of(r.context).get(self._head.taps, start, r.end - 1))
+            tokens.append(r.context.tokens[start + 1 : r.end])
+        hidden = torch.split(self._head.fuse(torch.cat(seen)), [len(states) for states in seen])
+        found = read(self._head, self._cache, rows, tokens, hidden)
+        for row, length in partial.items():
+            self._cache.lengths[row] = length
         return found
 
 

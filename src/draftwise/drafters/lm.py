@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import whole
-from draftwise.drafters.model_session import (
-    PROBE_TOKENS,
-    DraftInput,
-    DraftModelRunner,
-    NeuralSession,
-    TreeLevel,
-)
+from draftwise.drafters.model_session import DraftInput, DraftModelRunner, NeuralSession, TreeLevel
 from draftwise.drafters.protocol import Context
 from draftwise.nn.model import CausalModel, Logits
 from draftwise.nn.sampling import Shared
@@ -24,7 +18,6 @@ from draftwise.types import DraftwiseError
 
 SINK = 4  # StreamingLLM's default
 ROOM = 128  # slots for a draft after the window; longer drafts are shortened
-
 _LONGEST = 1 << 24
 
 
@@ -43,8 +36,6 @@ class Window:
     >>> window = Window(sink=1, window=4)
     >>> [window.skipped(num) for num in (5, 6, 7, 8)]
     [0, 2, 2, 4]
-    >>> window.read([10, 11, 12, 13, 14, 15, 16, 17], skipped=4)
-    [10, 15, 16, 17]
     """
 
     sink: int
@@ -58,14 +49,9 @@ class Window:
         return self.sink + self.window + ROOM
 
     def skipped(self, num_tokens: int) -> int:
-        block = self.window // 2
         surplus = max(0, num_tokens - self.sink - self.window)
+        block = self.window // 2
         return -(-surplus // block) * block
-
-    def read(self, text: Sequence[int], skipped: int) -> Sequence[int]:
-        if not skipped:
-            return text
-        return [*text[: self.sink], *text[self.sink + skipped :]]
 
 
 class LMDrafter:
@@ -118,14 +104,9 @@ class LMRunner(DraftModelRunner):
 
     def __init__(self, model: CausalModel, shared: Shared, window: Window | None) -> None:
         self._model, self._shared, self._window = model, shared, window
-        most = model.max_positions
-        capacity = most if window is None else min(most, window.num_slots)
-        super().__init__(model.new_cache(capacity=capacity))
+        slots = model.max_positions if window is None else window.num_slots
+        super().__init__(model.new_cache(capacity=min(model.max_positions, slots)))
         self._skipped: dict[int, int] = {}
-
-    @property
-    def probe_tokens(self) -> int:
-        return min(PROBE_TOKENS, self._cache.capacity)
 
     @property
     def shows_hidden(self) -> bool:
@@ -151,13 +132,12 @@ class LMRunner(DraftModelRunner):
 
     def follow(self, context: Context) -> int:
         """Drop the window if it has moved, and keep the sink."""
-        row = context.row
-        if self._window is not None:
-            skipped = self._window.skipped(len(context.tokens))
-            if skipped != self._skipped[row]:
-                self._skipped[row] = skipped
-                self._cache.lengths[row] = min(self._cache.lengths[row], self._window.sink)
-        return self._cache.capacity - (len(context.tokens) - self._skipped[row])
+        row, lengths = context.row, self._cache.lengths
+        skipped = 0 if self._window is None else self._window.skipped(len(context.tokens))
+        if self._window is not None and skipped != self._skipped[row]:
+            self._skipped[row] = skipped
+            lengths[row] = min(lengths[row], self._window.sink)
+        return self._cache.capacity - (len(context.tokens) - skipped)
 
     def first(self, context: Context) -> int:
         """The first position after the skipped tokens."""
@@ -168,7 +148,7 @@ class LMRunner(DraftModelRunner):
         return end - self._skipped[context.row] - self._cache.lengths[context.row]
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
-        """Feed the uncached tokens; those after omitted tokens are dropped from the cache again."""
+        """Tokens that follow omitted ones are dropped from the cache again."""
         rows = [reading.context.row for reading in readings]
         fed = [self._unread(reading) for reading in readings]
         lengths, partial = self._cache.lengths, {}
@@ -194,8 +174,7 @@ class LMRunner(DraftModelRunner):
         fed = [feed.tokens.clamp(max=self._shared.own - 1) for feed in feeds]
         trees = [feed.tree for feed in feeds]
         logits = self._model.extend(self._cache, rows, fed, max(map(len, fed)), trees)
-        found = [logits.last(index, len(tokens)) for index, tokens in enumerate(fed)]
-        return [self._shared.spread(own) for own in found]
+        return [self._shared.spread(logits.last(i, len(tokens))) for i, tokens in enumerate(fed)]
 
     def rollback(self, context: Context, base: int, agreed: int) -> None:
         # the last token of the text was the target's: it is always fed again
@@ -207,14 +186,14 @@ class LMRunner(DraftModelRunner):
         """The uncached tokens up to the end, at most the last ``most``."""
         row, text = reading.context.row, reading.context.tokens
         start, skipped = self._cache.lengths[row], self._skipped[row]
-        end = reading.end - skipped
+        sink: Sequence[int] = ()
         if reading.most is not None:
-            start = max(start, end - reading.most)
-        sink = 0 if self._window is None else self._window.sink
-        kept = text[start:sink] if skipped else []
-        first = max(start, sink) + skipped if skipped else start
-        after = reading.drafted[max(0, first - len(text)) :]
-        return self._shared.readable([*kept, *text[first : reading.end], *after])
+            start = max(start, reading.end - skipped - reading.most)
+        if self._window is not None and skipped:
+            sink = text[start : self._window.sink]
+            start = max(start, self._window.sink) + skipped
+        after = reading.drafted[max(0, start - len(text)) :]
+        return self._shared.readable([*sink, *text[start : reading.end], *after])
 
     def _hidden(self, logits: Logits) -> Tensor | None:
         """[R, D] after the last token of each row, if a stop rule reads it."""

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwise.checks import whole
-from draftwise.drafters.retrieval import (
-    LONGEST_MATCH,
-    NO_MATCH,
-    Finder,
-    Match,
-    RetrievalSession,
-)
+from draftwise.drafters.retrieval import LONGEST_MATCH, NO_MATCH, Finder, Match, RetrievalSession
 from draftwise.errors import BadValue
 
 _LONGEST = 64  # tokens of the longest n-gram: each size up to it is looked up for every token
@@ -29,8 +23,7 @@ class LookupDrafter:
     With the text ``5 6 7 8 5 6`` and n = 2 the match is ``5 6``, and ``7 8 5 ...`` is proposed.
     """
 
-    retrieves, can_mix = True, False
-    can_branch = False
+    retrieves, can_branch, can_mix = True, False, False
     relative_cost, token_bytes = 0.002, 200
 
     def __init__(self, name: str, prompt_lookup_min: int = 1, prompt_lookup_max: int = 8) -> None:
@@ -45,10 +38,8 @@ class LookupDrafter:
 
 
 class _LookupFinder(Finder):
-    """One text, with the last position of each of its n-grams.
-
-    An n-gram that occurred once is stored as ``~end``; longer n-grams that end with it are stored
-    when it occurs again.
+    """The last position of each n-gram of one text: ``~end`` if it occurred once; longer n-grams
+    that end with it are stored when it occurs again.
     """
 
     def __init__(self, smallest: int, largest: int) -> None:
@@ -101,9 +92,12 @@ class _LookupFinder(Finder):
     def _matched(self, draft: Sequence[int], length: int, source: int) -> Match:
         if not length:
             return NO_MATCH
-        text, num, end = self._text, len(self._text), len(self._text) + len(draft)
+        text, num = self._text, len(self._text)
         if length == self._sizes[-1]:
-            length = _common_suffix([*text, *draft] if draft else text, source, end, length)
+            tokens = [*text, *draft] if draft else text
+            most = min(source, LONGEST_MATCH)
+            while length < most and tokens[source - 1 - length] == tokens[-1 - length]:
+                length += 1
 
         def rows(depth: int) -> list[list[int]]:
             row = text[source : min(source + depth, num)]
@@ -112,14 +106,3 @@ class _LookupFinder(Finder):
             return [row[:depth]]
 
         return Match(length, rows, lambda: [text[source] if source < num else draft[source - num]])
-
-
-def _common_suffix(tokens: Sequence[int], source: int, end: int, known: int) -> int:
-    """Number of equal tokens before ``source`` and ``end``, at most ``LONGEST_MATCH``."""
-    length = known
-    while (
-        length < min(source, LONGEST_MATCH)
-        and tokens[source - 1 - length] == tokens[end - 1 - length]
-    ):
-        length += 1
-    return length

@@ -19,6 +19,9 @@ from draftwise.nn.transfer import DeviceRead, together
 from draftwise.nn.trees import Branches, pruned
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 
+PROBE_TOKENS = 32  # tokens at the end of a prompt that a probe reads
+PROBE_WEIGHT = 0.25  # weight of a probe's scores, which ignore distant context
+
 
 @dataclass(frozen=True, slots=True)
 class TreeLevel:
@@ -75,15 +78,11 @@ def _best(scores: Tensor, num: int) -> Tensor:
     return scores.sort(descending=True, stable=True).indices[:num].sort().values
 
 
-PROBE_TOKENS = 32  # tokens at the end of a prompt that a probe reads
-
-
 @dataclass(frozen=True, slots=True)
 class DraftInput:
-    """Input of one row: text and draft, up to ``end`` tokens of both.
-
-    num: number of last positions whose logits are returned, at least 1. ahead: tokens that will be
-    drawn after them. most: feed at most this many uncached tokens, the last ones.
+    """Input of one row: text and draft, up to ``end`` tokens of both. num: last positions whose
+    logits are returned, at least 1. ahead: tokens that will be drawn after them. most: feed at most
+    this many uncached tokens, the last ones.
     """
 
     context: Context
@@ -105,9 +104,8 @@ class DraftModelRunner(ABC):
     """Runs one kind of network on its KV cache and returns logits; samples nothing.
 
     Position t of a text is that of its t-th token, from 0; q of position t is conditioned on the
-    tokens before it. probe_tokens: tokens that a probe reads; None = the whole text. remembers:
-    whether it caches what it reads. shows_hidden: whether it returns hidden states with the logits.
-    resumes: whether it can draft after tokens that it did not draw.
+    tokens before it. remembers: whether it caches what it reads. resumes: whether it can draft
+    after tokens that it did not draw.
     """
 
     remembers, resumes = True, False
@@ -117,10 +115,12 @@ class DraftModelRunner(ABC):
 
     @property
     def probe_tokens(self) -> int | None:
-        return None
+        """Tokens that a probe reads; None = the whole text."""
+        return min(PROBE_TOKENS, self._cache.capacity)
 
     @property
     def shows_hidden(self) -> bool:
+        """Whether it returns hidden states with the logits."""
         return False
 
     def open(self, row: int, expected: int) -> None:
@@ -179,14 +179,11 @@ class DraftLogits:
     hidden: Tensor | None
 
     def described(self, tokens: Tensor, whole: bool) -> Tensor:
-        """[N, 4] for stop rules; [N, 1] for mixers, unless ``whole``.
-
-        Largest probability, that of the drawn token, entropy, gap of the two largest; of greedy
-        drafts at temperature 1.
+        """[N, 4] largest probability, that of the drawn token, entropy, gap of the two largest; of
+        greedy drafts at temperature 1. Unless ``whole``: [N, 1], the largest.
         """
-        if len(self.q.probs) == len(self.q):
-            probs = self.q.probs
-        else:
+        probs = self.q.probs
+        if len(probs) < len(self.q):
             probs = self.logits.float().softmax(-1)
             if len(self.q.probs):
                 drawn = torch.from_numpy(np.flatnonzero(self.q.places >= 0)).to(probs.device)
@@ -212,11 +209,10 @@ def prefill_logits(
     """Feed each text and its draft; q of the last position, the inputs, and q of the last ``nums``
     positions. Chains get the q of their copied tokens (``offpath_probs``).
     """
-    readings = []
-    for chain, num in zip(chains, nums, strict=True):
-        end = len(chain.context.tokens) + len(chain.tokens)
-        ahead = chain.length - len(chain.tokens)
-        readings.append(DraftInput(chain.context, end, num, chain.tokens, ahead))
+    readings = [
+        DraftInput(c.context, c.end, num, c.tokens, c.length - len(c.tokens))
+        for c, num in zip(chains, nums, strict=True)
+    ]
     logits, hidden = reader.read(readings)
     q = warped(logits, [reading.span for reading in readings])
     last, end = [], 0
@@ -237,60 +233,55 @@ def drawn_span(
     """The row after a draft whose tokens may be on the device."""
     if not context.sampling.reads_text:
         return context.span(1, len(context.tokens))
-    if context.sampling.process is not None:
-        known = [token for token in drafted if isinstance(token, int)]
-        return context.span(1, len(context.tokens), known, skip=len(known))
-    tokens = torch.stack([torch.as_tensor(token, device=device) for token in drafted])
-    return context.span(1, len(context.tokens), tokens, skip=len(drafted))
+    tokens: Sequence[int] | Tensor = [token for token in drafted if isinstance(token, int)]
+    if context.sampling.process is None:
+        tokens = torch.stack([torch.as_tensor(token, device=device) for token in drafted])
+    return context.span(1, len(context.tokens), tokens, skip=len(tokens))
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """A token next to a chain: a sibling of one of its tokens, or one of a copied branch.
-
-    before: its parent, -1 = the text. q: None = a point mass. confidence: NaN if it was copied.
-    source: the drafter that copied it; "" = the chain's own.
+@dataclass(slots=True)
+class _Node:
+    """A drafted token. parent: -1 = the text. q: None = a point mass. confidence: NaN if it was
+    copied. source: the drafter that copied it; "" = the chain's own.
     """
 
-    before: int
+    parent: int
     token: int
     q: Tensor | None
-    confidence: float
     source: str = ""
+    confidence: float = float("nan")
 
 
 class Chain:
     """The draft of one row as it grows.
 
-    is_stepwise: whether the host reads each token before the next is drawn. waits: whether its stop
-    rule needs the hidden state after a token to judge it.
+    nodes: its tokens. alternatives: their siblings, and branches of copied tokens. is_stepwise:
+    the host reads each token before the next is drawn. waits: its stop rule needs the hidden state
+    after a token to judge it. needs_facts: its mixer or stop rule needs probabilities.
     """
 
     def __init__(self, task: DraftTask, shows_hidden: bool, resumes: bool = True) -> None:
         self.context, self.length, self.tree = task.context, task.length, task.tree
         self._guide, self._mix, self._resumes = task.guide, task.mix, resumes
-        self.is_over = False
-        self.is_stepwise = (
-            task.mix is not None
-            or not task.guide.never_stops
-            or task.context.sampling.process is not None
-        )
-        self.waits = task.mix is None and shows_hidden and task.guide.waits_for_hidden
         self.is_mixed = task.mix is not None
+        self.is_over = False
+        has_callback = task.context.sampling.process is not None
+        self.is_stepwise = self.is_mixed or has_callback or not task.guide.never_stops
+        self._may_branch = task.mix is not None and task.mix.most > 0 and not has_callback
+        self.waits = not self.is_mixed and shows_hidden and task.guide.waits_for_hidden
+        self.needs_facts = self.is_mixed or task.guide.needs_probs
         self.tokens: list[int] = []
-        self.sources: list[str] = []  # "" = the drafter itself
-        self.probs: list[Tensor | None] = []
+        self.nodes: list[_Node] = []
+        self.alternatives: list[_Node] = []
         self.offpath_probs: list[tuple[int, Tensor]] = []
-        self.confidences: list[float] = []
-        self.alternatives: list[Alternative] = []
         self._found: dict[int, Mapping[str, tuple[int, int]]] = {}  # by depth: what was retrieved
         self._hidden: NDArray[np.float32] | None = None
         self._step = DraftStep(0, task.length)
 
     @property
-    def needs_facts(self) -> bool:
-        """Whether the mixer or the stop rule needs probabilities."""
-        return self.is_mixed or self._guide.needs_probs
+    def end(self) -> int:
+        """Tokens of text and chain."""
+        return len(self.context.tokens) + len(self.tokens)
 
     def shorten(self, num_slots: int) -> None:
         """Draft no deeper than fits into ``num_slots`` slots."""
@@ -304,7 +295,7 @@ class Chain:
         while not self.is_over:
             found = self._found[len(self.tokens)] = self._mix.peek(self.tokens)
             matches = {name: self._match(*match) for name, match in found.items()}
-            may_draft = self._resumes or not any(self.sources)
+            may_draft = self._resumes or not any(node.source for node in self.nodes)
             picked = self._mix.mixer.pick(self._step, matches, may_draft, self._may_branch)
             if picked == self._mix.mixer.drafter:
                 return
@@ -316,30 +307,19 @@ class Chain:
 
     def _match(self, length: int, token: int) -> int:
         """A match's length; 0 if the token that follows it has no probability here."""
-        if not length or self.context.sampling.process is None:
-            return length
-        stands = self.context.num_allowed([*self.tokens, token]) > len(self.tokens)
-        return length if stands else 0
-
-    def begins(self) -> bool:
-        return not self.is_over and self.length > 0 and (self.is_mixed or self.should_continue())
+        allowed = self.context.num_allowed([*self.tokens, token]) if length else 0
+        return length if allowed > len(self.tokens) else 0
 
     def should_continue(self) -> bool:
         """Whether to draw another token, after those that a mixer takes from retrieval."""
-        if self.is_over:
-            return False
-        if self.is_mixed:
-            self.copy()
-            return not self.is_over
-        return self._guide.should_continue(self._step)
+        self.copy()
+        return not self.is_over and (self.is_mixed or self._guide.should_continue(self._step))
 
     def keep(self, token: int, q: Tensor | None, facts: Floats | None) -> None:
-        """Append a drawn token; -1 = q was not finite, which ends the draft.
-
-        q: [V], None = a point mass. facts: its row of ``DraftLogits.described``.
+        """Append a drawn token; -1 = q was not finite, which ends the draft. q: [V], None = a point
+        mass. facts: its row of ``DraftLogits.described``.
         """
-        if token < 0:
-            self.is_over = True
+        self.is_over = self.is_over or token < 0
         if self.is_over:
             return
         self._append(token, q, "")
@@ -347,12 +327,12 @@ class Chain:
         if facts is None:
             self._step = DraftStep(depth, self.length, hidden_before=self._hidden)
         elif self.is_mixed:
-            self.confidences[-1] = float(facts[0])
+            self.nodes[-1].confidence = float(facts[0])
             self._step = DraftStep(depth, self.length, max_prob=float(facts[0]))
         else:
             largest, prob, entropy, margin = facts.tolist()
-            step = DraftStep(depth, self.length, prob, largest, entropy, margin, before)
-            self._step = replace(step, hidden_before=self._hidden)
+            about = (prob, largest, entropy, margin, before)
+            self._step = DraftStep(depth, self.length, *about, hidden_before=self._hidden)
 
     def num_siblings(self) -> int:
         """How many siblings of the last token to verify with it."""
@@ -363,16 +343,12 @@ class Chain:
 
     def widen(self, tokens: Sequence[int], qs: Sequence[Tensor | None]) -> None:
         """Add siblings of the last token; qs: as for ``keep``."""
-        before, confidence = len(self.tokens) - 2, self.confidences[-1]
+        last = self.nodes[-1]
         self.alternatives += [
-            Alternative(before, token, q, confidence) for token, q in zip(tokens, qs, strict=True)
+            _Node(last.parent, token, q, confidence=last.confidence)
+            for token, q in zip(tokens, qs, strict=True)
         ]
         self.is_over = self.is_over or self._is_full
-
-    @property
-    def _may_branch(self) -> bool:
-        mix = self._mix
-        return mix is not None and mix.most > 0 and self.context.sampling.process is None
 
     def branch(self) -> None:
         """Let the mixer add branches of copied tokens where they differ from the chain's.
@@ -385,24 +361,24 @@ class Chain:
             return
         for depth, token in enumerate(self.tokens):
             room = min(mix.most - self.num_tokens, self.length - depth)
-            own = {a.token for a in self.alternatives if a.before == depth - 1} | {token}
+            own = {a.token for a in self.alternatives if a.parent == depth - 1} | {token}
             found = self._found.get(depth, {}).items()
             others = {name: match for name, (match, first) in found if match and first not in own}
             if room > 0 and others:
-                width, confidence = self.num_tokens, self.confidences[depth]
+                width, confidence = self.num_tokens, self.nodes[depth].confidence
                 name, num = mix.mixer.branch(depth, confidence, others, width, room)
                 self._copy_branch(mix, depth, name, num)
 
     def _copy_branch(self, mix: Mix, depth: int, name: str, num: int) -> None:
-        path, before, found = self.tokens[:depth], depth - 1, self._found[depth]
+        path, parent, found = self.tokens[:depth], depth - 1, self._found[depth]
         for _ in range(num):
             match, token = found.get(name, (0, -1))
             if not match:
                 break
-            self.alternatives.append(Alternative(before, token, None, float("nan"), name))
+            self.alternatives.append(_Node(parent, token, None, name))
             if token in self.context.eos:
                 break
-            before, path = self.num_tokens - 1, [*path, token]
+            parent, path = self.num_tokens - 1, [*path, token]
             found = mix.peek(path)
 
     def add_offpath(self, node: int, q: Dists, row: int) -> None:
@@ -416,16 +392,13 @@ class Chain:
             self._step = replace(self._step, hidden=self._hidden)
 
     def _append(self, token: int, q: Tensor | None, source: str) -> None:
+        self.nodes.append(_Node(len(self.tokens) - 1, token, q, source))
         self.tokens.append(token)
-        self.probs.append(q)
-        self.sources.append(source)
-        self.confidences.append(float("nan"))
         is_last = len(self.tokens) >= self.length or token in self.context.eos
         self.is_over = is_last or self._is_full
 
     @property
     def num_tokens(self) -> int:
-        """Drafted tokens, alternatives included."""
         return len(self.tokens) + len(self.alternatives)
 
     @property
@@ -434,15 +407,14 @@ class Chain:
 
     def draft(self, source: str) -> Draft:
         self.branch()
-        more = self.alternatives
-        parents = [*range(-1, len(self.tokens) - 1), *(other.before for other in more)]
-        confidences = [*self.confidences, *(other.confidence for other in more)]
+        nodes = [*self.nodes, *self.alternatives]
+        is_tree = bool(self.alternatives)
         return Draft(
-            np.asarray([*self.tokens, *(other.token for other in more)], dtype=np.int64),
-            [*self.probs, *(other.q for other in more)],
-            [own or source for own in (*self.sources, *(other.source for other in more))],
-            np.asarray(parents, dtype=np.int64) if more else None,
-            confidences if self.is_mixed else (),
+            np.array([node.token for node in nodes], dtype=np.int64),
+            [node.q for node in nodes],
+            [node.source or source for node in nodes],
+            np.array([node.parent for node in nodes], dtype=np.int64) if is_tree else None,
+            [node.confidence for node in nodes] if self.is_mixed else (),
             self.offpath_probs,
         )
 
@@ -467,11 +439,10 @@ def draw_on_device(
             break
         members = [members[i] for i in going]
         fed = tokens if len(going) == len(tokens) else tokens[going]
-        rows = [chains[index].context.row for index in members]
+        rows = [chains[i].context.row for i in members]
         logits, _ = reader.read_drawn(rows, fed.clamp(min=0))
-        q = warped(
-            logits, [drawn_span(chains[i].context, drawn[i], tokens.device) for i in members]
-        )
+        spans = [drawn_span(chains[i].context, drawn[i], tokens.device) for i in members]
+        q = warped(logits, spans)
     (values,) = yield [torch.cat([tokens for _, tokens, _ in steps])]
     found = iter(values.astype(np.int64).tolist())
     for members, _, q in steps:
@@ -482,9 +453,8 @@ def draw_on_device(
 def draw_stepwise(
     reader: DraftModelRunner, chains: Sequence[Chain], current: DraftLogits
 ) -> DeviceRead[None]:
-    """Draw token by token, each read by the host before the next is drawn.
-
-    Stop rules decide before a token costs a forward; if one needs its hidden state, after it.
+    """Draw token by token, each read by the host before the next is drawn. Stop rules decide before
+    a token costs a forward; if one needs its hidden state, after it.
     """
     waits = any(chain.waits for chain in chains)
     while chains:
@@ -504,9 +474,8 @@ def draw_stepwise(
             current = after.take([reading.index(index) for index in going])
         elif going and reader.resumes and any(chains[index].is_mixed for index in going):
             mixed = [chains[index] for index in going]  # with tokens copied after the drawn ones
-            ends = [len(chain.context.tokens) + len(chain.tokens) for chain in mixed]
-            nums = [reader.num_unread(c.context, end) for c, end in zip(mixed, ends, strict=True)]
-            current, _, _ = prefill_logits(reader, mixed, [min(MAX_TARGETS, n) for n in nums])
+            nums = [min(MAX_TARGETS, reader.num_unread(c.context, c.end)) for c in mixed]
+            current, _, _ = prefill_logits(reader, mixed, nums)
         elif going:
             current = _read_drawn(reader, chains, tokens, going, ())
         chains = [chains[index] for index in going]
@@ -548,17 +517,15 @@ def _widen(chains: Sequence[Chain], current: DraftLogits, tokens: Tensor) -> Dev
             best = current.logits[index].topk(min(num + 1, current.logits.shape[-1])).indices
             found.append((chain, best[best != tokens[index]][:num], [None] * num))
         else:
-            drawn = without_replacement(q, tokens[index], chain.context.rng.random(num))
-            found.append((chain, *drawn))
+            uniforms = chain.context.rng.random(num)
+            found.append((chain, *without_replacement(q, tokens[index], uniforms)))
     if found:
         values = yield [tokens for _, tokens, _ in found]
         for (chain, _, qs), own in zip(found, values, strict=True):
             chain.widen(own.astype(np.int64).tolist(), qs[: len(own)])
 
 
-def without_replacement(
-    q: Tensor, first: Tensor, uniforms: Floats
-) -> tuple[Tensor, Sequence[Tensor]]:
+def without_replacement(q: Tensor, first: Tensor, uniforms: Floats) -> tuple[Tensor, list[Tensor]]:
     """Further draws from q [V] after ``first``, without replacement: tokens [n], and q of each.
 
     Source: recursive rejection sampling (SpecInfer; Jeon et al. 2024): each q excludes the tokens
@@ -613,10 +580,7 @@ def _uniforms(chains: Sequence[Chain], num: int, like: Tensor) -> Tensor:
 
 
 def score_known(
-    context: Context,
-    start: int,
-    known: Sequence[int] | Dists,
-    matches: Sequence[int] | None = None,
+    context: Context, start: int, known: Sequence[int] | Dists, matches: Sequence[int] | None = None
 ) -> DeviceRead[Scores | None]:
     """Scores of a drafter's q against the verified p, from position ``start`` on.
 
@@ -628,22 +592,24 @@ def score_known(
     if first >= end:
         return None
     places = slice(first - start, end - start)
-    p = context.targets[first - context.targets_start : end - context.targets_start]
+    p: list[Any] = context.targets[first - context.targets_start : end - context.targets_start]
     lengths = None if matches is None else np.array(matches[places], dtype=np.int64)
-    if context.sampling.temperature == 0 and not isinstance(known, Dists):
-        return _of_points(first, known[places], p, context.tokens[first:end], lengths)
+    if context.sampling.temperature == 0:  # lists are faster for so few
+        tokens: Sequence[float]
+        if isinstance(known, Dists):
+            tokens = (yield [known.take(places).tokens])[0].tolist()
+        else:
+            tokens = known[places]
+        agreed = [float(token == point >= 0) for token, point in zip(tokens, p, strict=True)]
+        both = zip(agreed, p, context.tokens[first:end], strict=True)
+        of_text = [alpha * (point == token) for alpha, point, token in both]
+        return Scores(first, np.array(agreed), np.array(of_text), lengths)
     text = np.array(context.tokens[first:end])
-    if context.sampling.temperature == 0:
-        assert isinstance(known, Dists)
-        (tokens,) = yield [known.take(places).tokens]
-        points = np.array(p)
-        alphas = ((points == tokens) & (points >= 0)).astype(np.float64)
-        ratios = alphas * (points == text)
-    elif isinstance(known, Dists):
+    if isinstance(known, Dists):
         target, q = _rows(p), known.take(places).probs
         of_p, of_q = _at(target, text), _at(q, text)
-        of_text = torch.where(of_p > 0, (of_q / of_p).clamp(max=1), 0.0)
-        alphas, ratios = yield [torch.minimum(target, q).sum(-1), of_text]
+        capped = torch.where(of_p > 0, (of_q / of_p).clamp(max=1), 0.0)
+        alphas, ratios = yield [torch.minimum(target, q).sum(-1), capped]
         alphas, ratios = np.minimum(np.nan_to_num(alphas), 1.0), np.nan_to_num(ratios)
     else:
         proposed = np.array(known[places])
@@ -653,15 +619,6 @@ def score_known(
     return Scores(first, alphas, ratios, lengths)
 
 
-def _of_points(
-    start: int, known: Sequence[int], p: Sequence[Any], text: Sequence[int], lengths: Ints | None
-) -> Scores:
-    """Scores of proposed tokens for a greedy request; lists are faster for so few."""
-    alphas = [float(token == point >= 0) for token, point in zip(known, p, strict=True)]
-    ratios = [alpha * (point == token) for alpha, point, token in zip(alphas, p, text, strict=True)]
-    return Scores(start, np.array(alphas), np.array(ratios), lengths)
-
-
 def joined(parts: Sequence[Scores]) -> Scores | None:
     """Consecutive scores of one drafter as one, from the last gap on; None if there are none."""
     if len(parts) < 2:
@@ -669,11 +626,8 @@ def joined(parts: Sequence[Scores]) -> Scores | None:
     before, last = joined(parts[:-1]), parts[-1]
     if before is None or before.start + len(before.alphas) != last.start:
         return last
-    return Scores(
-        before.start,
-        np.concatenate((before.alphas, last.alphas)),
-        np.concatenate((before.ratios, last.ratios)),
-    )
+    alphas = np.concatenate((before.alphas, last.alphas))
+    return Scores(before.start, alphas, np.concatenate((before.ratios, last.ratios)))
 
 
 def _at(dists: Tensor, tokens: Ints) -> Tensor:
@@ -694,9 +648,6 @@ class _ScoredRow:
     base: int = 0
     drafted: list[int] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
-
-
-PROBE_WEIGHT = 0.25  # weight of a probe's scores, which ignore distant context
 
 
 class NeuralSession:
@@ -730,18 +681,16 @@ class NeuralSession:
         reader = self._reader
         chains = [Chain(task, reader.shows_hidden, reader.resumes) for task in tasks]
         for chain in chains:
-            chain.shorten(self._reader.follow(chain.context))
+            chain.shorten(reader.follow(chain.context))
             chain.copy()
             row = self._rows[chain.context.row]
             row.base, row.drafted = len(chain.context.tokens), chain.tokens
         able = [chain for chain in chains if not chain.is_over and chain.length > 0]
         trees: dict[int, Draft] = {}
         if able:
-            ends = [len(chain.context.tokens) + len(chain.tokens) for chain in able]
-            nums = [self._num_wanted(c.context, end) for c, end in zip(able, ends, strict=True)]
-            current, readings, q = prefill_logits(self._reader, able, nums)
-            backlog = self._remember(readings, q)
-            yield from together([self._draft(able, current, trees), backlog])
+            nums = [self._num_wanted(chain.context, chain.end) for chain in able]
+            current, readings, q = prefill_logits(reader, able, nums)
+            yield from together([self._draft(able, current, trees), self._remember(readings, q)])
         return [trees.get(c.context.row) or c.draft(self._name) for c in chains]
 
     def num_uncached_tokens(self, context: Context) -> int:
@@ -843,12 +792,14 @@ class NeuralSession:
     def _draft(
         self, chains: Sequence[Chain], current: DraftLogits, trees: dict[int, Draft]
     ) -> DeviceRead[None]:
-        lines = [i for i, chain in enumerate(chains) if chain.tree is None]
         growing = [i for i, chain in enumerate(chains) if chain.tree is not None]
+        begun = [
+            i for i, c in enumerate(chains) if not c.tree and (c.is_mixed or c.should_continue())
+        ]
         asks: list[DeviceRead[None]] = []
         if growing:
-            asks.append(self._grow([chains[i] for i in growing], current.take(growing), trees))
-        begun = [i for i in lines if chains[i].begins()]
+            own = [chains[i] for i in growing]
+            asks.append(self._grow(own, current.take(growing).logits, trees))
         if begun:
             own = [chains[i] for i in begun]
             draw = draw_stepwise if any(chain.is_stepwise for chain in own) else draw_on_device
@@ -856,36 +807,28 @@ class NeuralSession:
         yield from together(asks)
 
     def _grow(
-        self, chains: Sequence[Chain], current: DraftLogits, trees: dict[int, Draft]
+        self, chains: Sequence[Chain], logits: Tensor, trees: dict[int, Draft]
     ) -> DeviceRead[None]:
-        grown = self._grown(chains, current)
-        read = iter((yield [tensor for chain in chains for tensor in grown[chain.context.row]]))
-        for chain in chains:
-            context = chain.context
-            self._reader.rollback(context, len(context.tokens), len(context.tokens))
-            tokens, parents = next(read).astype(np.int64), next(read).astype(np.int64)
-            tokens, parents = pruned(tokens, parents, context.eos, context.num_allowed)
-            trees[context.row] = Draft(tokens, None, [self._name] * len(tokens), parents)
-
-    def _grown(
-        self, chains: Sequence[Chain], current: DraftLogits
-    ) -> dict[int, tuple[Tensor, Tensor]]:
-        """Tokens and parents of the tree of each row, with one forward per level of all trees."""
-        growing: dict[int, Growing] = {}
-        found: dict[int, tuple[Tensor, Tensor]] = {}
-        answers: dict[int, Any] = {}
-        for chain, logits in zip(chains, current.logits, strict=True):
-            assert chain.tree is not None
-            row, base = chain.context.row, self._reader.base(chain.context)
-            growing[row], answers[row] = grow(chain.tree, chain.length, base, logits), None
-        while answers:
+        """Add the tree of each row, with one forward per level of all trees."""
+        growing = {
+            chain.context.row: grow(chain.tree, chain.length, self._reader.base(chain.context), own)
+            for chain, own in zip(chains, logits, strict=True)
+            if chain.tree is not None
+        }
+        grown: dict[int, tuple[Tensor, Tensor]] = {}
+        sent: dict[int, Any] = dict.fromkeys(growing)
+        while sent:
             levels: dict[int, TreeLevel] = {}
-            for row, answer in answers.items():
+            for row, answer in sent.items():
                 try:
                     levels[row] = growing[row].send(answer)
                 except StopIteration as done:
-                    found[row] = done.value
-            rows, feeds = list(levels), list(levels.values())
-            read = self._reader.read_level(rows, feeds) if levels else []
-            answers = dict(zip(rows, read, strict=True))
-        return found
+                    grown[row] = done.value
+            read = self._reader.read_level([*levels], [*levels.values()]) if levels else []
+            sent = dict(zip(levels, read, strict=True))
+        arrays = iter((yield [tensor for row in growing for tensor in grown[row]]))
+        for context in (chain.context for chain in chains):
+            self._reader.rollback(context, len(context.tokens), len(context.tokens))
+            tokens, parents = next(arrays).astype(np.int64), next(arrays).astype(np.int64)
+            tokens, parents = pruned(tokens, parents, context.eos, context.num_allowed)
+            trees[context.row] = Draft(tokens, None, [self._name] * len(tokens), parents)

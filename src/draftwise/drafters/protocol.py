@@ -95,30 +95,28 @@ class Context:
 
     def extend(self, tokens: Sequence[int], targets: Sequence[int | Tensor]) -> None:
         """Append emitted tokens with the p of each."""
+        self.remember(len(self.tokens), targets)
         self.tokens.extend(tokens)
-        self.remember(len(self.tokens) - len(tokens), targets)
 
     def remember(self, start: int, targets: Sequence[int | Tensor]) -> None:
         """Keep p from position ``start`` on; drops earlier ones that are not contiguous."""
         if start != self.targets_start + len(self.targets):
             self.targets, self.targets_start = [], start
         self.targets.extend(targets)
-        surplus = len(self.targets) - MAX_TARGETS
-        if surplus > 0:
-            del self.targets[:surplus]
-            self.targets_start += surplus
-
-
-Peek = Callable[[Sequence[int]], Mapping[str, tuple[int, int]]]
-"""Drafted tokens -> by retrieval drafter, match length after them and the token that follows."""
+        surplus = max(0, len(self.targets) - MAX_TARGETS)
+        del self.targets[:surplus]
+        self.targets_start += surplus
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A draft with retrieved tokens. most: maximum tokens with siblings; 0 = the chain's length."""
+    """A draft with retrieved tokens. peek: drafted tokens -> by retrieval drafter, match length
+    after them and the token that follows. most: maximum tokens with siblings; 0 = the chain's
+    length.
+    """
 
     mixer: Mixer
-    peek: Peek
+    peek: Callable[[Sequence[int]], Mapping[str, tuple[int, int]]]
     most: int = 0
 
 
@@ -132,13 +130,9 @@ class DraftTask:
 
     context: Context
     length: int
-    guide: StopRule
+    guide: StopRule = field(default_factory=Fixed)
     tree: TreeShape | None = None
     mix: Mix | None = None
-
-
-def mixed_task(context: Context, length: int, mix: Mix) -> DraftTask:
-    return DraftTask(context, length, Fixed(), mix=mix)
 
 
 class DraftSession(Protocol):

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,8 +20,8 @@ from draftwise.nn.trees import pruned
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 
 READ_MOST = 8192  # tokens that a session reads in a round: about 15 ms
-Rows = Sequence[Sequence[int]]
-"""Continuations of one match, one row each; the row that wins a tie comes first."""
+LONGEST_MATCH = 32  # matches are measured up to this length: longer is no better evidence
+Rows = Sequence[Sequence[int]]  # continuations of one match; the row that wins a tie comes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,8 @@ def tree(
         nodes.append((token, parent, -negative / len(rows)))
         open_children(len(nodes) - 1, depth + 1, group)
     tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
-    return TokenTree(
-        np.array(tokens, dtype=np.int64),
-        np.array(parents, dtype=np.int64),
-        np.array(probs, dtype=np.float64),
-    )
+    edges = np.array([tokens, parents], dtype=np.int64)
+    return TokenTree(edges[0], edges[1], np.array(probs, dtype=np.float64))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -103,12 +101,10 @@ def describe(depth: int, length: int, counts: tuple[int, ...]) -> DraftStep:
     >>> describe(1, 5, (3, 1)).margin
     0.5
     """
-    if len(counts) == 1:
-        return DraftStep(depth, length, 1.0, 1.0, 0.0, 1.0)
     total = sum(counts)
-    shares = [count / total for count in counts]
-    entropy = -sum(share * math.log(share) for share in shares)
-    return DraftStep(depth, length, shares[0], shares[0], entropy, shares[0] - max(shares[1:]))
+    first, *others = [count / total for count in counts]
+    entropy = -sum(share * math.log(share) for share in (first, *others)) if others else 0.0
+    return DraftStep(depth, length, first, first, entropy, first - max(others, default=0.0))
 
 
 def _split(rows: Rows, depth: int) -> dict[int, list[Sequence[int]]]:
@@ -118,9 +114,6 @@ def _split(rows: Rows, depth: int) -> dict[int, list[Sequence[int]]]:
         if depth < len(row):
             groups.setdefault(row[depth], []).append(row)
     return groups
-
-
-LONGEST_MATCH = 32  # matches are measured up to this length: longer is no better evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +129,7 @@ class Match:
         tokens = self.nexts()
         if len(tokens) < 3:
             return tokens[0] if tokens else -1
-        counts: dict[int, int] = {}
-        for token in tokens:
-            counts[token] = counts.get(token, 0) + 1
+        counts = Counter(tokens)
         return max(counts, key=counts.__getitem__)
 
 
@@ -177,9 +168,8 @@ class _RetrievalRow:
         self.known: list[tuple[int, int]] = []  # (proposed token or -1, match length) by position
 
     def read(self, tokens: Sequence[int], most: int) -> int:
-        """Read about ``most`` tokens of the text; return their number.
-
-        It searches only where a score may still be requested; before the end nothing matches.
+        """Read about ``most`` tokens of the text; return their number. It searches only where a
+        score may still be requested; before the end nothing matches.
         """
         self.text, start, begin = tokens, len(tokens) - MAX_TARGETS, self.length
         end = begin + most if begin + most < start else len(tokens)
@@ -211,10 +201,10 @@ class RetrievalSession:
     """A finder for each row, brought up to date whenever it is used. A round's tokens are shared
     after all of its rows were scored, so no score depends on tokens unknown when its row drafted.
     Of long texts it reads READ_MOST tokens between two rounds; until the end nothing is proposed.
+    new_finder: makes one for a text of that many tokens.
     """
 
     def __init__(self, name: str, new_finder: Callable[[int], Finder]) -> None:
-        """new_finder: makes one for a text of that many tokens."""
         self._name, self._new_finder = name, new_finder
         self._rows: dict[int, _RetrievalRow] = {}
         self._left = READ_MOST
@@ -242,10 +232,7 @@ class RetrievalSession:
     def propose(self, tasks: Sequence[DraftTask]) -> DeviceRead[list[Draft]]:
         """The most frequent continuation of each row's match: a chain up to its stop, or a tree."""
         yield from ()  # needs nothing from the device
-        return [
-            self._chain(task) if task.tree is None else self._tree(task, task.tree)
-            for task in tasks
-        ]
+        return [self._tree(task, task.tree) if task.tree else self._chain(task) for task in tasks]
 
     def _chain(self, task: DraftTask) -> Draft:
         path = self._row(task.context).path(task.length)
@@ -261,8 +248,8 @@ class RetrievalSession:
 
     def _tree(self, task: DraftTask, shape: TreeShape) -> Draft:
         found = self.tree(task.context, shape.total_tokens, top_k=shape.top_k, length=task.length)
-        ends, num_allowed = task.context.eos, task.context.num_allowed
-        tokens, parents = pruned(found.tokens, found.parents, ends, num_allowed)
+        context = task.context
+        tokens, parents = pruned(found.tokens, found.parents, context.eos, context.num_allowed)
         return Draft(tokens, None, [self._name] * len(tokens), parents)
 
     def tree(
@@ -289,8 +276,6 @@ class RetrievalSession:
             tokens, matches = [token for token, _ in row.known], [match for _, match in row.known]
             asks.append(score_known(context, row.known_start, tokens, matches))
             row.known, row.known_start = [], row.length
-        if len(asks) == 1:
-            return [(yield from asks[0])]
         return (yield from together(asks))
 
     def probe(self, contexts: Sequence[Context]) -> DeviceRead[list[Scores | None]]:

@@ -6,8 +6,7 @@ token costs four table writes, however long the history; an occurrence is confir
 tokens, 32 at once, so hash collisions cost time and nothing else.
 
 A suffix automaton or tree would need about 500 bytes per token in Python, could not update its
-counts in O(1), and could not evict text. This index needs 36 bytes per token and 8 bytes for each
-bucket of its four tables.
+counts in O(1), and could not evict text.
 """
 
 from __future__ import annotations
@@ -22,13 +21,7 @@ import numpy as np
 
 from draftwise.checks import MANY, whole
 from draftwise.drafters.protocol import Context
-from draftwise.drafters.retrieval import (
-    LONGEST_MATCH,
-    NO_MATCH,
-    Finder,
-    Match,
-    RetrievalSession,
-)
+from draftwise.drafters.retrieval import LONGEST_MATCH, NO_MATCH, Finder, Match, RetrievalSession
 
 ORDERS = (1, 2, 4, 8)
 _NUM_ORDERS = len(ORDERS)
@@ -40,9 +33,11 @@ _OFFSET = (1 << _OFFSET_BITS) - 1
 _WORD = 32  # bits of a token
 _TAIL = LONGEST_MATCH * _WORD
 _KEYS_KEPT = 1024
+_MOST_TOKENS = 1 << 26  # tokens of the longest history, of a few hundred bytes each
 _PATIENCE = 4  # places looked at for each match wanted: other contexts may share the bucket
 
 
+@dataclass(slots=True)
 class Tail:
     """The end of a text as the index needs it: hashes of its contexts, and its last 32 tokens.
 
@@ -50,11 +45,10 @@ class Tail:
     start of a text). tail: one integer, the latest token in its top 32 bits. last: that token.
     """
 
-    __slots__ = ("keys", "last", "num", "tail")
-
-    def __init__(self) -> None:
-        self.keys: list[tuple[int, ...]] = []
-        self.tail = self.num = self.last = 0
+    keys: list[tuple[int, ...]] = field(default_factory=list)
+    tail: int = 0
+    num: int = 0
+    last: int = 0
 
     def push(self, token: int) -> None:
         """One more token: a context of 2k is the pair of its halves."""
@@ -75,10 +69,7 @@ class Tail:
         self.num, self.last = min(self.num + 1, LONGEST_MATCH), token
 
     def copy(self) -> Tail:
-        twin = Tail()
-        twin.keys, twin.tail = self.keys[-_LAGS[-1] :], self.tail
-        twin.num, twin.last = self.num, self.last
-        return twin
+        return Tail(self.keys[-_LAGS[-1] :], self.tail, self.num, self.last)
 
 
 @dataclass(slots=True)
@@ -89,8 +80,8 @@ class Piece:
     links: array[int] = field(default_factory=lambda: array("q"))
 
     def common(self, offset: int, num: int, wanted: int) -> int:
-        """How many tokens before ``offset`` equal those of ``wanted``, the last ``num`` tokens as
-        an integer: the highest bit of the XOR is in the last token that differs.
+        """How many tokens before ``offset`` equal the last ``num`` tokens ``wanted``, an integer:
+        the highest bit of the XOR is in the last token that differs.
         """
         if offset < num:
             wanted >>= (num - offset) * _WORD
@@ -185,18 +176,14 @@ class SuffixIndex:
         return longest, places
 
     def _new_piece(self, cut: Piece | None) -> tuple[int, Piece]:
-        """A new text; after one that was cut, it begins with a copy of its end."""
         piece = Piece()
         if cut is not None:
             piece.tokens.extend(cut.tokens[-LONGEST_MATCH:])
-            piece.links.extend([0] * (len(piece.tokens) * len(ORDERS)))
+            piece.links.extend([0] * (len(piece.tokens) * _NUM_ORDERS))
             self.num_tokens += len(piece.tokens)
         self._num_pieces += 1
         self._pieces[self._num_pieces] = piece
         return self._num_pieces, piece
-
-
-_MOST_TOKENS = 1 << 26  # tokens of the longest history, of a few hundred bytes each
 
 
 class SuffixDrafter:
@@ -226,8 +213,7 @@ class SuffixDrafter:
     (2, [7, 8, 5, 6])
     """
 
-    retrieves, can_mix = True, False
-    can_branch = True
+    retrieves, can_branch, can_mix = True, True, False
     relative_cost, token_bytes = 0.004, 68
 
     def __init__(
@@ -244,10 +230,10 @@ class SuffixDrafter:
         return SuffixDrafter(self.name, self._max_tokens, self._num_matches, self._num_tenants)
 
     def start(self) -> RetrievalSession:
-        return RetrievalSession(self.name, self._new_finder)
+        def new_finder(expected: int) -> _SuffixFinder:
+            return _SuffixFinder(SuffixIndex(expected, self._num_matches), self._history)
 
-    def _new_finder(self, expected: int) -> _SuffixFinder:
-        return _SuffixFinder(SuffixIndex(expected, self._num_matches), self._history)
+        return RetrievalSession(self.name, new_finder)
 
     def _history(self, tenant: str) -> SuffixIndex | None:
         """A tenant's past outputs; None where none are kept."""
@@ -263,8 +249,6 @@ class SuffixDrafter:
 
 
 class _SuffixFinder(Finder):
-    """One row: its own text's index, and what of its output was not shared yet."""
-
     resumes = False
 
     def __init__(self, own: SuffixIndex, history: Callable[[str], SuffixIndex | None]) -> None:

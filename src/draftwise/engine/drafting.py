@@ -24,7 +24,6 @@ from draftwise.drafters.protocol import (
     DraftTask,
     Mix,
     Retrieving,
-    mixed_task,
 )
 from draftwise.engine.costs import (
     LEAST_PIECE,
@@ -184,7 +183,7 @@ class Drafting:
                 num_nodes = request.longest if self._pool.target.serves_trees else 0
                 mix = Mix(mixer, partial(self.peek, request.context), min(num_nodes, most))
                 length = min(mixer.length, request.num_draftable, most)
-                yield mixer.drafter, mixed_task(request.context, length, mix)
+                yield mixer.drafter, DraftTask(request.context, length, mix=mix)
             elif min(plan.length, request.num_draftable) > 0:
                 yield plan.drafter, request.task(plan, most)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         save as save_acceptance_head, train_head, unweighted, weighted_bce,
     )
     from draftwise.train.loop import TrainingSettings, fit
-    from draftwise.train.options import DrafterOptions, HeadOptions, Label, LossName
+    from draftwise.train.options import DrafterOptions, HeadOptions, LossName
     from draftwise.train.prompts import RUN, Filter, Runs, make_prompts, runs, runs_of, user_prefix
     from draftwise.train.speedup import MAX_LENGTH, break_even, measure_costs, speedups
 

@@ -17,8 +17,7 @@ from draftwise.train.data import Observed, Text, observe
 from draftwise.train.eagle import eagle_loss
 from draftwise.train.loop import TrainingRun, TrainingSettings
 
-LONGEST = 1024
-"""Tokens at the end of a text that are read."""
+LONGEST = 1024  # tokens at the end of a text that are read
 
 
 class DrafterAdapter:
@@ -44,13 +43,11 @@ class DrafterAdapter:
         self._target, self._head = target, head
         self._num_passes, self._repeats, self._most = num_passes, repeats, most
         lent = {id(module): module for module in head.borrowed if module is not None}
-        self._learner = copy.deepcopy(head, dict(lent)).float().train()
+        self._learner = copy.deepcopy(head, lent).float().train()
         for name, weights in self._learner.named_parameters():
-            weights.requires_grad_(name.partition(".")[0] not in {"embed_tokens", "lm_head"})
-        is_half = target.dtype != torch.float32
-        settings = TrainingSettings(
-            1 << 30, lr, warmup_steps=0, clip=0.5, weight_decay=0.0, bf16=is_half
-        )
+            weights.requires_grad_(not name.startswith(("embed_tokens.", "lm_head.")))
+        bf16 = target.dtype != torch.float32
+        settings = TrainingSettings(1 << 30, lr, 0, clip=0.5, weight_decay=0.0, bf16=bf16)
         self._run = TrainingRun(self._learner, settings)
         self._draws = torch.Generator().manual_seed(0)
         self._texts: deque[Text] = deque()
@@ -61,9 +58,9 @@ class DrafterAdapter:
         """Add an answer of the target as training text; very short ones are ignored."""
         tokens = (*prompt, *answer)[-LONGEST:]
         start = max(1, len(tokens) - len(answer))
-        if len(tokens) - start < 2 or len(tokens) < 3:
+        if len(tokens) - start < 2:
             return
-        self._texts.append(Text(tuple(tokens), start))
+        self._texts.append(Text(tokens, start))
         self._left += self._repeats
         while sum(len(text.tokens) for text in self._texts) > self._most and len(self._texts) > 1:
             self._texts.popleft()
@@ -74,8 +71,7 @@ class DrafterAdapter:
         """Run a training step if there is text left to train on; return whether it did."""
         if not self._left:
             return False
-        while len(self._batches) < len(self._texts):  # what the target says of the new ones
-            text = self._texts[len(self._batches)]
+        for text in list(self._texts)[len(self._batches) :]:
             self._batches.append(observe(self._target.module, [text], self._head.taps))
         newest = len(self._batches) - 1
         older = int(torch.randint(len(self._batches), (1,), generator=self._draws))
@@ -86,12 +82,7 @@ class DrafterAdapter:
         return True
 
     def _loss(self, learner: EagleHead, batches: Sequence[Observed]) -> Tensor:
-        losses = [eagle_loss(learner, batch, self._num_passes) for batch in batches]
-        return torch.stack(losses).mean()
-
-    @property
-    def num_steps(self) -> int:
-        return len(self._run.losses)
+        return torch.stack([eagle_loss(learner, b, self._num_passes) for b in batches]).mean()
 
     @torch.no_grad()
     def apply(self) -> None:

@@ -31,7 +31,7 @@ class _AnswerRow:
     index: int
     prompt: Sequence[int]
     span: SampledSpan
-    draws: torch.Generator
+    rng: torch.Generator
     answer: list[int] = field(default_factory=list)
 
 
@@ -47,10 +47,10 @@ def continuations(
 ) -> Iterator[tuple[int, list[int]]]:
     """(index, new tokens) of every prompt in order of completion, end tokens included.
 
-    ``rows`` of them run together; when an eighth of the rows is free, the next prompts are
-    prefilled in one forward. Each prompt samples with a generator of its own, seeded by ``seed``
-    and its index, so its answer does not depend on its neighbours except through rounding. Errors:
-    ValueError for a prompt that leaves no room within the model's positions.
+    ``rows`` prompts run together; when an eighth of the rows is free, the next ones are prefilled
+    in one forward. Each samples with a generator of its own, seeded by ``seed`` and its index, so
+    it depends on its neighbours only through rounding. Errors: ValueError for a prompt that leaves
+    no room within the model's positions.
     """
     longest = max((len(task.prompt) for task in tasks.values()), default=1)
     if longest + max_new_tokens > model.max_positions:
@@ -65,9 +65,9 @@ def continuations(
             places = free[: len(waiting)]
             for place in places:
                 index, task = waiting.pop()
-                draws = torch.Generator().manual_seed(seed * 1_000_003 + index)
+                rng = torch.Generator().manual_seed(seed * 1_000_003 + index)
                 span = SampledSpan(SamplingParams(task.temperature), 1)
-                running[place] = _AnswerRow(index, task.prompt, span, draws)
+                running[place] = _AnswerRow(index, task.prompt, span, rng)
                 cache.lengths[place] = 0
         else:
             places = sorted(running)
@@ -85,9 +85,9 @@ def _step(
     fed = [row.answer[-1:] or list(row.prompt) for row in rows]
     logits = model.extend(cache, places, fed, keep=1)
     last = torch.cat([logits.last(index, 1) for index in range(len(rows))])
-    said = warped(last, [row.span for row in rows])
-    uniforms = torch.cat([torch.rand(1, generator=row.draws) for row in rows])
-    for row, token in zip(rows, said.draw(uniforms.to(model.device)).tolist(), strict=True):
+    uniforms = torch.cat([torch.rand(1, generator=row.rng) for row in rows]).to(model.device)
+    drawn = warped(last, [row.span for row in rows]).draw(uniforms)
+    for row, token in zip(rows, drawn.tolist(), strict=True):
         row.answer.append(token)
 
 

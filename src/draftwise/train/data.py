@@ -35,9 +35,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded tokens [B, T], flat positions [A] that predict a trained token, logits [A, V].
-
-    ids: the tokens [V] of the logits; None = the whole vocabulary.
+    """Padded tokens [B, T], flat positions [A] that predict a trained token, logits [A, V] of the
+    tokens ``ids`` [V] (None = all).
     """
 
     tokens: Tensor
@@ -55,9 +54,9 @@ def answer_logits(
 
 def answer_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
     """The last hidden states [A, D], normed, at flat `positions` [A] of `tokens` [B, T]."""
-    ids = tokens.to(model.device)
-    hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    return hidden.flatten(0, 1)[positions.to(model.device)]
+    output = model.base_model(input_ids=tokens.to(model.device), use_cache=False)
+    hidden: Tensor = output.last_hidden_state.flatten(0, 1)
+    return hidden[positions.to(model.device)]
 
 
 def head_logits(model: PreTrainedModel, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
@@ -95,9 +94,9 @@ def shuffled(table: Sequence[T], seed: int) -> Callable[[int], T]:
 
     def entry(step: int) -> T:
         epoch, place = divmod(step, len(table))
-        order = list(range(len(table)))
+        order = list(table)
         random.Random(f"{seed} {epoch}").shuffle(order)
-        return table[order[place]]
+        return order[place]
 
     return entry
 
@@ -136,8 +135,7 @@ def observe(target: PreTrainedModel, texts: Sequence[Text], taps: Sequence[int])
 
 
 def halved(states: Tensor, dtype: torch.dtype) -> Tensor:
-    """Two-byte states: bfloat16 if they are in it, or exceed the range of float16 as some of Gemma
-    3's do (above 65,504)."""
+    """In bfloat16 if ``dtype`` is, or if they exceed float16's 65,504, as some of Gemma 3's do."""
     half = states.half()
     return half if dtype != torch.bfloat16 and half.isfinite().all() else states.bfloat16()
 
@@ -165,17 +163,18 @@ def observed_batches(
 
     def batch(step: int) -> Observed:
         name, texts = entry(step)
-        path = None if keep is None else keep / name
-        if path is not None and path.exists():
+        if keep is None:
+            return observe(target, texts, taps)
+        path = keep / name
+        if path.exists():
             kept = torch.load(path, map_location=target.device, weights_only=True)
             tokens, positions, states, last, best = kept
             return Observed(tokens, positions, states.float(), last.to(target.dtype), best, target)
         found = observe(target, texts, taps)
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            halves = (halved(found.states, target.dtype), halved(found.last, target.dtype))
-            with replacing(path) as unfinished:
-                torch.save([found.tokens, found.positions, *halves, found.best], unfinished)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        halves = (halved(found.states, target.dtype), halved(found.last, target.dtype))
+        with replacing(path) as unfinished:
+            torch.save([found.tokens, found.positions, *halves, found.best], unfinished)
         return found
 
     return batch

@@ -17,8 +17,7 @@ from draftwise.train.loop import Loss, TrainingSettings
 from draftwise.train.options import DrafterOptions
 from draftwise.types import DraftwiseError
 
-MOST_KEPT_BYTES = 2 << 30
-"""Larger states of the target are not cached on disk, and every epoch recomputes them."""
+MOST_KEPT_BYTES = 2 << 30  # larger states of the target are recomputed in every epoch, not cached
 
 
 def first_layers(
@@ -53,17 +52,14 @@ def narrow(drafter: PreTrainedModel, texts: Sequence[Text], size: int) -> Tensor
     vocab_size = drafter.config.get_text_config().vocab_size
     ids = draft_vocabulary(texts, size, vocab_size)
     if ids is not None:
-        head = LentHead(drafter.get_output_embeddings(), ids, vocab_size)
-        drafter.set_output_embeddings(head)
+        lm_head = drafter.get_output_embeddings()
+        drafter.set_output_embeddings(LentHead(lm_head, ids, vocab_size))
     return ids
 
 
 def acceptance(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """[A] acceptance probabilities at temperature 1, sum_v min(p_v, q_v), of logits [A, V]. Source:
-    Leviathan et al. 2023, theorem 3.5.
-    """
-    p, q = p_logits.float().softmax(-1), q_logits.float().softmax(-1)
-    return torch.minimum(p, q).sum(-1)
+    """[A] sum_v min(p_v, q_v) of logits [A, V] (Leviathan et al. 2023, theorem 3.5)."""
+    return torch.minimum(p_logits.float().softmax(-1), q_logits.float().softmax(-1)).sum(-1)
 
 
 def distillation_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -128,11 +124,9 @@ def drafter_batches(
 def drafter_settings(texts: Sequence[Text], options: DrafterOptions) -> TrainingSettings:
     """The schedule: warm-up over 3% (MetaSD, appendix F.2), then a linear decay to zero instead of
     the paper's cosine."""
-    a_epoch = len(groups(texts, options.batch_tokens))
-    steps = max(10, round(options.epochs * a_epoch))
-    return TrainingSettings(
-        steps, options.lr, max(1, round(0.03 * steps)), decay_steps=steps, bf16=bool(options.bf16)
-    )
+    steps = max(10, round(options.epochs * len(groups(texts, options.batch_tokens))))
+    warmup = max(1, round(0.03 * steps))
+    return TrainingSettings(steps, options.lr, warmup, steps, bf16=bool(options.bf16))
 
 
 @torch.inference_mode()

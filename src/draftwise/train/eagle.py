@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad as padded
 from transformers import PreTrainedModel
 
-from draftwise.nn.heads.eagle import (
-    LLAMA,
-    EagleHead,
-    default_taps,
-    head_config,
-    lent_rows,
-)
+from draftwise.nn.heads.eagle import LLAMA, EagleHead, default_taps, head_config, lent_rows
 from draftwise.train.data import Observed, Text, groups, observe
 
-DECAY = 0.8
-"""Weight of each pass over that of the one before it: early tokens of a draft count most."""
-LOGITS_AT_ONCE = 1 << 27
-"""Half a gigabyte, where acceptance is measured: a text of Gemma 3 has 262,144 a token."""
+DECAY = 0.8  # weight of a pass over that of the one before it: a draft's early tokens count most
+LOGITS_AT_ONCE = 1 << 27  # half a gigabyte, where acceptance is measured
 QUIET = 0.3
 """Initial share of the target's last norm: the deepest state says what came, not what comes, so a
 new head as loud as its target is wrong with confidence (16 nats a token where 7.6 are enough)."""
@@ -30,9 +23,9 @@ new head as loud as its target is wrong with confidence (16 nats a token where 7
 
 def kept_bytes(texts: Sequence[Text], head: EagleHead) -> int:
     """Bytes of ``keep`` on disk: tapped states of all tokens, last states of trained ones."""
-    size = 2 * head.config.target_hidden_size
-    learned = sum(len(text.tokens) - text.start for text in texts)
-    return size * (sum(len(text.tokens) for text in texts) * len(head.config.taps) + learned)
+    taps = len(head.config.taps)
+    num_states = sum((taps + 1) * len(text.tokens) - text.start for text in texts)
+    return 2 * head.config.target_hidden_size * num_states
 
 
 def draft_vocabulary(texts: Sequence[Text], size: int, vocab_size: int) -> Tensor | None:
@@ -40,10 +33,9 @@ def draft_vocabulary(texts: Sequence[Text], size: int, vocab_size: int) -> Tenso
     if size >= vocab_size:
         return None
     counts = Counter(token for text in texts for token in text.tokens[text.start :])
-    rest = (token for token in range(vocab_size) if token not in counts)
     often = [token for token, _ in counts.most_common(size)]
-    often += [token for token, _ in zip(rest, range(size - len(often)), strict=False)]
-    return torch.tensor(sorted(often))
+    rest = (token for token in range(vocab_size) if token not in counts)
+    return torch.tensor(sorted([*often, *islice(rest, size - len(often))]))
 
 
 def new_head(
@@ -60,17 +52,11 @@ def new_head(
         theirs = lent_rows(theirs, draft_ids)
     size = config.hidden_size
     torch.manual_seed(seed)
-    head = EagleHead(
-        head_config(
-            {"draft_vocab_size": None if draft_ids is None else len(draft_ids)},
-            {name: getattr(config, name, None) for name in LLAMA},
-            config,
-            generation=3,
-            taps=default_taps(config.num_hidden_layers),
-        ),
-        embed=target.get_input_embeddings(),
-        lm_head=theirs if lends else None,
-    )
+    settings = {"draft_vocab_size": None if draft_ids is None else len(draft_ids)}
+    layer = {name: getattr(config, name, None) for name in LLAMA}
+    taps = default_taps(config.num_hidden_layers)
+    shape = head_config(settings, layer, config, generation=3, taps=taps)
+    head = EagleHead(shape, target.get_input_embeddings(), theirs if lends else None)
     if draft_ids is not None:
         head.set_vocabulary(draft_ids)
     with torch.no_grad():
@@ -106,14 +92,14 @@ def unrolled(head: EagleHead, batch: Observed, num_passes: int) -> list[Tensor]:
         if len(keys) == 1:
             return nn.functional.scaled_dot_product_attention(q, keys[0], values[0], is_causal=True)
         q = q * q.shape[-1] ** -0.5
-        late = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
+        num = q.shape[2]
+        late = torch.ones(num, num, dtype=torch.bool, device=q.device).triu(1)
         scores = [(q @ keys[0].transpose(2, 3)).masked_fill(late, float("-inf"))]
         scores += [(q * own).sum(-1, keepdim=True) for own in keys[1:]]
         weights = torch.cat(scores, dim=-1).softmax(-1).to(q.dtype)
-        seen, own_weights = weights[..., : q.shape[2]], weights[..., q.shape[2] :]
-        found: Tensor = seen @ values[0]
-        for index, own in enumerate(values[1:]):
-            found = found + own_weights[..., index : index + 1] * own
+        found: Tensor = weights[..., :num] @ values[0]
+        for index, own in enumerate(values[1:], num):
+            found = found + weights[..., index : index + 1] * own
         return found
 
     found = []
@@ -146,9 +132,7 @@ def eagle_loss(
     """
     ids = head.draft_ids
     p = batch.logits(ids).softmax(-1)
-    counts = torch.ones(len(p), dtype=torch.bool, device=p.device)
-    if ids is not None:
-        counts = torch.isin(batch.best, ids)
+    counts = torch.ones_like(batch.best).bool() if ids is None else torch.isin(batch.best, ids)
     total = p.new_zeros(())
     for step, states in enumerate(unrolled(head, batch, num_passes)):
         which, rows, slots = _aligned(batch, step)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from draftwise.nn.heads.parallel import ResBlock
 from draftwise.nn.model import CausalModel
 from draftwise.train.answers import SamplingTask, continuations
 from draftwise.train.data import Text, answer_hidden, answer_logits, groups, pad
-from draftwise.train.loop import Loss, Progress, TrainingSettings, fit
+from draftwise.train.loop import Progress, TrainingSettings, fit
 from draftwise.train.options import HeadOptions as HeadOptions
 from draftwise.types import DraftwiseError, Floats
 
-NUM_BINS, HELD_OUT = 10, 10
-"""Bins of predictions; every tenth text is held out."""
+NUM_BINS, HELD_OUT = 10, 10  # bins of predictions; every tenth text is held out
+_TEXTS_A_CHUNK, _TOKENS_A_BATCH, _MOST_LOGITS = 64, 4096, 1 << 26
 
 
 class AcceptanceHead(nn.Module):
@@ -42,10 +43,9 @@ class AcceptanceHead(nn.Module):
         if hidden_size < 1 or num_layers < 0:
             raise ValueError(f"hidden_size {hidden_size} and num_layers {num_layers} make no head")
         self.hidden_size, self.num_layers = hidden_size, num_layers
+        blocks = [ResBlock(hidden_size) for _ in range(1 if tied else num_layers)]
         if tied:
-            blocks = [ResBlock(hidden_size)] * num_layers
-        else:
-            blocks = [ResBlock(hidden_size) for _ in range(num_layers)]
+            blocks *= num_layers
         self.model = nn.Sequential(*blocks, nn.Linear(hidden_size, 2))
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -67,8 +67,7 @@ def save(head: AcceptanceHead, folder: str | Path, about: Mapping[str, Any] | No
 
 
 def load(folder: str | Path) -> AcceptanceHead:
-    """Load a head of this project or of the authors (``model.safetensors`` or
-    ``pytorch_model.bin``).
+    """A head of this project or of the authors, in ``model.safetensors`` or ``pytorch_model.bin``.
 
     Errors: DraftwiseError if there is none.
     """
@@ -80,10 +79,9 @@ def load(folder: str | Path) -> AcceptanceHead:
     config = config.get("config", config)
     head = AcceptanceHead(int(config["hidden_size"]), int(config.get("num_layers", 0)))
     stored = read_weights([safe if safe.exists() else pickled])
-    first = {name: value for name, value in stored.items() if name.startswith("model.0.linear")}
-    for index in range(head.num_layers):  # a file of tied layers may hold them once
-        for name, value in first.items():
-            stored.setdefault(name.replace("model.0", f"model.{index}"), value)
+    for name in [name for name in stored if name.startswith("model.0.linear")]:
+        for index in range(head.num_layers):  # a file of tied layers may hold them once
+            stored.setdefault(name.replace("model.0", f"model.{index}"), stored[name])
     head.load_state_dict({name: value.float() for name, value in stored.items()})
     return head
 
@@ -131,9 +129,8 @@ def reliability(truth: Floats, predicted: Floats) -> Reliability:
 
 
 def unweighted(odds: Floats, w_rej: float) -> Floats:
-    """Undo the weight ``w_rej`` of rejections in predicted log-odds; return probabilities.
-
-    The weighted loss is minimal at the true odds divided by the weight.
+    """Probabilities of log-odds whose loss weighted rejections by ``w_rej``: it is minimal at the
+    true odds divided by the weight.
     """
     probs: Floats = 0.5 + 0.5 * np.tanh(0.5 * (odds + math.log(w_rej)))
     return probs
@@ -159,11 +156,6 @@ def plot_reliability(curves: dict[str, Reliability], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-TEXTS_A_CHUNK = 64
-_TOKENS_A_BATCH = 4096
-_MOST_LOGITS = 1 << 26
-
-
 @dataclass(frozen=True)
 class Judgements:
     """Drafted tokens: hidden [N, D] float16, and two labels [N] float32. sampled: min(1, p/q) of
@@ -181,7 +173,7 @@ class Judgements:
 def distributions_of(logits: Tensor, temperature: float) -> Tensor:
     """[A, V] probabilities at a temperature; at 0 the most likely token has all mass."""
     if temperature == 0:
-        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+        return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
     return (logits.float() / temperature).softmax(-1)
 
 
@@ -223,21 +215,19 @@ def label_all(
     folder.mkdir(parents=True, exist_ok=True)
     size = min(_TOKENS_A_BATCH, max(256, _MOST_LOGITS // int(setting.target.config.vocab_size)))
     chunks = []
-    for number, start in enumerate(range(0, len(texts), TEXTS_A_CHUNK)):
+    for number, start in enumerate(range(0, len(texts), _TEXTS_A_CHUNK)):
         path = folder / f"{number:05}.npz"
         if not path.exists():
             generator = torch.Generator().manual_seed(setting.seed + number)
-            chunk = texts[start : start + TEXTS_A_CHUNK]
-            parts = [
-                judge(setting, [chunk[i] for i in group], generator)
-                for group in groups(chunk, size)
-            ]
+            chunk = texts[start : start + _TEXTS_A_CHUNK]
+            batches = [[chunk[i] for i in group] for group in groups(chunk, size)]
+            parts = [judge(setting, batch, generator) for batch in batches]
             with replacing(path) as unfinished, unfinished.open("wb") as file:
                 np.savez(file, **{k: v.numpy() for k, v in vars(_joined(parts)).items()})
         with np.load(path) as kept:
             chunks.append(Judgements(**{name: torch.from_numpy(kept[name]) for name in kept}))
         if progress is not None:
-            progress(min(start + TEXTS_A_CHUNK, len(texts)))
+            progress(min(start + _TEXTS_A_CHUNK, len(texts)))
     return _joined(chunks)
 
 
@@ -248,10 +238,7 @@ def _joined(parts: Sequence[Judgements]) -> Judgements:
 
 @dataclass(frozen=True)
 class LabelledChains:
-    """Drafts of equal length: hidden [n, L, D] of every token, truth [n, L] = min(1, p/q).
-
-    SpecDec++'s rule estimates the product of a row's first numbers: that the draft is kept so far.
-    """
+    """Drafts of equal length: hidden [n, L, D] of every token, truth [n, L] = min(1, p/q)."""
 
     hidden: Tensor
     truth: Tensor
@@ -319,10 +306,12 @@ def judge_texts(
     taught = [text for number, text in enumerate(texts) if number % HELD_OUT]
     if not taught:
         raise DraftwiseError(f"{len(texts)} answers are too few to learn from: give more prompts")
-    first = label_all(setting, taught, folder / "taught", progress)
     after = None if progress is None else lambda done: progress(len(taught) + done)
-    chains = draft_chains(setting, held_out)
-    return Judged(first, label_all(setting, held_out, folder / "held-out", after), chains)
+    return Judged(
+        label_all(setting, taught, folder / "taught", progress),
+        label_all(setting, held_out, folder / "held-out", after),
+        draft_chains(setting, held_out),
+    )
 
 
 @dataclass(frozen=True)
@@ -335,12 +324,12 @@ class Measured:
 
 def measure_head(judged: Judged, head: AcceptanceHead, w_rej: float) -> Measured:
     """Divergence, calibration and the bias of products on held-out texts; truth is min(1, p/q)."""
+    chains, truth = judged.chains, judged.held_out.sampled.double().numpy()
     with torch.inference_mode():
         odds = head(judged.held_out.hidden.float()).double().numpy()
-        chain_odds = head(judged.chains.hidden.flatten(0, 1)).view_as(judged.chains.truth)
-    chain_truth = judged.chains.truth.double().numpy()
-    truth = judged.held_out.sampled.double().numpy()
-    products = chain_truth.cumprod(axis=1).mean(axis=0)  # that all of the first 1, 2, ... stand
+        chain_odds = head(chains.hidden.flatten(0, 1)).view_as(chains.truth).double().numpy()
+    # that all of the first 1, 2, ... stand
+    products = chains.truth.double().numpy().cumprod(axis=1).mean(axis=0)
     numbers: dict[str, Any] = {
         "kl_of_the_mean": binary_kl(truth, np.full_like(truth, truth.mean())),
         "mean_acceptance": float(truth.mean()),
@@ -349,15 +338,12 @@ def measure_head(judged: Judged, head: AcceptanceHead, w_rej: float) -> Measured
         "product_truth": products.tolist(),
     }
     curves = {}
-    for name, key, weight in (
-        ("as trained", "", 1.0),
-        ("without the weight", "_without_weight", w_rej),
-    ):
+    kinds = (("as trained", "", 1.0), ("without the weight", "_without_weight", w_rej))
+    for name, key, weight in kinds:
         probs = unweighted(odds, weight)
-        chain_probs = unweighted(chain_odds.double().numpy(), weight)
         curves[name] = reliability(truth, probs)
         numbers["kl" + key], numbers["ece" + key] = binary_kl(truth, probs), curves[name].ece
-        bias = chain_probs.cumprod(axis=1).mean(axis=0) - products
+        bias = unweighted(chain_odds, weight).cumprod(axis=1).mean(axis=0) - products
         numbers["product_bias" + key] = bias.tolist()
     return Measured(numbers, curves if w_rej != 1 else {"as trained": curves["as trained"]})
 
@@ -376,40 +362,16 @@ def make_head(
     return measured
 
 
-Batch = tuple[Tensor, Tensor]
-"""Hidden states [N, D] and labels [N]."""
-
-
-def weighted_bce(w_rej: float) -> Loss:
+def weighted_bce(head: nn.Module, batch: tuple[Tensor, Tensor], w_rej: float) -> Tensor:
     """The loss of log-odds against acceptance probabilities, with rejections weighted.
 
-    Source: SpecDec++, section 4.4, with w_acc = 1, divided by the sum of the weights as in the
-    authors' code (the paper prints the sum).
+    batch: hidden states [N, D] and labels [N]. Source: SpecDec++, section 4.4, with w_acc = 1,
+    divided by the sum of the weights as in the authors' code (the paper prints the sum).
     """
-
-    def loss(head: nn.Module, batch: Batch) -> Tensor:
-        hidden, accepted = batch
-        odds = head(hidden)
-        rejected = w_rej * (1 - accepted)
-        missed = accepted * nn.functional.softplus(-odds) + rejected * nn.functional.softplus(odds)
-        return missed.sum() / (accepted + rejected).sum()
-
-    return loss
-
-
-def judged_batches(data: Judgements, options: HeadOptions) -> Callable[[int], Batch]:
-    """step -> batch; every epoch visits all tokens in a new random order."""
-    size = min(options.tokens_per_batch, len(data))
-    a_epoch = len(data) // size
-    labels: Tensor = getattr(data, options.label)
-
-    def batch(step: int) -> Batch:
-        epoch, place = divmod(step, a_epoch)
-        generator = torch.Generator().manual_seed(options.seed + 1000 * epoch)
-        rows = torch.randperm(len(data), generator=generator)[place * size : (place + 1) * size]
-        return data.hidden[rows].float(), labels[rows]
-
-    return batch
+    hidden, accepted = batch
+    odds, rejected = head(hidden), w_rej * (1 - accepted)
+    missed = accepted * nn.functional.softplus(-odds) + rejected * nn.functional.softplus(odds)
+    return missed.sum() / (accepted + rejected).sum()
 
 
 def train_head(
@@ -424,17 +386,25 @@ def train_head(
     """
     if not len(data):
         raise ValueError("there are no judged tokens to learn from: give more prompts")
+    size = min(options.tokens_per_batch, len(data))
+    labels = getattr(data, options.label)
+
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        epoch, place = divmod(step, len(data) // size)
+        generator = torch.Generator().manual_seed(options.seed + 1000 * epoch)
+        rows = torch.randperm(len(data), generator=generator)[place * size : (place + 1) * size]
+        return data.hidden[rows].float(), labels[rows]
+
     torch.manual_seed(options.seed)
     head = AcceptanceHead(data.hidden.shape[1], options.num_layers, tied=options.tied)
     fit(
-        head, weighted_bce(options.w_rej), judged_batches(data, options),
-        head_settings(data, options), checkpoint=checkpoint, progress=progress, stop_at=stop_at,
+        head, partial(weighted_bce, w_rej=options.w_rej), batch, head_settings(data, options),
+        checkpoint=checkpoint, progress=progress, stop_at=stop_at,
     )  # fmt: skip
     return head.eval()
 
 
 def head_settings(data: Judgements, options: HeadOptions) -> TrainingSettings:
     """The schedule: steps for the requested epochs, of which the second half slows down."""
-    a_epoch = max(1, len(data) // options.tokens_per_batch)
-    steps = max(20, round(options.epochs * a_epoch))
+    steps = max(20, round(options.epochs * max(1, len(data) // options.tokens_per_batch)))
     return TrainingSettings(steps, options.lr, warmup_steps=steps // 30 + 1, decay_steps=steps // 2)

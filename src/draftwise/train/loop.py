@@ -15,21 +15,16 @@ from torch import Tensor, nn
 from draftwise.files import replacing
 from draftwise.types import DraftwiseError
 
-Loss = Callable[[Any, Any], Tensor]
-"""(model, batch) -> a scalar, the mean loss in nats a token."""
-Batches = Callable[[int], Any]
-"""step -> batch; a pure function, so that a resumed run sees what an uninterrupted one saw."""
-Progress = Callable[[int, float], None]
-"""(steps done, loss of the last step), called after every step."""
+Loss = Callable[[Any, Any], Tensor]  # (model, batch) -> a scalar, the mean loss in nats a token
+Batches = Callable[[int], Any]  # step -> batch; a pure function, so that runs can resume
+Progress = Callable[[int, float], None]  # (steps done, loss of the last step), after every step
 CHECKPOINT_S = 120.0
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Length and learning rates of a run: warm-up, plateau, then linear decay to zero, all within
-    `steps`.
-
-    `clip` bounds the gradient's norm.
+    """Warm-up, plateau, then linear decay to zero, all within ``steps``; ``clip`` bounds the
+    gradient's norm.
     """
 
     steps: int
@@ -62,11 +57,10 @@ def fit(
 ) -> list[float]:
     """Train `model` in place and return the loss of every step.
 
-    The run is saved to `checkpoint` every `CHECKPOINT_S` seconds and at the end, and
-    resumes from it; on one machine a resumed run gives the same weights, bit by bit. `stop_at` ends
-    a run early without changing its schedule. Raises DraftwiseError where loss or gradient is not
-    finite (model and checkpoint are those of the last good step) or the checkpoint cannot be
-    written.
+    The run is saved to `checkpoint` every `CHECKPOINT_S` seconds and at the end, and resumes from
+    it; on one machine with the same weights, bit by bit. `stop_at` ends a run early without
+    changing its schedule. Raises DraftwiseError where loss or gradient is not finite (model and
+    checkpoint are those of the last good step) or the checkpoint cannot be written.
     """
     run = TrainingRun(model, settings, checkpoint)
     model.train()
@@ -93,10 +87,9 @@ class TrainingRun:
     ) -> None:
         self._model, self._settings, self._path = model, settings, path
         params = [p for p in model.parameters() if p.requires_grad]
-        matrices, vectors = ([p for p in params if (p.ndim > 1) is big] for big in (True, False))
-        groups = [  # norms are not decayed
-            {"params": matrices, "weight_decay": settings.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+        groups: list[dict[str, Any]] = [  # norms are not decayed
+            {"params": [p for p in params if p.ndim > 1], "weight_decay": settings.weight_decay},
+            {"params": [p for p in params if p.ndim <= 1], "weight_decay": 0.0},
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
         self.losses: list[float] = []
@@ -127,15 +120,12 @@ class TrainingRun:
     def save(self) -> None:
         if (path := self._path) is None:
             return
-        state: dict[str, Any] = {
-            "model": self._model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-        }
-        state |= {"losses": self.losses, "rng": torch.get_rng_state()}
+        model, optimizer = self._model.state_dict(), self._optimizer.state_dict()
+        state = {"model": model, "optimizer": optimizer, "losses": self.losses}
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with replacing(path) as unfinished, unfinished.open("wb") as file:
-                torch.save(state, file)
+                torch.save({**state, "rng": torch.get_rng_state()}, file)
         except (OSError, RuntimeError) as error:  # torch wraps what the file says
             why = error.strerror if isinstance(error, OSError) else error.__cause__ or error
             before = "; the one before it is whole" if path.exists() else ""

@@ -7,7 +7,7 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from draftwise.nn.model import CausalModel
 from draftwise.train.answers import SamplingTask, continuations, read_kept
 from draftwise.types import DraftwiseError
 
-RUN = 10
-"""Words in a row that two texts may not share."""
+RUN = 10  # words in a row that two texts may not share
 Runs = frozenset[tuple[str, ...]]
 
 
@@ -53,7 +52,6 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(one)
 
 
-MARK = "draftwisemark"
 TOPICS = (
     "",
     "You help people to write: letters, stories, poems, emails and essays.",
@@ -67,8 +65,7 @@ TOPICS = (
 )
 """System prompts after which user turns are sampled; the empty one is the template's own."""
 MIN_CHARS, MAX_PACKED = 12, 5.0
-SAME = 0.7
-"""Share of common word triples from which on two prompts count as the same."""
+SAME = 0.7  # share of common word triples from which on two prompts count as the same
 
 
 def user_prefix(tokenizer: Any, system: str = "") -> tuple[list[int], list[int]]:
@@ -81,9 +78,10 @@ def user_prefix(tokenizer: Any, system: str = "") -> tuple[list[int], list[int]]
         raise DraftwiseError(
             "this model has no chat template, so it cannot write prompts: give --prompts FILE"
         )
+    mark = "draftwisemark"
     turns = [{"role": "system", "content": system}] if system else []
-    turns += [{"role": "user", "content": MARK}]
-    before, _, after = tokenizer.apply_chat_template(turns, tokenize=False).partition(MARK)
+    turns += [{"role": "user", "content": mark}]
+    before, _, after = tokenizer.apply_chat_template(turns, tokenize=False).partition(mark)
     prefix = tokenizer(before, add_special_tokens=False)["input_ids"]
     end = tokenizer(after, add_special_tokens=False)["input_ids"][:1]
     return list(prefix), list(end)
@@ -133,19 +131,15 @@ def sample_prompts(
     model: CausalModel, tokenizer: Any, num: int, *, first: int, longest: int, rows: int, seed: int
 ) -> Iterator[tuple[int, str | None]]:
     """(index, text) of ``num`` user turns from ``first`` on, sampled at temperature 1 after the
-    system prompts of ``TOPICS`` in turn.
-
-    text: None if the turn did not end in time.
+    system prompts of ``TOPICS`` in turn; text: None if the turn did not end in time.
     """
     around = [user_prefix(tokenizer, topic) for topic in TOPICS]
     ends = {token for _, end in around for token in end}
     tasks = {i: SamplingTask(around[i % len(TOPICS)][0]) for i in range(first, first + num)}
-    found = continuations(
+    for index, tokens in continuations(
         model, tasks, max_new_tokens=longest, eos_token_ids=sorted(ends), rows=rows, seed=seed
-    )
-    for index, tokens in found:
-        is_whole = tokens[-1] in ends
-        yield index, tokenizer.decode(tokens[:-1]).strip() if is_whole else None
+    ):
+        yield index, tokenizer.decode(tokens[:-1]).strip() if tokens[-1] in ends else None
 
 
 @dataclass
@@ -178,7 +172,9 @@ class Filter:
             return "short"
         if len(text) / len(zlib.compress(text.encode())) > MAX_PACKED:
             return "repetitive"
-        if not _is_written_in(text, self._scripts):
+        own = _scripts(text)
+        known = sum(n for script, n in own.items() if script in self._scripts)
+        if not own or known < 0.9 * own.total():
             return "other script"
         if not self.avoid.isdisjoint(runs(text)):
             return "of a benchmark"
@@ -201,17 +197,10 @@ def _sketch(text: str) -> Any:
     words = text.lower().split()
     triples = {" ".join(words[i : i + 3]) for i in range(max(1, len(words) - 2))}
     sketch = MinHash(num_perm=64)
-    for triple in triples:
-        sketch.update(triple.encode())
+    sketch.update_batch(triple.encode() for triple in triples)
     return sketch
 
 
-def _scripts(text: str) -> Mapping[str, int]:
+def _scripts(text: str) -> Counter[str]:
     """Letter counts by script: the first word of their Unicode names."""
     return Counter(unicodedata.name(c, "?").split()[0] for c in text if c.isalpha())
-
-
-def _is_written_in(text: str, scripts: Mapping[str, int]) -> bool:
-    own = _scripts(text)
-    shared = sum(n for script, n in own.items() if script in scripts)
-    return bool(own) and shared >= 0.9 * sum(own.values())

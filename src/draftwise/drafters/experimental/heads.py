@@ -30,9 +30,8 @@ def load_mtp(
 ) -> EagleDrafter:
     """The MTP head in the target's own checkpoint, or in another folder or hub id.
 
-    depth, top_k, total_tokens: as for an EAGLE head; such a head was trained for one token, or for
-    as many as its authors say. Raises DraftwiseError for a head that is not there, cannot be read
-    or was made for another target, ValueError for a limit outside 1 to 1,024.
+    depth, top_k, total_tokens, errors: as for an EAGLE head; such a head was trained for one token,
+    or for as many as its authors say.
     """
     tree = head_tree(depth, top_k, total_tokens)
     return EagleDrafter(name, load_mtp_head(path or target.name, target), target, depth, tree)
@@ -43,8 +42,7 @@ def load_medusa(
 ) -> MedusaDrafter:
     """Medusa heads from a folder or hub id, in the authors' layout.
 
-    depth: the longest draft, at most one token a head. Raises DraftwiseError for heads that cannot
-    be read or were made for another target, ValueError for a depth below 1.
+    depth: the longest draft, at most one token a head. Errors: as for an EAGLE head.
     """
     optional(whole, "depth", depth, 1, LONGEST_PLAN)
     return MedusaDrafter(name, load_medusa_heads(path, target), target, depth)
@@ -81,6 +79,8 @@ class MedusaDrafter:
 class BlockRunner(HiddenStateRunner):
     """A runner whose ``read`` stores the logits of all drafted tokens in ``_ahead``."""
 
+    probe_tokens = None  # a class attribute in place of the property
+
     def __init__(self, max_length: int) -> None:
         super().__init__()
         self._max_length = max_length
@@ -94,7 +94,6 @@ class BlockRunner(HiddenStateRunner):
         return min(self._max_length, super().follow(context))
 
     def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, None]:
-        """[R, V] logits of each row's next token, whatever was drawn before it."""
         return torch.stack([self._ahead[row].pop(0) for row in rows]), None
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
@@ -105,9 +104,8 @@ class BlockRunner(HiddenStateRunner):
 
 
 class MedusaRunner(BlockRunner):
-    """Heads on the target's last states; the cache stays empty.
-
-    The state after token s gives, by head i, q of position s + 2 + i.
+    """Heads on the target's last states; the cache stays empty. The state after token s gives, by
+    head i, q of position s + 2 + i.
     """
 
     remembers = False
@@ -118,14 +116,13 @@ class MedusaRunner(BlockRunner):
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
         """Head 0 on the text, and on its last state all heads that the draft needs."""
-        states = [
-            features_of(r.context).get([self._tap], r.end - 1 - r.num, r.end - 1) for r in readings
-        ]
-        ahead = max(reading.ahead for reading in readings)
+        ends = [(features_of(r.context), r.end - 1, r.num) for r in readings]
+        states = [features.get([self._tap], end - num, end) for features, end, num in ends]
+        ahead = max(r.ahead for r in readings)
         if ahead > 1:
             every = self._heads.logits(torch.cat([own[-1:] for own in states]), ahead)
-            for index, reading in enumerate(readings):
-                self._ahead[reading.context.row] = list(every[1:, index])
+            for index, r in enumerate(readings):
+                self._ahead[r.context.row] = list(every[1:, index])
         return self._heads.logits(torch.cat(states), 1)[0], None
 
 
@@ -134,8 +131,7 @@ def load_dflash(
 ) -> DFlashDrafter:
     """A DFlash head from a folder or hub id, in the layout of ``speculators``.
 
-    depth: the longest draft, at most a block. Raises DraftwiseError for a head that cannot be read
-    or was made for another target, ValueError for a depth below 1.
+    depth: the longest draft, at most a block. Errors: as for an EAGLE head.
     """
     optional(whole, "depth", depth, 1, LONGEST_PLAN)
     return DFlashDrafter(name, load_dflash_head(path, target), target, depth)
@@ -185,37 +181,31 @@ class DFlashRunner(BlockRunner):
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
         """Blocks after the last ``num`` tokens of each text; of the last, all for a draft."""
         states, first = self._fill(readings, self._read_texts(readings)), self._head.block.first
-        for states_of, reading in zip(states, readings, strict=True):
-            if reading.ahead > 1:
-                later = self._head.logits(states_of[-1, first + 1 : first + reading.ahead])
-                self._ahead[reading.context.row] = list(later)
+        for own, r in zip(states, readings, strict=True):
+            if r.ahead > 1:
+                later = self._head.logits(own[-1, first + 1 : first + r.ahead])
+                self._ahead[r.context.row] = list(later)
         return self._head.logits(torch.cat([own[:, first] for own in states])), None
 
     def _read_texts(self, readings: Sequence[DraftInput]) -> list[tuple[Tensor, Tensor]]:
-        """Put into the cache what the target said of each text up to the token before the last.
-
-        Returns each layer's keys and values [R, G, used, d] of these texts.
+        """Cache what the target said of each text up to the token before the last; returns each
+        layer's keys and values [R, G, used, d] of these texts.
         """
-        starts = [self._cache.lengths[reading.context.row] for reading in readings]
-        spans = [
-            RowSpan(reading.context.row, start, reading.end - 1 - start)
-            for reading, start in zip(readings, starts, strict=True)
-        ]
+        starts = [self._cache.lengths[r.context.row] for r in readings]
+        pairs = list(zip(readings, starts, strict=True))
+        spans = [RowSpan(r.context.row, start, r.end - 1 - start) for r, start in pairs]
         self._cache.place(spans)
         taps = self._head.config.taps
-        seen = [
-            features_of(reading.context).get(taps, span.start, span.end)
-            for reading, span in zip(readings, spans, strict=True)
-        ]
+        seen = [features_of(r.context).get(taps, start, r.end - 1) for r, start in pairs]
         states = pad_sequence(seen, batch_first=True)
-        offsets = torch.tensor(starts, device=states.device)[:, None]
+        steps = torch.arange(states.shape[1], device=states.device)
+        positions = torch.tensor(starts, device=states.device)[:, None] + steps
         held: list[tuple[Tensor, Tensor]] = []
-        self._head.read(
-            states,
-            offsets + torch.arange(states.shape[1], device=states.device),
-            lambda number, k, v: held.append(self._cache.update(k, v, number)),
-            max(starts) + states.shape[1],
-        )
+
+        def keep(number: int, k: Tensor, v: Tensor) -> None:
+            held.append(self._cache.update(k, v, number))
+
+        self._head.read(states, positions, keep, max(starts) + states.shape[1])
         for span in spans:
             self._cache.lengths[span.row] = span.end
         return held
@@ -234,15 +224,12 @@ class DFlashRunner(BlockRunner):
         mask = torch.cat((before, own), dim=1)[:, None, None]
 
         def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = (
-                torch.cat((old[rows], new), dim=2)
-                for old, new in zip(held[number], (k, v), strict=True)
-            )
+            old_k, old_v = held[number]
+            keys, values = torch.cat((old_k[rows], k), dim=2), torch.cat((old_v[rows], v), dim=2)
             return scaled_dot_product_attention(
                 q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != keys.shape[1]
             )
 
-        last = torch.tensor(tokens, device=device)
         longest = max(at for _, at in ends) + self._head.block.size
-        states = self._head(last, places, attend, longest)
-        return list(torch.split(states, [reading.num for reading in readings]))
+        states = self._head(torch.tensor(tokens, device=device), places, attend, longest)
+        return list(torch.split(states, [r.num for r in readings]))
