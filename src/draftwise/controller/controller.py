@@ -316,8 +316,6 @@ class Controller:
         self._decide_length(num, plain_s, margin)
         if not drafted:
             return [[] for _ in names]
-        if not self.limits.model:
-            self._is_plain = self._is_plain_due(plain_s)
         if self.limits.branches:
             self.branches = self._read(1, num)
         chains = self._read(0, num)
@@ -453,7 +451,10 @@ class Controller:
 
     def _decide_length(self, num: int, plain_s: float, margin: float) -> None:
         """plain_s: seconds of the coming step without drafts. margin: of ``_margin``."""
-        if not self.limits.model or not self.costs.is_known:
+        if not self.limits.model:
+            self._is_plain = self._num_idle == 0 and self._is_plain_due(plain_s)
+            return
+        if not self.costs.is_known:
             self.num_to_draft = 0
             return
         length, longest = 0, self._longest()
