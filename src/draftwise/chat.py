@@ -1,4 +1,4 @@
-"""Messages to token ids, by the tokenizer's own chat template; text without special tokens twice.
+"""Renders messages to token ids with the tokenizer's chat template; never doubles special tokens.
 
 A message is a mapping with a ``role`` and a ``content``, as transformers and OpenAI's API have it.
 """

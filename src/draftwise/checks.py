@@ -1,4 +1,4 @@
-"""The checks of values: type, range and finiteness, each named in the error that it raises.
+"""Validation of values: type, range and finiteness; errors name the parameter.
 
 What a person, a file or a request may set goes through these functions once, where it enters:
 ``engine.options``, and the constructors of policies, rules, rewards, feedbacks and drafters. They

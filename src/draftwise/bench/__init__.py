@@ -1,4 +1,4 @@
-"""Side by side: suites of prompts, methods and peers, paired timing."""
+"""Benchmarks: prompt suites, methods and baselines, paired timing."""
 
 from __future__ import annotations
 

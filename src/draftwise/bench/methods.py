@@ -1,4 +1,4 @@
-"""Methods to compare: presets, fixed plans and peers, as a user types them; nothing is loaded.
+"""Parses the methods to compare (presets, fixed plans, peers); loads nothing.
 
 ``plain``, ``PRESET[@LENGTHS]``, ``fixed:DRAFTERxLENGTH[/RULE]``, ``transformers``,
 ``transformers:lookup[xLENGTH]``, ``transformers:DRAFTERxLENGTH[/heuristic|/confidence[=P]]``, and

@@ -1,4 +1,4 @@
-"""From runs to results: tokens a second, MAT, ratios with intervals, losslessness, by domain.
+"""Turns runs into results by domain: tokens per second, MAT, ratios with intervals, losslessness.
 
 Timing is paired and interleaved: every method answers every prompt in turn, in one process.
 Machines are noisy and drift, so only ratios between methods of one run are meant to be read: per

@@ -1,4 +1,4 @@
-"""What a bench measures, and its runs so far, in a file that a later run continues."""
+"""Settings of a bench, and its run file, from which a later start resumes."""
 
 from __future__ import annotations
 

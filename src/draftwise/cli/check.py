@@ -1,4 +1,4 @@
-"""``draftwise check``: whether drafts change a model's answers in this dtype, on this device."""
+"""``draftwise check``: does drafting change a model's answers in this dtype, on this device?"""
 
 from __future__ import annotations
 

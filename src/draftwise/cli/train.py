@@ -1,4 +1,4 @@
-"""``draftwise train``: drafters and heads for any target; ``draftwise prompts``: texts for it."""
+"""``draftwise train``: trains drafters and heads; ``draftwise prompts``: makes prompts for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions over flat arrays that are compiled where numba is installed, and their warm-up."""
+"""Compiles functions over flat arrays where numba is installed, and warms them up."""
 
 from __future__ import annotations
 

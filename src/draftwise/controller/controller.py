@@ -1,4 +1,4 @@
-"""The controller of vLLM's plug-in and of the replay: what to draft for every running request.
+"""The controller of vLLM's plug-in and of the replay: chooses a draft for every running request.
 
 ``choose`` has four steps: acceptance, expected tokens, seconds, choice. The guard keeps drafting
 from being slower than plain decoding, the look-ahead decides the model drafter's length one step

@@ -1,4 +1,4 @@
-"""Drafting from a corpus on disk: its suffix array, its file, the drafter."""
+"""A drafter over a corpus on disk: suffix array, file format, drafter."""
 
 from __future__ import annotations
 

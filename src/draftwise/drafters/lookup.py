@@ -1,4 +1,4 @@
-"""Prompt lookup: continue the text as it went on after an earlier occurrence of its own ending."""
+"""Prompt lookup: proposes what followed an earlier occurrence of the text's last tokens."""
 
 from __future__ import annotations
 

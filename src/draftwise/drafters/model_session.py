@@ -1,4 +1,4 @@
-"""Drafting with a network: its runner, chains drawn token by token, trees grown level by level."""
+"""The session of model drafters: runs the network, samples chains, grows trees level by level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retrieval: continuations of a match merged by frequency, and the session of its drafters."""
+"""Merges the continuations of a match by frequency; the session of retrieval drafters."""
 
 from __future__ import annotations
 

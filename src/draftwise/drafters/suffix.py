@@ -1,4 +1,4 @@
-"""An index of growing texts that finds where a text's ending occurred before, newest first.
+"""An index of growing texts that finds earlier occurrences of a text's last tokens, newest first.
 
 Hash chains as in Lempel-Ziv compressors: for each order (1, 2, 4, 8 tokens) a table maps the
 hash of a context to the latest place after it, and each place links to the one before. Adding a

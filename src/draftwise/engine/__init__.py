@@ -1,4 +1,4 @@
-"""The loop: draft, verify, commit, reveal, learn; and what feeds it."""
+"""The engine: scheduling, prefill, and the loop that drafts, verifies, commits and learns."""
 
 from __future__ import annotations
 

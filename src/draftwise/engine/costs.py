@@ -1,4 +1,4 @@
-"""Measured costs: target forwards by the shared cost model, draft steps by recent samples."""
+"""Measured costs: target forwards from the shared cost model, draft steps from recent samples."""
 
 from __future__ import annotations
 

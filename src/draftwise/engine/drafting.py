@@ -1,4 +1,4 @@
-"""Drafts, catch-up, probes and scores of all drafters; one that raises is disabled."""
+"""Drafts, catch-up, probes and scores of all drafters; a drafter that raises is disabled."""
 
 from __future__ import annotations
 

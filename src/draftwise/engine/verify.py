@@ -1,4 +1,4 @@
-"""The reference of verification, on which losslessness rests.
+"""The reference implementation of verification, which defines losslessness.
 
 ``p`` is the target's distribution, ``q`` the drafter's, as in Leviathan et al. (2023). A chain is a
 tree of width one, and a point mass is a distribution, given as the token itself. Pure numpy, on any

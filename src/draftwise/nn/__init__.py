@@ -1,4 +1,4 @@
-"""Torch parts that know no policy: model adapter, ragged KV cache, sampling."""
+"""Torch code without policies: model adapter, ragged KV cache, sampling."""
 
 from __future__ import annotations
 

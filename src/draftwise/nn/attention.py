@@ -1,4 +1,4 @@
-"""Attention over ragged rows: each row with its own storage, grouped heads without copies."""
+"""Attention over ragged batches: storage per row, grouped-query heads without copies."""
 
 from __future__ import annotations
 

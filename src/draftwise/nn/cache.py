@@ -1,4 +1,4 @@
-"""The KV cache: rows with storage of their own, windows, and ropes with two tables.
+"""The ragged KV cache: storage per row, sliding windows, LongRoPE's two frequency tables.
 
 LongRoPE: the library uses the rope table of a forward's last position for all its tokens, and
 ``generate`` recomputes a text that outgrows the first table (Phi-3). So p after n tokens is that of

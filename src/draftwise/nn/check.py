@@ -1,4 +1,4 @@
-"""The self-check at load: does the model on this cache give the logits of a plain forward?"""
+"""The self-check at load: are the model's logits on this cache those of a plain forward?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads from the device: the one place where the host waits for it."""
+"""Reads from the device: the only place where the host waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token trees for attention: which fed token sees which, and at what position it stands."""
+"""Attention masks and positions of token trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WHICH plan: numpy only, no torch, no clock, no I/O.
+"""Policies choose the plan of each round; numpy only, no torch, no clock, no I/O.
 
 The papers' algorithms, a family a file: ``ucb``, ``weights``, ``thompson``, ``explore``.
 ``goodput`` is the default policy, ``wrappers`` change when or by how many requests a policy is

@@ -1,4 +1,4 @@
-"""Stop where a trained head believes that some token of the draft will be rejected (SpecDec++).
+"""SpecDec++'s stop rule: ends a draft when a trained head predicts a rejection in it.
 
 Heads on disk have SpecDec++'s layout, and are read without torch: ``config.json``
 (``hidden_size``, ``num_layers``) and ``model.safetensors`` with the keys

@@ -1,4 +1,4 @@
-"""The proposer of a server without a drafter of its own: it proposes nothing, at no cost."""
+"""The proposer of a server without a drafter of its own: proposes nothing, at no cost."""
 
 from __future__ import annotations
 

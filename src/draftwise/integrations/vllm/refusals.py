@@ -1,4 +1,4 @@
-"""Servers that cannot use draftwise, with reasons, checked before a model loads; and limits."""
+"""A server's limits, and checks that refuse unsupported servers before a model loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight layouts in memory: the same numbers, faster for the few rows of a verification."""
+"""Blocked weight layouts on CPUs: the same values, faster for the few tokens of a verification."""
 
 from __future__ import annotations
 

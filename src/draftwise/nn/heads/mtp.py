@@ -1,4 +1,4 @@
-"""MTP heads: a checkpoint's layer for later tokens, which reads the target's hidden states."""
+"""MTP heads: a checkpoint's multi-token-prediction layer over the target's hidden states."""
 
 from __future__ import annotations
 

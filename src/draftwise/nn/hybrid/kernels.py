@@ -1,4 +1,4 @@
-"""The recurrences inside hybrid models: run step by step, and run again after a rejection.
+"""Recurrent kernels of hybrid models: stepped by token, and rerun after a rejection.
 
 A layer with a running state calls one of the library's kernels with what it computed for each
 token. Plain decoding uses that for one token, everything else the one for chunks. A short feed from

@@ -1,4 +1,4 @@
-"""States of recurrent layers, a row at a time: known after every token that may have to be kept.
+"""Recurrent states by row, recoverable after every token that may be accepted.
 
 Keys and values of a rejected draft are cut off by lowering a number. A running state cannot be cut,
 so each row remembers the state in which a forward found it and what went into the kernels

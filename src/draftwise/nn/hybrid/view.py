@@ -1,4 +1,4 @@
-"""A second view of a module, with the same weights, whose kernels can be watched.
+"""A copy of a module that shares its weights and records its kernels' calls.
 
 The module itself is never changed, nor the library: a layer that calls one of our ``kernels``
 by its name is copied (shallowly: parameters, buffers and submodules are the same), and the copy's

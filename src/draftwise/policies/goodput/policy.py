@@ -1,4 +1,4 @@
-"""Goodput: prices of plans, probes of drafters that do not play, and the policy itself."""
+"""The goodput policy: prices plans and schedules probes of drafters that do not play."""
 
 from __future__ import annotations
 
