@@ -38,6 +38,17 @@ SPEC = "ucbspec"
 CHOOSING = ("controller/", "policies/", "feedback", "rewards")
 
 
+BEFORE: dict[str, tuple[int, int]] = {
+    "bench": (32, 3697), "cli": (38, 5256), "drafters": (23, 3147), "engine": (26, 3002),
+    "integrations": (21, 2044), "nn": (48, 6186), "policies": (52, 3993), "real": (4, 294),
+    "serve": (24, 2934), "stop_rules": (12, 609), "top": (27, 3014), "train": (21, 2454),
+    "zoo": (21, 1567),
+}  # fmt: skip
+"""Files and lines at commit 956b478, before the restructuring: feedback and rewards were folders,
+and sim (31 files, 2,845 lines) and benchmarks (63, 9,427) belong to the lab since."""
+BEFORE_ALL = {"product: all": (380, 41042), "lab: all": (63, 9427)}
+
+
 def lines() -> str:
     """A table with a row for each folder of the product, then the sums of both packages."""
     rows: dict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -47,11 +58,14 @@ def lines() -> str:
             num = len(file.read_text("utf-8").splitlines())
             for key in {f"{name}: {'top' if folder.endswith('.py') else folder}", f"{name}: all"}:
                 rows[key] = [rows[key][0] + 1, rows[key][1] + num]
-    made = [
-        f"| {key} | {files} | {num:,} |"
-        for key, (files, num) in sorted(rows.items(), key=lambda row: (row[0] < "m", row[0]))
-    ]
-    return "\n".join(["| folder | files | lines |", "|---|---|---|", *made])
+    before = {f"product: {name}": both for name, both in BEFORE.items()} | BEFORE_ALL
+    made = []
+    for key, (files, num) in sorted(rows.items(), key=lambda row: (row[0] < "m", row[0])):
+        old_files, old_num = before.get(key, ("", 0))
+        old = f"{old_num:,}" if old_num else ""
+        made.append(f"| {key} | {old_files} | {old} | {files} | {num:,} |")
+    heads = ["| folder | files before | lines before | files | lines |", "|---|---|---|---|---|"]
+    return "\n".join([*heads, *made])
 
 
 class Touched:
