@@ -375,7 +375,7 @@ def test_what_was_missed_is_paid_for_over_the_tokens_that_are_left() -> None:
 def test_no_draft_is_mixed_by_a_drafter_that_would_read_more_than_it_brings(
     read_s: float, missed: int, mixes: bool
 ) -> None:
-    """Retrieval plays alone where the model drafter would first have to catch up."""
+    """Retrieval plays alone where catching up costs the model drafter more than it gains."""
     costs = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001}, read_s={"lm": read_s})
     of = learn(policy(), evidence(emitted_start=missed, costs=costs, num_left=20,
                                   matches={"lookup": 8}))  # fmt: skip

@@ -44,7 +44,7 @@ def test_a_look_is_due_where_it_may_bring_more_than_it_costs() -> None:
 
 
 def test_what_is_not_known_is_worth_more_than_what_is() -> None:
-    """Acceptance 0.3: at weight 1 it may well be 0.9, at weight 30 it cannot."""
+    """Acceptance 0.3: at weight 1 it may well be 0.9, at weight 30 hardly."""
     assert due(0.3, 1.0) == [0]
     assert due(0.3, 30.0) == []
 
