@@ -1,7 +1,7 @@
-"""openai's client on a server of draftwise: whole answers, a stream, a form, what drafting did.
+"""openai's client with a draftwise server: completions, a stream, a schema, drafting statistics.
 
-python examples/openai_client.py          # starts a server on the bundled models for itself
-python examples/openai_client.py URL      # asks the one at URL, such as http://127.0.0.1:8000
+python examples/openai_client.py          # starts a server with the bundled models
+python examples/openai_client.py URL      # uses the one at URL, such as http://127.0.0.1:8000
 """
 
 import socket
@@ -17,7 +17,7 @@ PROMPT = "### math\n1. 31 * 7\n2. 205 - 106\n### answer\n"
 
 
 def main(url: str) -> None:
-    """Ask a few things."""
+    """Send a few requests."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
     model = client.models.list().data[0].id
 
@@ -45,7 +45,7 @@ def main(url: str) -> None:
 
 
 def wait_for(url: str) -> None:
-    """Until the server answers."""
+    """Wait until the server answers."""
     for _ in range(600):
         try:
             urllib.request.urlopen(f"{url}/health", timeout=1).close()

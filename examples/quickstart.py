@@ -1,4 +1,4 @@
-"""Ten lines: the bundled target, its drafters, and what the policy did."""
+"""Generate with the bundled target and its drafters, and show what the policy did."""
 
 from draftwise import Speculator, zoo
 

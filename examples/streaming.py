@@ -1,4 +1,4 @@
-"""Text as it is accepted, with the drafter that wrote each piece, and several prompts at once."""
+"""Stream accepted text with the drafter of each piece, and generate for several prompts at once."""
 
 from draftwise import Speculator, zoo
 

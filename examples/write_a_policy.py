@@ -1,4 +1,4 @@
-"""A policy of your own against those of the papers, on plans whose values are known."""
+"""A custom policy compared with those of the papers, on plans whose values are known."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ MEANS = np.array([0.3, 0.5, 0.8, 0.4])
 
 
 class EpsilonGreedy:
-    """The plan with the best mean so far, and now and then any other."""
+    """Plays the plan with the best mean so far, and a random one in a tenth of the rounds."""
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         self._sums, self._counts = np.zeros(num_plans), np.full(num_plans, 1e-9)
@@ -23,7 +23,7 @@ class EpsilonGreedy:
         return Decision(plan, 0.1 / len(self._sums) + 0.9 * (plan == best), self._round)
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        """Average what was seen."""
+        """Average the observed values."""
         self._sums[feedback.seen] += feedback.values[feedback.seen]
         self._counts[feedback.seen] += 1
 

@@ -3,7 +3,7 @@
     python scripts/count.py           # rewrites the tables of docs/architecture.md
     python scripts/count.py paths     # names the files of each path
 
-Each path runs once to load its code and once more to be counted. It counts the files of
+Each path runs once to load its code and once more to be counted. The count is of files of
 ``src/draftwise`` in which a function is called, compiled functions excepted. For a policy's spec
 these are the files whose functions receive it, or are on the stack when the policy is made or
 chooses.
@@ -69,7 +69,7 @@ def lines() -> str:
 
 
 class Touched:
-    """While on: notes the product's files in which a function is called, in all but one thread."""
+    """While on, records the product's files in which functions run, in all threads but one."""
 
     def __init__(self, wanted: Callable[[FrameType], bool] = lambda frame: True) -> None:
         self.files, self.is_on, self.besides = set[str](), False, -1
@@ -87,7 +87,7 @@ class Touched:
             self.stack(frame)
 
     def stack(self, frame: FrameType | None) -> None:
-        """Note the callers of a policy, where a spec is followed."""
+        """Record the callers of a policy, where a spec is followed."""
         while self._wanted is _holds_spec and frame is not None:
             if frame.f_code.co_filename.startswith(str(PRODUCT)):
                 self.files.add(frame.f_code.co_filename)
@@ -106,7 +106,7 @@ def _holds_spec(frame: FrameType) -> bool:
 
 
 def generating() -> tuple[list[str], list[str]]:
-    """To the first token; and the files that turn evidence into choices during an answer."""
+    """Files up to the first token, and files that turn evidence into choices in an answer."""
     from draftwise import Speculator, zoo
 
     speculator = Speculator.from_pretrained("zoo", drafters=["lookup"])
@@ -122,7 +122,7 @@ def generating() -> tuple[list[str], list[str]]:
 
 
 def policy() -> list[str]:
-    """From ``--policy ucbspec`` to its decisions."""
+    """Files from ``--policy ucbspec`` to the policy's decisions."""
     touched = Touched(_holds_spec)
     words = f"generate --policy {SPEC} --drafter lookup --max-new-tokens 4 --quiet".split()
     for is_on in (False, True):
@@ -142,7 +142,7 @@ def _command(words: list[str]) -> None:
 
 
 def posting() -> list[str]:
-    """From a POST to its first event."""
+    """Files from a POST to its first event."""
     touched = Touched()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -191,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="?", choices=["paths"])
     what = parser.parse_args().what
-    sys.path.insert(0, str(PRODUCT.parent))  # this tree, whatever is installed
+    sys.path.insert(0, str(PRODUCT.parent))  # this checkout, whatever is installed
     found = paths()
     if what:
         for name, files in found.items():

@@ -70,7 +70,7 @@ for line in sys.stdin:
 
 
 def pages() -> list[Path]:
-    """What is typed: the README first, since it installs."""
+    """The pages in order: the README first, since it installs."""
     first = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
     docs = sorted(
         (ROOT / "docs").rglob("*.md"), key=lambda page: ("tutorials" not in str(page), page)
@@ -80,7 +80,7 @@ def pages() -> list[Path]:
 
 @dataclass(frozen=True)
 class Command:
-    """Something to type: a shell command or a Python block, and how it is treated.
+    """A shell command or a Python block to run, and how to treat it.
 
     ``treatment`` is empty, ``slow``, ``long``, ``skip`` or ``until``, with its ``argument``.
     """
@@ -94,7 +94,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a command. ``result`` is ok, FAILED, or says why it was not run."""
+    """The outcome of a command. ``result`` is ok, FAILED, or says why it was not run."""
 
     line: int
     command: str
@@ -109,9 +109,9 @@ class Row:
 
 
 def is_quick(command: Command) -> bool:
-    """Whether it is typed with ``--quick``: in an environment that is set up, within seconds.
+    """Whether the command runs with ``--quick``: in a prepared environment, within seconds.
 
-    A server is none: it needs its port.
+    Servers do not: they need their port.
     """
     is_setup = re.match(r"(pip|make)\b", command.code) is not None
     return not is_setup and not command.treatment
@@ -119,12 +119,12 @@ def is_quick(command: Command) -> bool:
 
 @dataclass
 class Declared:
-    """The items of the comments of a page so far, and of the comment of one block."""
+    """The items of a page's comments so far, and those of one block's comment."""
 
     words: dict[str, str] = field(default_factory=dict)
 
     def read(self, text: str) -> tuple[list[str], list[tuple[str, str, str]]]:
-        """What is typed before the block; (treatment, argument, start) of the others."""
+        """The commands before the block, and (treatment, argument, start) of the other items."""
         before, items = list[str](), list[tuple[str, str, str]]()
         for line in text.strip().splitlines():
             if line.startswith("$ "):
@@ -149,7 +149,7 @@ class Declared:
 
 
 def blocks(text: str) -> Iterator[tuple[int, str, str, str]]:
-    """First line, language, code and declaration of each fenced block of a page."""
+    """First line, language, code and comment of each fenced block of a page."""
     declared = len(re.findall(r"^<!-- typed:", text, re.MULTILINE))
     if declared != sum(found["typed"] is not None for found in _BLOCK.finditer(text)):
         raise ValueError("a comment <!-- typed: ... --> stands right before its block")
@@ -159,7 +159,7 @@ def blocks(text: str) -> Iterator[tuple[int, str, str, str]]:
 
 
 def commands(text: str) -> list[Command]:
-    """What a page asks its reader to type. Raises ValueError for a block that does not say."""
+    """The commands of a page. Raises ValueError for a block that is not declared properly."""
     found, declared = list[Command](), Declared()
     for first, language, code, typed in blocks(text):
         if language not in LANGUAGES | SHOWN:
@@ -181,7 +181,7 @@ def commands(text: str) -> list[Command]:
 
 
 def _treated(code: str, items: Sequence[tuple[str, str, str]]) -> tuple[str, str]:
-    """What is said of the command's longest beginning, before what is said of the whole block."""
+    """The treatment of the command's longest declared start, or that of the whole block."""
     found = [(len(start), name, arg) for name, arg, start in items if code.startswith(start)]
     return max(found, default=(0, "", ""), key=lambda one: one[0])[1:]
 
@@ -205,7 +205,7 @@ def _lines(code: str, is_console: bool) -> Iterator[tuple[int, str]]:
 
 
 class Session:
-    """A bash or a Python in which the commands of a page are typed one after another."""
+    """A bash or a Python in which the commands of a page run one after another."""
 
     def __init__(
         self, program: list[str], folder: Path, env: dict[str, str], private: Path
@@ -222,12 +222,12 @@ class Session:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # a run started by `&` or nohup ignores SIGINT, and its servers would never end
+                # commands started with `&` or nohup ignore SIGINT: their servers would never end
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     def type(self, command: Command, longest_s: float) -> str:
-        """Wait for a command; how it failed, or nothing."""
+        """Run a command to its end; returns how it failed, or nothing."""
         until = command.argument if command.treatment == "until" else ""
         self._done.unlink(missing_ok=True)
         began = self.log.stat().st_size
@@ -251,18 +251,18 @@ class Session:
             return
         code = f"{{\n{command.code}\n}} </dev/null"
         done = 'echo $? > "$DONE~"; mv "$DONE~" "$DONE"\n'
-        if in_background:  # with job control it is a process group, which SIGINT reaches
+        if in_background:  # job control gives the command a process group, which SIGINT reaches
             code, done = f"set -m; {{ {code}\necho 1 > $DONE; }} &\nset +m", ""
         self._write(f"{code}\n{done}".encode())
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, which is found out while waiting
+        with suppress(BrokenPipeError):  # the process has ended; the caller will notice
             self._process.stdin.write(data)
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """End it, and what it left in the background."""
+        """End the session and its background processes."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -272,7 +272,7 @@ class Session:
 
 
 class Typist:
-    """Types one page. Its commands run in ``folder``; logs lie beside it."""
+    """Runs one page's commands in ``folder``; logs are in a folder next to it."""
 
     def __init__(self, folder: Path, env: dict[str, str], longest_s: float = LONGEST_S) -> None:
         self._folder, self._longest_s = folder, longest_s
@@ -335,7 +335,7 @@ def unknown_options(code: str, env: dict[str, str]) -> str:
 
 @cache
 def _help(line: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> tuple[int, str]:
-    """Exit status and output; once for each program, since some take long to start."""
+    """Exit status and output; cached per program, since some take long to start."""
     wide = dict(env) | {"COLUMNS": "300"}
     both = subprocess.STDOUT
     ran = subprocess.run(line, cwd=ROOT, env=wide, stdout=subprocess.PIPE, stderr=both, text=True)
@@ -343,7 +343,7 @@ def _help(line: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> tuple[int,
 
 
 def here(work: Path) -> dict[str, str]:
-    """An environment in which this interpreter and this tree are ``python`` and ``draftwise``."""
+    """An environment in which this interpreter and this checkout are used by name."""
     programs = work / "bin"
     programs.mkdir(parents=True, exist_ok=True)
     for name, module in {"draftwise": "-m draftwise", "python": ""}.items():
@@ -354,7 +354,7 @@ def here(work: Path) -> dict[str, str]:
 
 
 def linked(folder: Path) -> Path:
-    """A folder that looks like a checkout, in which pages can leave files."""
+    """A folder of links that looks like a checkout, in which pages can leave files."""
     folder.mkdir(parents=True)
     for entry in ROOT.iterdir():
         if not entry.name.startswith("."):
@@ -363,7 +363,7 @@ def linked(folder: Path) -> Path:
 
 
 def fresh(work: Path) -> dict[str, str]:
-    """An empty virtual environment, and what a reader's shell has besides."""
+    """A new virtual environment with the other variables of a reader's shell."""
     if not (work / "venv").exists():
         subprocess.run([sys.executable, "-m", "venv", work / "venv"], check=True)
     return os.environ | {
@@ -384,7 +384,7 @@ def cloned(folder: Path) -> Path:
 
 
 class Run:
-    """A run over pages, which keeps in ``work`` what became of each."""
+    """A run over pages, which stores the results of each page in ``work``."""
 
     def __init__(self, work: Path, *, quick: bool, longest_s: float = LONGEST_S) -> None:
         self._work, self._quick, self._longest_s = work, quick, longest_s
@@ -394,7 +394,7 @@ class Run:
         self._head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True)
 
     def page(self, page: Path) -> Counter[str]:
-        """Type a page, unless this revision's run did; print its rows, and count the results."""
+        """Run a page unless this revision's run did; print its rows and count the results."""
         name = page.relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else page.name
         kept = self._work / f"{name.replace('/', '_')}.json"
         state = hashlib.sha256(self._head.stdout + page.read_bytes()).hexdigest()
@@ -429,7 +429,7 @@ class Run:
 
 
 def _read(kept: Path, state: str) -> list[Row] | None:
-    """The rows of a page that was typed to its end without a failure, as it is now."""
+    """The rows of a page that ran to its end without a failure in this state, else None."""
     try:
         known = json.loads(kept.read_text("utf-8"))
     except OSError:

@@ -1,4 +1,4 @@
-"""What draftwise's dependencies are licensed under, from what is installed: no network.
+"""Lists the licences of draftwise's dependencies from installed metadata, without network.
 
 Prints a line a package; ends with 1 where a licence is unknown or not on the list of those that ask
 for no more than attribution, or, for MPL-2.0, for publishing changes of their own files.
@@ -46,7 +46,7 @@ def wanted(roots: tuple[str, ...]) -> dict[str, PackageMetadata]:
 
 
 def licence(about: PackageMetadata) -> str:
-    """By its expression, its classifiers, or the first line of its field."""
+    """The licence from the expression, the classifiers, or the first line of the licence field."""
     if expression := about.get_all("License-Expression"):
         return str(expression[0])
     shelves = [x.split(" :: ")[-1] for x in about.get_all("Classifier", []) if x[:7] == "License"]

@@ -1,4 +1,4 @@
-"""Invalid request values by parameter: one table for Python, command line and server."""
+"""Invalid request values by parameter, for the Python, command-line and server tests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BAD_SAMPLING: dict[str, tuple[Any, ...]] = {
     ),
     "process": (5, "text", [], {}),
 }
-"""The table takes a vocabulary of 64 tokens."""
+"""The values assume a vocabulary of 64 tokens."""
 
 BAD_REQUEST: dict[str, tuple[Any, ...]] = {
     "max_new_tokens": (*WHOLE, 0, -1),
@@ -73,4 +73,4 @@ BAD_BATCH: dict[str, tuple[Any, ...]] = {
     "sampling": (5, "text", {}, [5]),
     "trace": (5, 2.5, [], ""),
 }
-"""What ``generate`` takes besides; 2 answers of a greedy request would be the same."""
+"""Parameters of ``generate`` only; 2 sequences of a greedy request are refused as equal."""

@@ -1,4 +1,4 @@
-"""A byte tokenizer with a chat template, and a tiny model for it."""
+"""A byte tokenizer with a chat template, and a tiny model to go with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATE = (
 
 
 def chat_tokenizer(template: str | None = TEMPLATE) -> Any:
-    """It puts <bos> in front of every text, as Llama's does, and <eos> is not what ends a turn."""
+    """A tokenizer that prepends <bos> to every text, as Llama's does; <eos> does not end turns."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -37,7 +37,7 @@ def chat_tokenizer(template: str | None = TEMPLATE) -> Any:
 
 
 def save_chat_model(folder: Path, template: str | None = TEMPLATE) -> Path:
-    """A model folder with this tokenizer."""
+    """Save a model with the chat tokenizer in a folder."""
     from cli.models_on_disk import make_target
 
     make_target(vocab_size=VOCAB).save_pretrained(folder)

@@ -1,12 +1,12 @@
-"""One torch thread for tests and their child processes: more threads stall each other."""
+"""Limit tests and their child processes to one torch thread: more threads would contend."""
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests load nothing from anywhere
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests never download
 os.environ["OMP_NUM_THREADS"] = "1"
-# a process that keeps no bytecode compiles torch's and transformers' Python again: for seconds
+# without cached bytecode each child process would spend seconds compiling torch and transformers
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
@@ -16,5 +16,5 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The docs' pages first: each takes up to a minute, and at the end one worker would wait."""
+    """Start the slow documentation pages first, so that no worker is left waiting for one."""
     items.sort(key=lambda item: item.path.name != "test_docs_typed.py")

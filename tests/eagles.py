@@ -1,4 +1,4 @@
-"""Tiny EAGLE heads of every kind for tiny targets, random or fitted to the text."""
+"""Tiny EAGLE heads of every kind for tiny targets, random or fitted to given texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from draftwise.train import (
 
 
 def eagle_config(target: CausalModel, generation: int = 3, **changes: Any) -> EagleConfig:
-    """The shape of a small head for this target."""
+    """The configuration of a small head for a target."""
     taps = default_taps(target.num_layers) if generation == 3 else (target.num_layers,)
     given: dict[str, Any] = {
         "generation": generation,
@@ -52,7 +52,7 @@ def eagle_config(target: CausalModel, generation: int = 3, **changes: Any) -> Ea
 def eagle_head(
     target: CausalModel, generation: int = 3, seed: int = 0, own: bool = True, **changes: Any
 ) -> EagleHead:
-    """A random head; with ``own``, nothing is borrowed that could be."""
+    """A random head. With ``own``, the head has its own embeddings and ``lm_head``."""
     torch.manual_seed(seed)
     config = eagle_config(target, generation, **changes)
     lends_head = not own and config.draft_vocab_size == config.vocab_size
@@ -72,7 +72,7 @@ def eagle_head(
 
 
 def taught_head(target: CausalModel, texts: Sequence[Sequence[int]], size: int) -> EagleHead:
-    """A head that has learned these texts by heart, and can draft ``size`` tokens."""
+    """A head overfitted to these texts, with a draft vocabulary of ``size`` tokens."""
     lesson = [Text(tuple(text), 1) for text in texts]
     ids = draft_vocabulary(lesson, size, target.vocab_size)
     head = new_head(target.module, ids, seed=0)
@@ -82,7 +82,7 @@ def taught_head(target: CausalModel, texts: Sequence[Sequence[int]], size: int) 
 
 
 def taught_medusa(target: CausalModel, texts: Sequence[Sequence[int]]) -> MedusaHeads:
-    """Four random heads of one layer, taught these texts by heart."""
+    """Four random one-layer Medusa heads, overfitted to these texts."""
     torch.manual_seed(0)
     heads = MedusaHeads(4, 1, target.hidden_size, target.vocab_size)
     learning = torch.optim.Adam(heads.parameters(), 0.02)
@@ -105,7 +105,7 @@ def taught_medusa(target: CausalModel, texts: Sequence[Sequence[int]]) -> Medusa
 
 @torch.inference_mode()
 def features_of(target: CausalModel, text: Sequence[int]) -> HiddenStates:
-    """Hidden states along a text but for its last token, as the engine collects them."""
+    """Hidden states of all tokens of a text but the last, in the engine's format."""
     found = HiddenStates()
     if len(text) > 1:
         ids = torch.tensor([list(text)[:-1]])
@@ -115,7 +115,7 @@ def features_of(target: CausalModel, text: Sequence[int]) -> HiddenStates:
 
 
 def mtp_head(target: CausalModel, style: MtpStyle | None = None, seed: int = 0) -> MtpHead:
-    """A random MTP head that borrows the target's embeddings and ``lm_head``."""
+    """A random MTP head that shares the target's embeddings and ``lm_head``."""
     torch.manual_seed(seed)
     return _loud(MtpHead(target, style or MtpStyle(), {"embed", "lm_head"}))
 
@@ -123,7 +123,7 @@ def mtp_head(target: CausalModel, style: MtpStyle | None = None, seed: int = 0) 
 def dflash_head(
     target: CausalModel, block: BlockShape, num_layers: int = 2, **changes: Any
 ) -> DFlashHead:
-    """A random DFlash head that borrows the target's embeddings, and ``lm_head`` if it can."""
+    """A random DFlash head that shares the target's embeddings and, if possible, ``lm_head``."""
     torch.manual_seed(0)
     config = eagle_config(target, qk_norm=True, **changes)
     is_whole = config.draft_vocab_size == config.vocab_size

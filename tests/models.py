@@ -1,4 +1,4 @@
-"""Tiny random models, created on the fly: no download, fixed seeds, no loops in their text."""
+"""Tiny random models, made without downloads, with fixed seeds and text without loops."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CONFIGS: dict[str, Any] = {
 
 
 def tiny_model(kind: str = "llama", seed: int = 0, attention: str = "sdpa", **changes: Any) -> Any:
-    """A random model whose greedy text does not cycle at once: wide q and k, sharp logits."""
+    """A random model with large q, k and sharp logits: its greedy text does not loop at once."""
     torch.manual_seed(seed)
     config = CONFIGS[kind]()
     for name, value in changes.items():
@@ -74,7 +74,7 @@ def tiny_model(kind: str = "llama", seed: int = 0, attention: str = "sdpa", **ch
 
 @cache
 def head_home(hidden_size: int = 32, num_layers: int = 2) -> Path:
-    """A drafter's folder with a random head in it that likes some states and not others."""
+    """A drafter's folder with a random acceptance head whose predictions vary between states."""
     from draftwise.train import AcceptanceHead
     from draftwise.train import save_acceptance_head as save
 
@@ -91,7 +91,7 @@ def head_home(hidden_size: int = 32, num_layers: int = 2) -> Path:
 
 
 def near_copy(model: Any, noise: float, seed: int = 1) -> Any:
-    """A drafter that agrees with ``model`` often but not always: its weights, disturbed."""
+    """A drafter that agrees with ``model`` often but not always: the same weights plus noise."""
     import copy
 
     twin = copy.deepcopy(model)

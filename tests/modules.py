@@ -1,4 +1,4 @@
-"""The module that defines a public name, for tests that patch something in it."""
+"""Finds the module that defines a public name, for tests that patch something in that module."""
 
 from __future__ import annotations
 
@@ -8,5 +8,4 @@ from typing import Any
 
 
 def module_of(defined: Any) -> ModuleType:
-    """The module that defines a class or function, wherever it lies in its package."""
     return sys.modules[defined.__module__]

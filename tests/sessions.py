@@ -1,4 +1,4 @@
-"""Sessions of drafters with open rows, as in the engine, for one question at a time."""
+"""Drafter sessions with open rows, driven like the engine's but with results read at once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from draftwise.types import Draft, Scores
 
 
 class Driven:
-    """A session whose questions are answered at once.
+    """A session whose device reads are resolved at once.
 
-    ``commit`` says what verification would have shown of the last drafts, by plain arithmetic on
-    the p that the contexts keep.
+    ``commit`` computes from the p kept in the contexts what verification would have reported
+    about the last drafts.
     """
 
     def __init__(self, name: str, session: Any) -> None:
@@ -69,7 +69,7 @@ def _with_arrays(draft: Draft) -> Draft:
 
 
 def _on_host(dist: Any) -> Any:
-    """A token, or an array."""
+    """Return a token as an int and a distribution as an array."""
     if isinstance(dist, int):
         return dist
     found = np.asarray(dist)
@@ -77,7 +77,7 @@ def _on_host(dist: Any) -> Any:
 
 
 def opened(drafter: Any, contexts: Sequence[Context], expected: int = 200) -> Driven:
-    """A session in which a request begins for each context."""
+    """A session with one open request per context."""
     session = drafter.start()
     for context in contexts:
         session.open(context, expected)

@@ -1,4 +1,4 @@
-"""A full disk: no file may grow beyond a limit."""
+"""A simulated full disk: writes beyond a size limit fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """Writing further fails with OSError, as it does where there is no room."""
+    """Make writes beyond ``num_bytes`` of a file fail with OSError, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:

@@ -1,7 +1,7 @@
-"""Who may import whom, which modules stay free of torch, and imports of tests.
+"""Checks imports between packages, modules that must not load torch, and imports of the tests.
 
-Imports run one way. An arrow that is not in the table fails here: move code rather than lengthen
-the table.
+The import graph is acyclic. An import that is not in the table fails here: move code rather than
+extend the table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORDS = {
     "lazy",
 }
 FACADE = {"pool", "settings", "speculator"}
-"""Where concrete things are wired together; only the outermost rooms may look at it."""
+"""The modules that wire concrete parts together; only the outermost packages may import them."""
 
 ARROWS: dict[str, set[str]] = {
     "install": set(),
@@ -98,9 +98,9 @@ def room_of(file: Path) -> str:
 
 
 def imports_of(file: Path, *, at_run_time: bool = False) -> set[str]:
-    """Full names of all modules, and of all names in them, that a file imports, wherever it does.
+    """Full names of all modules, and of all names in them, that a file imports at any depth.
 
-    at_run_time: without those below ``if TYPE_CHECKING:``.
+    at_run_time: leave out imports below ``if TYPE_CHECKING:``.
     """
     tree = ast.parse(file.read_text(encoding="utf-8"))
     if at_run_time:
@@ -122,7 +122,6 @@ def _is_for_types(node: ast.stmt) -> bool:
 
 
 def is_allowed(imported: str, room: str) -> bool:
-    """Whether a module of the project may be imported from a room."""
     parts = imported.split(".")[1:]
     return (
         not parts
@@ -135,20 +134,19 @@ LAB = ROOT.parents[1] / "packages" / "lab" / "draftwise_lab"
 
 
 def name_of(file: Path) -> str:
-    """The module or package that a file of the product or of the lab is."""
+    """The dotted name of a module or package of the product or of the lab."""
     root = LAB if LAB in file.parents else ROOT
     parts = file.relative_to(root.parent).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
 
 def test_the_product_never_imports_the_lab() -> None:
-    """The lab is found through its entry points, if it is installed."""
+    """The product finds the lab through entry points only, so that it works without the lab."""
     arrows = [f"{file.relative_to(ROOT)}: {name}" for file in FILES for name in imports_of(file)]
     assert [arrow for arrow in arrows if "draftwise_lab" in arrow] == []
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    """Product and lab together, without what is imported for type checkers only."""
     files = {name_of(file): file for root in (ROOT, LAB) for file in root.rglob("*.py")}
     graph = {
         name: {each for each in imports_of(file, at_run_time=True) if each in files} - {name}
@@ -174,7 +172,6 @@ def test_imports_run_one_way(room: str) -> None:
 
 
 def test_the_table_itself_has_no_circles() -> None:
-    """Taking away the rooms that need none of the others ends with no room left."""
     left = {room: {arrow.split(".")[0] for arrow in arrows} for room, arrows in ARROWS.items()}
     while left:
         free = {room for room, arrows in left.items() if not arrows & left.keys()}
@@ -196,7 +193,7 @@ def test_no_torch_by_name(room: str) -> None:
 
 
 def test_no_torch_at_run_time() -> None:
-    """Importing every module of these rooms, and making every policy, leaves torch alone."""
+    """Importing the modules of these packages, and making every policy, must not import torch."""
     modules = [
         "draftwise",
         *(name_of(file) for file in FILES if room_of(file) in WITHOUT_TORCH),
@@ -227,9 +224,9 @@ DOORS = {
     f"draftwise.{name}"
     for name in ("integrations.transformers", "integrations.vllm", "policies.goodput")
 }
-"""Packages below a package that are interfaces of their own."""
+"""Subpackages with a public interface of their own."""
 INSIDE = "draftwise.integrations."
-"""The package whose modules are tested one by one: engines load them by their full names."""
+"""The package whose modules are tested directly: engines load these modules by their full names."""
 
 
 MODULES = {name_of(file) for root in (ROOT, LAB) for file in root.rglob("*.py")}
@@ -237,7 +234,7 @@ MODULES = {name_of(file) for root in (ROOT, LAB) for file in root.rglob("*.py")}
 
 @pytest.mark.parametrize("file", sorted(TESTS.rglob("*.py")), ids=lambda f: f.stem)
 def test_tests_import_packages_not_their_modules(file: Path) -> None:
-    """What a package exports is its interface; where a name lies inside may change."""
+    """Tests import from package interfaces: where a package defines a name may change."""
     deep = {
         name
         for name in imports_of(file) | imports_of(file, at_run_time=True)
@@ -254,7 +251,6 @@ PACKAGES = sorted(file for root in (ROOT, LAB) for file in root.rglob("__init__.
 
 @pytest.mark.parametrize("package", PACKAGES, ids=name_of)
 def test_every_export_is_there(package: Path) -> None:
-    """Every name that a package lists is found, also when a module of that name exists."""
     if "exports(__name__)" not in package.read_text(encoding="utf-8"):
         return
     door = importlib.import_module(name_of(package))
@@ -286,7 +282,7 @@ def test_every_test_file_has_a_test(file: Path) -> None:
 
 
 def test_public_names() -> None:
-    """A snapshot: what is added or taken away here is a decision."""
+    """A snapshot of the public names: adding or removing one is a deliberate decision."""
     assert sorted(draftwise.__all__) == [
         "Decision",
         "Draft",

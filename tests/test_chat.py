@@ -1,4 +1,4 @@
-"""Messages as prompts: the template's text, special tokens once, and clear refusals."""
+"""Chat messages as prompts: the template's text, no doubled special tokens, clear refusals."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_messages_become_what_transformers_makes_of_them(messages: list[Any]) ->
 def test_special_tokens_of_a_rendered_text_stand_once() -> None:
     tokenizer = chat_tokenizer()
     text = tokenizer.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
-    assert tokenizer(text)["input_ids"].count(tokenizer.bos_token_id) == 2  # what it was
+    assert tokenizer(text)["input_ids"].count(tokenizer.bos_token_id) == 2  # before the change
     assert chat.encode(text, tokenizer).tokens == chat.render(ASKED, tokenizer).tokens
     plain = chat.encode("Hello", tokenizer).tokens
     assert list(plain) == tokenizer("Hello")["input_ids"]
-    # a text that begins with a special token which the tokenizer does not add keeps both
+    # a special token that the tokenizer does not add by itself stays in the text
     turn = chat.encode("<|turn|>user", tokenizer).tokens
     assert list(turn) == tokenizer("<|turn|>user")["input_ids"]
 
@@ -103,7 +103,7 @@ def test_every_form_of_one_prompt_is_the_same_prompt(speculator: Speculator) -> 
     rows: Any = tokenizer.apply_chat_template(
         ASKED, add_generation_prompt=True, return_tensors="pt"
     )
-    (result,) = speculator.generate(rows, **MANY)  # two dimensions are a batch
+    (result,) = speculator.generate(rows, **MANY)  # a two-dimensional array is a batch
     assert {tuple(result.tokens)} == answers
     assert "".join(piece for piece, _ in speculator.stream(rows, **MANY)) == result.text
 
@@ -134,7 +134,7 @@ def test_conversations_in_a_batch_end_with_their_turn(speculator: Speculator) ->
     both = speculator.generate([ASKED, LONGER, "Hello", [1, 2, 3]], **MANY)
     alone = [speculator.generate(one, **MANY) for one in (ASKED, LONGER, "Hello", [1, 2, 3])]
     assert [r.tokens for r in both] == [r.tokens for r in alone]
-    said = alone[0].tokens[4]  # this token ends a turn from now on, and a text it does not end
+    said = alone[0].tokens[4]  # this token ends a turn of the chat prompt only
     prompt = chat.render(ASKED, speculator.tokenizer)
     ended = chat.Prompt(prompt.tokens, frozenset({said}))
     result = speculator.generate(ended, max_new_tokens=8)

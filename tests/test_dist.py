@@ -1,4 +1,4 @@
-"""Distributions over the vocabulary: exact with fractions, and as properties of floats."""
+"""Distributions over the vocabulary: exact with fractions, property tests with floats."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ EVERY = settings(max_examples=150, deadline=None, derandomize=True)
 
 @st.composite
 def pairs(draw_: Any) -> tuple[Any, Any]:
-    """Two distributions of fractions over one vocabulary, with zeros among them."""
+    """Two distributions of fractions over one vocabulary, with zeros in them."""
     size = draw_(st.integers(1, 6))
     return tuple(draw_(dists(size)) for _ in range(2))  # type: ignore[return-value]
 
 
 def dists(size: int) -> st.SearchStrategy[Any]:
-    """A distribution of fractions, or a point mass."""
+    """A distribution of fractions, or a point mass given as a token."""
     weights = st.lists(st.integers(0, 5), min_size=size, max_size=size).filter(any)
     return weights.map(normalised) | st.integers(0, size - 1)
 
@@ -34,7 +34,7 @@ def normalised(weights: list[int]) -> Any:
 
 
 def spelt(dist: Dist, size: int) -> list[Any]:
-    """All its masses, one by one."""
+    """The masses of all tokens as a list."""
     return [mass(dist, token) for token in range(size)]
 
 
@@ -51,14 +51,14 @@ def test_residual_is_the_positive_part_of_the_difference(pair: tuple[Any, Any]) 
     found = spelt(residual(p, q), size)
     if any(left) and not isinstance(p, int):
         assert found == [each / sum(left) for each in left]
-    else:  # a rejection had probability 0, or there is one token only
+    else:  # a rejection had probability 0, or there is only one token
         assert found == spelt(p, size)
 
 
 @EVERY
 @given(pairs())
 def test_a_draw_that_is_accepted_or_made_up_for_follows_p(pair: tuple[Any, Any]) -> None:
-    """min(p, q) + (1 - overlap) residual = p: the identity that losslessness rests on."""
+    """min(p, q) + (1 - overlap) * residual = p: losslessness rests on this identity."""
     p, q = pair
     size = size_of(p, q)
     both = [min(a, b) for a, b in zip(spelt(p, size), spelt(q, size), strict=True)]
@@ -103,7 +103,7 @@ def test_draws_from_floats_that_do_not_sum_to_one(weights: list[float], uniform:
 
 
 def test_a_draw_at_the_very_end_is_never_of_mass_zero() -> None:
-    """Where rounding takes the uniform to the total itself, the last token with mass is drawn."""
+    """Where rounding brings the uniform up to the total mass, the last token with mass is drawn."""
     almost = np.nextafter(1.0, 0.0)
     assert draw(np.array([0.5, 0.5, 0.0, 0.0]), 1.0) == 1
     assert draw(np.array([0.0, 5e-324, 0.0]), almost) == 1
@@ -112,7 +112,7 @@ def test_a_draw_at_the_very_end_is_never_of_mass_zero() -> None:
 
 
 def test_float32_is_summed_in_float64() -> None:
-    """A thousand masses that are each too small to be added to 1 in float32."""
+    """Masses that are each too small to change 1 in float32 must still be drawn."""
     dist = np.array([1.0, *[2.0**-25] * 1000], dtype=np.float32)
     total = 1 + 1000 * 2.0**-25
     for token in (1, 500, 1000):
@@ -126,7 +126,7 @@ def test_tokens_stand_for_themselves() -> None:
         assert residual(token, np.full(5, 0.2)) == 3
     p = np.array([0.25, 0.75])
     assert residual(p, np.int64(1)).tolist() == [1.0, 0.0]
-    assert p.tolist() == [0.25, 0.75]  # as it was
+    assert p.tolist() == [0.25, 0.75]  # unchanged
     assert residual(p, p) is p
 
 

@@ -1,4 +1,4 @@
-"""The README's and the examples' code runs, and the names in the docs exist."""
+"""The code of the README and the examples runs, and the names in the docs exist."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_the_first_program_of_the_readme_is_short() -> None:
-    """At most ten lines; ``test_docs_typed.py`` runs them."""
+    """The first program has at most ten lines; ``test_docs_typed.py`` runs it."""
     code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
 def test_every_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each example is a script that prints what it found."""
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out.strip()
 
 
 def test_the_table_of_presets_is_the_code(subtests: pytest.Subtests) -> None:
-    """The README's table says what ``registry.PRESETS`` does."""
+    """The README's table of presets agrees with ``registry.PRESETS``."""
     rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", README, re.MULTILINE))
     for name, preset in PRESETS.items():
         with subtests.test(name):
@@ -42,14 +41,13 @@ def test_the_table_of_presets_is_the_code(subtests: pytest.Subtests) -> None:
 
 @pytest.mark.parametrize("page", sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]))
 def test_links_lead_somewhere(page: Path) -> None:
-    """Every relative link of a page names a file."""
     links = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
     missing = [link for link in links if not (page.parent / link).exists()]
     assert missing == []
 
 
 def test_every_name_in_the_tables_can_be_imported() -> None:
-    """A wrong line of a table would otherwise only fail when it is used."""
+    """A wrong entry in a registry table would otherwise fail only when a user names it."""
     tables = {
         "policy": registry.POLICIES,
         "reward": registry.REWARDS,
@@ -63,7 +61,7 @@ def test_every_name_in_the_tables_can_be_imported() -> None:
 
 
 def test_new_names_exist() -> None:
-    """A new name in the table of old names is a module, package or class where the table says."""
+    """The table of old names gives new names that exist in the given module or package."""
     page = (ROOT / "docs" / "words.md").read_text("utf-8")
     table = page.partition("<!-- renamed -->")[2].partition("<!-- end renamed -->")[0]
     rows = [line.split("|")[1:4] for line in table.splitlines() if line.startswith("| `")]
@@ -78,7 +76,7 @@ def test_new_names_exist() -> None:
 
 
 def test_the_list_of_model_types_is_the_survey() -> None:
-    """``docs/models.md`` groups what ``draftwise models --check`` writes to the lab's page."""
+    """The groups in ``docs/models.md`` agree with the table of ``draftwise models --check``."""
     groups = (ROOT / "docs" / "models.md").read_text("utf-8")
     survey = (ROOT / "docs" / "lab" / "models.md").read_text("utf-8")
     served, _, refused = survey.partition("## Refused")

@@ -1,4 +1,4 @@
-"""The README and the docs, typed top to bottom: everything quick works."""
+"""Runs the quick commands and code blocks of the README and the docs from top to bottom."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_page_works_as_it_is_typed(page: Path, typed: docs_typed.Typist) -> No
 def test_every_tutorial_is_typed_whole() -> None:
     for page in sorted((docs_typed.ROOT / "docs" / "tutorials").glob("*.md")):
         commands = docs_typed.commands(page.read_text("utf-8"))
-        assert page == VLLM or len(QUICK[page]) >= len(commands) - 1 >= 2  # without `pip install`
+        assert page == VLLM or len(QUICK[page]) >= len(commands) - 1 >= 2  # all but `pip install`
 
 
 def page_of(*typed: str, code: str, language: str = "bash") -> list[docs_typed.Command]:
@@ -100,7 +100,7 @@ def test_a_server_is_stopped_once_it_serves(typed: docs_typed.Typist) -> None:
     code = 'python -c \'import time; print("it is " + "ready", flush=True); time.sleep(99)\''
     (serves,) = page_of("until it is ready", code=code)
     (fails,) = page_of("until it is ready", code="false")
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `&` and nohup start a run
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # like `&` and nohup
     try:
         with typed:
             assert typed.type(serves).result == "ok"
@@ -145,7 +145,7 @@ def test_a_run_resumes_and_says_what_failed(
 
 
 def test_the_options_shown_for_vllm_are_options() -> None:
-    """The rest of that page is run by ``make test-vllm``."""
+    """The options that the vLLM page shows are valid; ``make test-vllm`` runs the rest."""
     page = VLLM.read_text("utf-8")
     (shown,) = re.findall(r"--additional-config '(.*?)'", page)
     parse_options(json.loads(shown)["draftwise"])
@@ -156,7 +156,7 @@ def test_the_options_shown_for_vllm_are_options() -> None:
 
 
 def declared_options(file: Path) -> set[str]:
-    """Options of a benchmark, from the keywords of ``run(...)`` and from ``add_argument``."""
+    """A benchmark's options, from the keywords of ``run(...)`` and from ``add_argument``."""
     found = {"--part", "--out", "--help"}
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {"run", "options", "parse"}:
@@ -167,7 +167,7 @@ def declared_options(file: Path) -> set[str]:
 
 
 def test_the_benchmarks_have_the_options_that_pages_name() -> None:
-    """``make docs-typed`` looks into each ``--help``, which takes half a minute a benchmark."""
+    """Benchmarks declare the options that pages use; ``make docs-typed`` asks each ``--help``."""
     folder, num = docs_typed.ROOT / "packages" / "lab" / "benchmarks", 0
     shared = set[str]().union(*map(declared_options, (folder / "shared").glob("*.py")))
     for page in docs_typed.pages():

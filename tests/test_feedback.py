@@ -1,4 +1,4 @@
-"""Evidence of a round: plans by hand, the queue, and HedgeSpec's games."""
+"""Feedback of a round: hand-computed plans, delayed feedback, and HedgeSpec's games."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def shown(feedback: Feedback) -> dict[int, float]:
 
 @pytest.mark.parametrize("name", sorted(FEEDBACKS))
 def test_round_0_brings_evidence_and_nothing_seen(name: str) -> None:
-    """The prompt's scores come before any plan has played."""
+    """The evidence of prompt scoring arrives before any plan has played, with no value observed."""
     told = {"a": scores([0.5] * 16, start=0), "lookup": scores([0.1], start=15, matches=[2])}
     evidence = Evidence(PLAIN, 0, 0, told, emitted_start=16)
     [(decision, feedback)] = make(name).reveal(ROUND_0, evidence)
@@ -92,16 +92,16 @@ def test_bandit_shows_the_played_plan_alone() -> None:
 @pytest.mark.parametrize(
     ("drafted", "accepted", "expected"),
     [
-        (4, 2, {0: 0.0, 1: 1 / 8, 2: 2 / 8, 3: 2 / 8, 4: 2 / 8}),  # rejected: all lengths
+        (4, 2, {0: 0.0, 1: 1 / 8, 2: 2 / 8, 3: 2 / 8, 4: 2 / 8}),  # rejected: all lengths are known
         (4, 0, {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0}),
-        (4, 4, {0: 0.0, 1: 1 / 8, 2: 2 / 8, 3: 4 / 8}),  # all accepted: no longer length
-        (3, 3, {0: 0.0, 1: 1 / 8, 2: 2 / 8, 3: 3 / 8}),  # ended early: the played one all the same
+        (4, 4, {0: 0.0, 1: 1 / 8, 2: 2 / 8, 3: 4 / 8}),  # all accepted: no longer length is known
+        (3, 3, {0: 0.0, 1: 1 / 8, 2: 2 / 8, 3: 3 / 8}),  # ended early, but its own length is known
         (3, 1, {0: 0.0, 1: 1 / 8, 2: 1 / 8, 3: 1 / 8, 4: 1 / 8}),
-        (0, 0, {0: 0.0, 3: 0.0}),  # nothing proposed
+        (0, 0, {0: 0.0, 3: 0.0}),  # nothing was drafted
     ],
 )
 def test_prefix_by_hand(drafted: int, accepted: int, expected: dict[int, float]) -> None:
-    """Plan a x 4 was played; counts are min(a, k) for the same drafter and rule; L = 8."""
+    """Plan a x 4 played; other lengths of its drafter and rule get min(a, k) / 8 (L = 8)."""
     assert shown(reveal_one(make("prefix"), played(3, drafted, accepted))) == expected
 
 
@@ -112,8 +112,8 @@ def test_prefix_by_hand(drafted: int, accepted: int, expected: dict[int, float])
 def test_prefix_knows_what_a_longer_plan_would_have_drafted(
     index: int, drafted: int, accepted: int, expected: float | None
 ) -> None:
-    """Acceptance rates: a x 8 would have drafted 8, or what was drafted if the draft ended by
-    itself; after full acceptance it is unknown."""
+    """In terms of drafted tokens, a x 8 would have drafted 8, or the played number if the draft
+    ended by itself; after full acceptance the number is unknown."""
     feedback = reveal_one(make("prefix", "blend:alpha=0"), played(index, drafted, accepted))
     assert shown(feedback).get(4) == expected
 
@@ -123,12 +123,12 @@ def test_prefix_under_a_stop_rule_keeps_to_that_rule() -> None:
     stopped = reveal_one(make("prefix", plans=plans), played(1, 3, 1, plans=plans))
     assert shown(stopped) == {0: 1 / 8, 1: 1 / 8, 2: 1 / 8}
     ran_out = reveal_one(make("prefix", plans=plans), played(1, 4, 1, plans=plans))
-    assert shown(ran_out) == {0: 1 / 8, 1: 1 / 8}  # where the rule would stop past 4 is not known
+    assert shown(ran_out) == {0: 1 / 8, 1: 1 / 8}  # where the rule stops after 4 is unknown
 
 
 def test_prefix_is_what_shorter_plans_really_get() -> None:
-    """Enumerate every pattern of accepted drafts: playing length k directly gives the count that
-    playing 8 reveals for k."""
+    """For every pattern of accepted tokens, playing length k directly gives the count that playing
+    8 reveals for k."""
     for pattern in range(2**8):
         coins = [bool(pattern >> j & 1) for j in range(8)]
         counts = {k: next((j for j in range(k) if not coins[j]), k) for k in (1, 2, 4, 8)}
@@ -140,15 +140,15 @@ def test_prefix_is_what_shorter_plans_really_get() -> None:
 
 @pytest.mark.parametrize("name", ["prefix", "free"])
 def test_prefix_may_keep_to_the_lengths_it_always_determines(name: str) -> None:
-    """a x 4 rejected after 1: without ``longer`` nothing is said of a x 8."""
+    """With ``longer=false`` a x 4 reveals nothing about a x 8, even after a rejection."""
     feedback = reveal_one(make(f"{name}:longer=false"), played(3, 4, 1))
     assert shown(feedback) == {0: 0.0, 1: 1 / 8, 2: 1 / 8, 3: 1 / 8}
 
 
 def test_longer_lengths_are_seen_in_bad_rounds_only() -> None:
-    """Always a x 4 at alpha = 0.9 by enumeration: what is shown of a x 8 has the mean of a count
-    given a rejection, 1.37, while its true mean is 5.13; all that is shown of the shorter ones is
-    right. ``longer=false`` exists for this."""
+    """Always playing a x 4 at alpha = 0.9 shows a x 8 only after rejections: its observed mean is
+    1.37, its true mean 5.13. The shorter lengths are unbiased. This is why ``longer=false``
+    exists."""
     law = [(0.9**a * 0.1, a) for a in range(4)] + [(0.9**4, 4)]
     told, weight = np.zeros(len(PLANS)), np.zeros(len(PLANS))
     for prob, accepted in law:
@@ -164,7 +164,7 @@ def test_longer_lengths_are_seen_in_bad_rounds_only() -> None:
 
 
 def test_prefix_and_divergence_see_only_drafted_positions() -> None:
-    """a x 4 rejected at once: the alphas of positions 5 to 8 were never computed."""
+    """a x 4 is rejected at once, so the alphas 5 to 8 of a x 8 were never computed."""
     round_ = played(3, 4, 0, drafted_alphas=np.array([0.5, 0.5, 1.0, 1.0]))
     assert shown(reveal_one(make("prefix", "divergence"), round_)) == {
         0: 0.0, 1: 0.5 / 8, 2: 1 / 8, 3: 3 / 8
@@ -179,8 +179,8 @@ def test_seconds_are_known_of_the_played_plan_alone() -> None:
 
 
 def test_free_shows_retrieval_and_backlog_beside_the_prefixes() -> None:
-    """``lookup`` is scored on both emitted positions; ``b`` caught up on one position of a plan of
-    4 only, so it stays unseen; ``a`` by its counts, even though its scores are there."""
+    """``lookup`` is scored on both emitted positions; ``b`` is scored on one position of a plan of
+    4, so its plan stays unseen; ``a`` is valued by its counts although its scores are known."""
     told = {
         "a": scores([0.9, 0.3], start=10),
         "b": scores([0.7, 0.7, 0.7], start=8),
@@ -192,7 +192,7 @@ def test_free_shows_retrieval_and_backlog_beside_the_prefixes() -> None:
 
 
 def test_free_waits_for_a_plans_whole_length_whatever_the_alphas_say() -> None:
-    """b x 4 is settled by the 0, and lookup x 2 is not: both are told when the text is there."""
+    """An alpha of 0 settles b x 4 early, but no plan is valued before its whole length is known."""
     revealer = make("free")
     told = {"b": scores([1.0, 0.0]), "lookup": scores([1.0])}
     feedback = reveal_one(revealer, played(0, 0, 0, told))
@@ -206,8 +206,8 @@ def test_free_waits_for_a_plans_whole_length_whatever_the_alphas_say() -> None:
 
 
 def test_free_is_unbiased_about_drafters_that_did_not_play() -> None:
-    """``lookup`` has alpha 1 at half of all positions and 0.6 elsewhere, at random; ``a`` plays and
-    emits 1 to 3 tokens a round. The mean shown is that of all positions."""
+    """``lookup`` has alpha 1 at a random half of the positions and 0.6 elsewhere; ``a`` plays and
+    emits 1 to 3 tokens a round. The mean of the values shown is that over all positions."""
     rng = np.random.default_rng(0)
     alphas = np.where(rng.random(9000) < 0.5, 1.0, 0.6)
     plans = [Plan("a", 2), Plan("lookup", 4)]
@@ -225,7 +225,7 @@ def test_free_is_unbiased_about_drafters_that_did_not_play() -> None:
 
 
 def test_free_says_nothing_of_the_played_drafter_under_another_rule() -> None:
-    """Greedy: a rejected at once, alpha 0. Where a x 4 with a stop rule would end is not known."""
+    """Greedy, alpha 0 for ``a``: where a x 4 with a stop rule would end is unknown."""
     feedback = reveal_one(make("free"), played(3, 4, 0, {"a": scores([0.0])}))
     assert shown(feedback) == dict.fromkeys((0, 1, 2, 3, 4), 0.0)
 
@@ -264,7 +264,7 @@ def panorama(
 
 
 def test_panoramic_waits_for_the_longest_length() -> None:
-    """Round 1 emits position 10 alone; lengths are 2, so 11 is needed; round 2 brings it."""
+    """Round 1 emits position 10 only; length 2 also needs position 11, which round 2 emits."""
     revealer = make("panoramic", "expected-length", TWO)
     first, second = panorama(1, 10, [0.5], [1.0], 0), panorama(2, 11, [0.4, 0.3], [0.2, 0.1])
     assert revealer.reveal(*first) == []
@@ -277,18 +277,18 @@ def test_panoramic_waits_for_the_longest_length() -> None:
 
 
 def test_panoramic_flush_gives_what_is_known() -> None:
-    """The text ends: a's product is open, b's is settled by a 0."""
+    """At the end of the text a's product is still open, and b's is settled by an alpha of 0."""
     revealer = make("panoramic", "expected-length", TWO)
     assert revealer.reveal(*panorama(1, 10, [0.5], [0.0], 0)) == []
     [(decision, feedback)] = revealer.flush()
     assert decision.round == 1
-    # The played plan is valued by its own verdict: 1 + 0.5; b by its product: 1.
+    # the played plan is valued by its verification: 1 + 0.5; b by its product: 1
     assert shown(feedback) == pytest.approx({0: 1.5 / 3, 1: 1 / 3})
     assert revealer.flush() == []
 
 
 def test_panoramic_per_token_is_the_token_level_game() -> None:
-    """HedgeSpec Figure 4: one vector for each token; the round's evidence comes once."""
+    """HedgeSpec Figure 4: one vector per emitted token; only the first carries the evidence."""
     revealer = make("panoramic:per_token=true", "expected-length", TWO)
     told = revealer.reveal(*panorama(1, 10, [0.9, 0.8, 0.7], [0.1, 0.2, 0.3], accepted=2))
     told += revealer.reveal(*panorama(2, 13, [0.6], [0.4], accepted=0))
@@ -301,8 +301,8 @@ def test_panoramic_per_token_is_the_token_level_game() -> None:
 
 
 def test_hedgespec_example_7_censoring() -> None:
-    """Drafter 1: alpha 1, then 0: always 2 tokens. Drafter 2: 0.6, 0.6, then 0.9. Cut to chunks of
-    2 it is given 1 + 0.6 + 0.36 = 1.96 and loses; over 8 tokens it has more than 2 and wins."""
+    """Drafter 1 (alphas 1, 0, ..) always gets 2 tokens. Drafter 2 (0.6, 0.6, then 0.9) gets 1 + 0.6
+    + 0.36 = 1.96 in chunks of 2 and loses; over 8 tokens it exceeds 2 and wins."""
     plans = [Plan("one", 8), Plan("two", 8)]
     told = {"one": scores([1.0, 0.0] * 4), "two": scores([0.6, 0.6] + [0.9] * 6)}
     round_ = Decision(0, 0.5, 1), Evidence(plans[0], 8, 1, told, emitted_start=10)
@@ -326,7 +326,7 @@ def test_panoramic_chunk_cuts_plain_decoding_alike() -> None:
 
 
 def test_panoramic_acceptance_does_not_wait() -> None:
-    """f_t = 1 - alpha_t needs no future: over the round's own tokens, not those scored beyond."""
+    """f_t = 1 - alpha_t needs no later tokens; scores beyond the emitted ones do not count."""
     revealer = make("panoramic", "acceptance", TWO)
     told = revealer.reveal(*panorama(1, 10, [0.5, 0.9], [1.0, 0.9], 0))
     assert shown(told[0][1]) == {0: 0.5, 1: 1.0}
@@ -345,7 +345,7 @@ def test_panoramic_longer_delay_waits_longer_and_changes_no_value() -> None:
 
 
 def test_panoramic_every_and_warmup() -> None:
-    """Two rounds of warm-up, then one scoring in three: the engine asks, the answer changes."""
+    """``every`` asks for scores in the two rounds of warm-up, then in one round of three."""
     revealer = make("panoramic:every=3,warmup=2", "expected-length", TWO)
     asked = []
     for t in range(4):
@@ -355,7 +355,7 @@ def test_panoramic_every_and_warmup() -> None:
 
 
 def test_panoramic_backlog_settles_the_rounds_between() -> None:
-    """b is scored in round 3 only, over all it missed: rounds 1 and 2 come then, in order."""
+    """Scores of ``b`` arrive in round 3 for its whole backlog, then feedback of rounds 1 to 3."""
     revealer = make("panoramic:every=3", "expected-length", TWO)
     for t, start in ((1, 10), (2, 12)):
         told = {"a": scores([0.5, 0.5], start)}
@@ -370,7 +370,7 @@ def test_panoramic_backlog_settles_the_rounds_between() -> None:
 
 
 def test_panoramic_is_not_held_up_for_ever() -> None:
-    """b is never scored (it broke): after ``every`` rounds past due, a's values come without it."""
+    """``b`` is never scored (it failed): after ``every`` overdue rounds a's values come alone."""
     revealer, rounds = make("panoramic:every=2", "expected-length", TWO), []
     for t in range(6):
         told = {"a": scores([0.5, 0.5], 10 + 2 * t)}
@@ -382,7 +382,7 @@ def test_panoramic_is_not_held_up_for_ever() -> None:
 
 
 def test_panoramic_hybrid_starts_with_acceptance() -> None:
-    """HedgeSpec B.5: the first vectors are 1 - f_t = alpha, at once; then expected length."""
+    """HedgeSpec B.5: the first vectors are 1 - f_t = alpha, at once; then expected lengths."""
     revealer = make("panoramic:hybrid=2", "expected-length", TWO)
     told = []
     for t in range(4):
@@ -393,7 +393,7 @@ def test_panoramic_hybrid_starts_with_acceptance() -> None:
 
 
 def test_panoramic_hybrid_values_all_plans_alike() -> None:
-    """While the loss is acceptance, ``none`` has no value: 0.5 (one of two tokens) beside alphas of
+    """While the loss is acceptance, ``none`` has no value: 0.5 (one token of two) against alphas of
     0.4 would win."""
     plans = [PLAIN, Plan("a", 1)]
     revealer = make("panoramic:hybrid=1", "expected-length", plans)
@@ -413,7 +413,7 @@ def test_panoramic_falls_back_to_the_played_plan_where_alphas_do_not_tell() -> N
 
 
 def test_panoramic_memory_does_not_grow() -> None:
-    """A long generation keeps the alphas of the positions that wait, and no others."""
+    """The history keeps only the alphas of positions whose feedback is pending."""
     revealer = make("panoramic", "expected-length", TWO)
     for t in range(2000):
         revealer.reveal(*panorama(t + 1, 10 + 2 * t, [0.5, 0.5], [0.5, 0.5]))
@@ -422,7 +422,7 @@ def test_panoramic_memory_does_not_grow() -> None:
 
 
 def test_free_memory_does_not_grow() -> None:
-    """``b`` is never scored: what waits for it is given up after ``MAX_WAIT`` tokens."""
+    """``b`` is never scored: feedback that waits for it is dropped after ``MAX_WAIT`` tokens."""
     revealer = make("free")
     for t in range(2000):
         told = {"lookup": scores([0.5, 0.5], 10 + 2 * t, matches=[1, 1])}
@@ -440,8 +440,8 @@ def test_panoramic_ignores_a_backlog_that_nothing_waits_for() -> None:
 
 
 def test_panoramic_equals_the_theorem_on_random_text() -> None:
-    """100 rounds of random lengths: every decision once, in order, with the value that the whole
-    text gives in hindsight."""
+    """Over 100 rounds of random lengths every decision is revealed once, in order, with the value
+    that the whole text gives in hindsight."""
     rng = np.random.default_rng(0)
     plans = [PLAIN, *(Plan(name, k) for name in "abc" for k in (1, 3, 6))]
     text = {name: rng.random(900) for name in "abc"}
@@ -465,8 +465,8 @@ def test_panoramic_equals_the_theorem_on_random_text() -> None:
 
 
 def test_qfi_d_learns_in_order_what_a_policy_without_delay_learns() -> None:
-    """HedgeSpec Algorithm 1: the queue leaves the base learner a stream without delay, so its state
-    is exactly that of a twin that was told the same rounds at once."""
+    """HedgeSpec Algorithm 1: the queue passes the base learner an undelayed stream, so its state
+    equals that of a twin that learned the same rounds at once."""
     rng, plans = np.random.default_rng(1), [Plan("a", 4), Plan("b", 4)]
     text = {name: rng.random(300) for name in "ab"}
     late, prompt = (make_policy("normalhedge", 2) for _ in range(2))
@@ -488,7 +488,7 @@ def test_qfi_d_learns_in_order_what_a_policy_without_delay_learns() -> None:
 
 
 def test_switching_cost_by_hand() -> None:
-    """MetaSD H.1 at 0.01 a token: b comes first after 6 emitted tokens, a again after 3 more."""
+    """MetaSD H.1 at 0.01 a token: b first plays after 6 emitted tokens, a again after 3 more."""
     plans = [Plan("a", 2), Plan("b", 2), PLAIN]
     revealer = make("bandit:switching=0.01", "length", plans)
     got = []
@@ -510,7 +510,7 @@ def test_switching_cost_is_never_below_0_and_free_for_retrieval() -> None:
 
 
 def test_rounding_at_the_ends_is_mended_and_nonsense_is_not() -> None:
-    """An alpha of 1 + 1e-7 from single precision is 1; policies refuse a reward of 1.5."""
+    """An alpha of 1 + 1e-7 from single precision becomes 1; policies refuse a reward of 1.5."""
 
     def off(value: float) -> Any:
         return lambda outcome: value
@@ -538,7 +538,7 @@ def test_a_plain_function_is_a_reward() -> None:
 @pytest.mark.parametrize("reward", ["length", "divergence", "expected-length", "acceptance"])
 @pytest.mark.parametrize("policy", ["ucb1", "exp3spec", "normalhedge", "goodput"])
 def test_everything_composes(feedback: str, reward: str, policy: str) -> None:
-    """Any policy, reward and feedback over mixed plans: 60 rounds without a complaint."""
+    """Any policy, reward and feedback together run 60 rounds over mixed plans without an error."""
     rng = np.random.default_rng(0)
     chooser = make_policy(policy, len(PLANS), plans=PLANS)
     revealer, at, learned = make(feedback, reward), 0, 0
@@ -576,7 +576,7 @@ def test_bad_specs_say_what_is_valid(text: str, message: str) -> None:
 
 
 def test_a_tree_says_nothing_of_chains_nor_a_chain_of_trees() -> None:
-    """How many tokens a chain would have had after a tree's first children is not known."""
+    """A tree round does not reveal how many tokens a chain would have got, nor vice versa."""
     chain, tree = Plan("a", 4), Plan("a", 4, tree=TreeShape(2, 8))
     for played, asked in ((chain, tree), (tree, chain), (tree, tree)):
         assert drafted_by(asked, Evidence(played, num_drafted=4, num_accepted=1)) is None

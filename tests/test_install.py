@@ -1,4 +1,4 @@
-"""Install lines in the docs are those of ``draftwise.install``, and their names exist."""
+"""Install lines in the docs agree with ``draftwise.install``, and the names in them exist."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def pages() -> list[Path]:
 
 
 def names_draftwise(line: str) -> bool:
-    """Whether a ``pip install`` line installs draftwise or a folder, in whatever spelling."""
+    """Whether a ``pip install`` line installs draftwise or a local folder, however it is quoted."""
     try:
         words = shlex.split(line)
-    except ValueError:  # an apostrophe of the sentence after the line
+    except ValueError:  # an apostrophe in the sentence after the line
         words = line.split()
     return any(re.match(r"['\"]?(\.|draftwise)", word) for word in words)
 
@@ -58,7 +58,7 @@ def own_lines(text: str) -> list[str]:
 
 
 def test_the_pages_install_as_the_one_constant_says(tables: ModuleType) -> None:
-    """``make bench-docs`` would change nothing, and knows every spelling that is there."""
+    """``make bench-docs`` would change no page, and recognises every install line there."""
     found = 0
     for page in pages():
         for line in own_lines(page.read_text("utf-8")):
@@ -119,7 +119,7 @@ def test_messages_take_their_line_from_there_and_name_extras_that_exist() -> Non
 
 
 def test_the_demo_installs_no_tools() -> None:
-    """What pip is given by ``make demo`` and, more, by ``make test`` and ``make check``."""
+    """``make demo`` installs the package only; ``make test`` and ``make check`` add extras."""
 
     def given(target: str) -> list[str]:
         line = ["make", "--no-print-directory", "-n", "-B", target]
@@ -159,6 +159,6 @@ def test_each_python_of_the_metadata_is_one_that_ci_runs_or_lies_between() -> No
 
 
 def test_a_published_package_says_where_its_source_is() -> None:
-    """Until then there is no public address to give, and its URLs are those of the papers."""
+    """Before publication there is no public source address to state."""
     assert PROJECT["urls"]
     assert not install.IS_PUBLISHED or PROJECT["urls"].keys() >= {"Source", "Documentation"}

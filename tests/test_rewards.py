@@ -1,4 +1,4 @@
-"""Rewards against exact enumeration with fractions, without samples."""
+"""Rewards against exact enumeration with fractions, without sampling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EMPTY = np.zeros(0)
 
 
 class World:
-    """A target and a drafter on a tiny vocabulary, as fractions, for every prefix."""
+    """A target and a drafter on a tiny vocabulary: distributions of fractions for every prefix."""
 
     def __init__(
         self, p: Callable[[tuple[int, ...]], Law], q: Callable[[tuple[int, ...]], Law], depth: int
@@ -32,7 +32,7 @@ class World:
         return sum((min(p, q) for p, q in laws), Fraction(0))
 
     def texts(self) -> Iterator[tuple[Fraction, list[Fraction], list[Fraction]]]:
-        """Every text drawn from p: its probability, its alphas and its ratios min(1, q/p)."""
+        """Every text drawn from p: its probability, alphas and ratios min(1, q/p)."""
         for text in itertools.product(range(len(self.p(()))), repeat=self.depth):
             prob, alphas, ratios = Fraction(1), [], []
             for j, token in enumerate(text):
@@ -44,7 +44,7 @@ class World:
                 yield prob, alphas, ratios
 
     def drafts(self) -> Iterator[tuple[Fraction, int, list[Fraction]]]:
-        """Every draft drawn from q with every verdict: probability, accepted, alphas drafted."""
+        """Every draft from q and verification outcome: probability, accepted count, alphas."""
         for draft in itertools.product(range(len(self.p(()))), repeat=self.depth):
             drawn, survives = Fraction(1), Fraction(1)
             for j, token in enumerate(draft):
@@ -92,14 +92,14 @@ def moments(pairs: list[tuple[Fraction, Fraction]]) -> tuple[Fraction, Fraction]
 
 
 def test_theorem_3_as_printed_is_biased_and_the_ratios_are_not() -> None:
-    """The worked example: 53/25 tokens are emitted; products of alphas expect 49/25."""
+    """In the worked example 53/25 tokens are expected; products of alphas give 49/25."""
     world = worked_example()
     assert world.expected_tokens() == Fraction(53, 25)
     products = moments([(w, tokens_by_products(a, 2)) for w, a, _ in world.texts()])
     ratios = moments([(w, tokens_by_ratios(a, r, 2)) for w, a, r in world.texts()])
     assert products[0] == Fraction(49, 25)
     assert ratios[0] == Fraction(53, 25)
-    assert products[1] < ratios[1]  # why the biased one is worth having all the same
+    assert products[1] < ratios[1]  # the lower variance is why the biased estimator is still useful
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -122,7 +122,7 @@ def test_products_are_biased_in_most_worlds_and_right_for_constant_alphas() -> N
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_verdict_estimator_is_exactly_unbiased_and_less_noisy(seed: int) -> None:
-    """From its own verification alone; the products on those same alphas are biased."""
+    """The estimator from a round's own verification must have the exact mean and less variance."""
     world = random_world(seed)
     exact = world.expected_tokens()
     verdicts = moments([(w, tokens_by_verdict(a, 3, n)) for w, n, a in world.drafts()])
@@ -162,8 +162,8 @@ def test_estimators_say_when_they_do_not_know() -> None:
 @pytest.mark.parametrize("alpha", [Fraction(1, 10), Fraction(1, 2), Fraction(4, 5)])
 @pytest.mark.parametrize("longest", [1, 2, 5, 8])
 def test_metasd_lemma_5_block_efficiency(alpha: Fraction, longest: int) -> None:
-    """Eq. (8), mean and variance of BE, equal the enumeration over the accepted count exactly; and
-    the reward ``length`` is BE."""
+    """Eq. (8), mean and variance of BE, equals the enumeration over the accepted count exactly; the
+    reward ``length`` is BE."""
     law = [(alpha**a * (1 - alpha), a) for a in range(longest)] + [(alpha**longest, longest)]
     mean, variance = moments([(prob, Fraction(a, longest)) for prob, a in law])
     n = longest
@@ -178,8 +178,8 @@ def test_metasd_lemma_5_block_efficiency(alpha: Fraction, longest: int) -> None:
 
 @pytest.mark.parametrize("longest", [1, 2, 5])
 def test_metasd_lemma_6_block_divergence_and_lemma_7(longest: int) -> None:
-    """Eq. (12): mean alpha, variance var(nu) / N <= 1 / (4 N), over all sequences of alphas from a
-    law nu on {1/8, 5/8, 1}; eq. (13) relates it to BE. The reward ``divergence`` is BD."""
+    """Eq. (12): mean alpha and variance var(nu) / N <= 1 / (4 N), over all alphas from nu on {1/8,
+    5/8, 1}; eq. (13) relates it to BE. The reward ``divergence`` is BD."""
     quarter = Fraction(1, 4)
     nu = {Fraction(1, 8): 2 * quarter, Fraction(5, 8): quarter, Fraction(1): quarter}
     alpha = sum(prob * value for value, prob in nu.items())
@@ -215,7 +215,7 @@ def test_length_is_one_minus_the_loss_of_banditspec() -> None:
 
 
 def test_blend_by_hand() -> None:
-    """TapOut 3.2: 1/2 * 2/8 + 1/2 * 2/4; alpha = 1 is the simple reward; nothing drafted is 0."""
+    """TapOut 3.2: 1/2 * 2/8 + 1/2 * 2/4; alpha = 1 is the simple reward; an empty draft gives 0."""
     assert make_reward("blend")(played(4, 4, 2)) == 0.5 * 0.25 + 0.5 * 0.5
     assert make_reward("blend:alpha=1")(played(4, 4, 2)) == make_reward("simple")(played(4, 4, 2))
     assert make_reward("blend:0.25")(played(4, 2, 2)) == 0.25 * 0.25 + 0.75
@@ -224,7 +224,7 @@ def test_blend_by_hand() -> None:
 
 
 def test_blend_of_a_plan_that_did_not_play() -> None:
-    """Accepted 0.5 + 0.25 expected of 2 drafted; a stop rule's length is not known."""
+    """0.5 + 0.25 tokens are expected of 2 drafted; the length under a stop rule is unknown."""
     value = make_reward("blend")(counterfactual(Plan("a", 2), [0.5, 0.5]))
     assert value == 0.5 * 0.75 / 8 + 0.5 * 0.75 / 2
     other = Plan("a", 2, "max-confidence:0.8")
@@ -248,7 +248,7 @@ def test_expected_length_values() -> None:
     assert math.isnan(printed(counterfactual(Plan("a", 4), [0.5, 0.5])))
     own = Outcome(Plan("a", 4), 8, np.array([0.5, 0.25]), np.ones(2), EMPTY, 4, 1)
     assert printed(own) == exact(own) == 1.75 / 9
-    assert printed(played(4, 4, 1)) == 2 / 9  # no alphas: the count
+    assert printed(played(4, 4, 1)) == 2 / 9  # without alphas the count is used
 
 
 def test_acceptance_values() -> None:
@@ -258,8 +258,8 @@ def test_acceptance_values() -> None:
 
 
 def test_throughput_by_hand() -> None:
-    """L = 8: the bound is 9 tokens in the first round's 2 s. Rates 2, 3, 1; then 5 tokens in half a
-    second, above it: 9 tokens a second."""
+    """L = 8: the first round's 2 s bound 9 tokens. Rates 2, 3, 1; then 5 tokens in 0.5 s exceed the
+    bound, which becomes 9 tokens a second."""
     reward = make_reward("throughput")
     rounds = [
         (3, 2.0, 2 / 4.5),
@@ -276,7 +276,7 @@ def test_throughput_by_hand() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_throughput_does_not_depend_on_the_order_of_trying(order: int) -> None:
-    """Five arms of rising speed, one token each: what is tried first is not worth more for it."""
+    """Five arms of rising speed, one token each: the first arm tried gets no extra reward."""
     reward, rates = make_reward("throughput"), [5.0, 6.0, 7.0, 8.0, 9.0][::order]
     values = [reward(played(4, 4, 0, seconds=1.0 / rate)) for rate in rates]
     assert np.array(values) / values[0] == pytest.approx(np.array(rates) / rates[0])
@@ -284,7 +284,7 @@ def test_throughput_does_not_depend_on_the_order_of_trying(order: int) -> None:
 
 def test_throughput_survives_a_slow_start_and_a_glitch() -> None:
     reward = make_reward("throughput")
-    reward(played(4, 4, 0, seconds=100.0))  # compiling
+    reward(played(4, 4, 0, seconds=100.0))  # includes compilation
     for _ in range(10):
         reward(played(4, 4, 4, seconds=1.0))
     assert 0.5 < reward(played(4, 4, 4, seconds=1.0)) <= 1.0
@@ -294,8 +294,8 @@ def test_throughput_survives_a_slow_start_and_a_glitch() -> None:
 
 
 def test_goodput_reward_by_hand() -> None:
-    """L = 8. Round 1: 1/2, lambda = 3 tokens / 2 s. Round 2: 5 tokens in 1 s gain 3.5, so
-    1/2 + 3.5/18. Then lambda = (3 + 5) / (2 + 1) at discount 1; 1 token in 30 s is far below: 0."""
+    """L = 8. Round 1: 1/2, lambda = 3 tokens / 2 s. Round 2: 5 tokens in 1 s gain 3.5, so 1/2 +
+    3.5/18. Then lambda = (3 + 5) / (2 + 1) at discount 1; 1 token in 30 s is far below: 0."""
     reward = make_reward("goodput:discount=1")
     assert reward(played(4, 4, 2, seconds=2.0)) == 0.5
     assert reward(played(4, 4, 4, seconds=1.0)) == pytest.approx(0.5 + 3.5 / 18)
@@ -304,7 +304,7 @@ def test_goodput_reward_by_hand() -> None:
 
 
 def test_goodput_reward_prefers_the_faster_plan() -> None:
-    """Plan A: 3 tokens in 1 s; plan B: 4 tokens in 2 s, which ``length`` would prefer."""
+    """Plan A emits 3 tokens in 1 s, plan B 4 tokens in 2 s, which ``length`` would prefer."""
     reward, values = make_reward("goodput"), {2: [], 3: []}
     for _ in range(50):
         for accepted, seconds in ((2, 1.0), (3, 2.0)):

@@ -19,7 +19,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks" / "README.md", *sorted(
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub and the site make them."""
+    """The anchors of a page's headings, as GitHub and the site derive them."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     shown = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
@@ -46,7 +46,7 @@ def test_every_public_name_has_its_place_in_the_api() -> None:
 def test_the_pictures_are_those_of_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drawn again, they say the same: every label, from the phases to the tokens of the tree."""
+    """Regenerating the pictures gives the labels of the committed ones."""
     monkeypatch.setattr(sys, "argv", ["pictures", "--out", str(tmp_path)])
     monkeypatch.syspath_prepend(str(ROOT / "packages" / "lab" / "benchmarks"))
     runpy.run_path(

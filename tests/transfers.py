@@ -1,9 +1,9 @@
-"""Counts the host's waits for the device; works without a GPU, too.
+"""Counts synchronisations of the host with the device; works without a GPU, too.
 
-On a GPU each of these is a synchronisation: ``cpu``, ``to("cpu")`` (``to`` a tensor's own device is
-an upload), ``numpy``, ``tolist``, ``item``, a tensor as bool, int, float or index; and operations
-whose result has a size that the data decides (``nonzero``, masks as an index). What models do
-inside their own forwards does not count.
+On a GPU each of these synchronises: ``cpu``, ``to("cpu")`` (``to`` the tensor's device is an
+upload), ``numpy``, ``tolist``, ``item``, a tensor as bool, int, float or index; and operations
+whose result size depends on the data (``nonzero``, masks as an index). Synchronisations inside the
+models' forwards do not count.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 OURS = "/draftwise/"
-"""What stands in the path of a file whose transfers count."""
+"""Part of the path of every file whose transfers count."""
 ON_CPU = {"_argmax"}
-"""Functions that read only tensors that are on the host anyway."""
+"""Functions that read only tensors that are already on the host."""
 LIBRARY = "/transformers/"
-"""Whose do not, though ours stands above them: models' own forwards."""
+"""Part of the path of files whose transfers do not count: models' forwards called by draftwise."""
 
 _READS = {
     torch.Tensor.cpu,
@@ -42,7 +42,7 @@ _INDEXED = {"aten::index", "aten::index_put", "aten::index_put_"}
 
 
 class _Functions(TorchFunctionMode):
-    """Sees methods of tensors that a CPU build would not even dispatch."""
+    """Intercepts tensor methods that a CPU build would not dispatch."""
 
     def __init__(self, transfers: Transfers) -> None:
         super().__init__()
@@ -61,13 +61,13 @@ class _Functions(TorchFunctionMode):
         with self._transfers.paused():
             found = func(*args, **kwargs)
         if isinstance(found, torch.Tensor):
-            found = found.clone()  # on a CPU it is the tensor itself, which is still the device's
+            found = found.clone()  # on a CPU this is the same tensor, which stands for the device's
             self._transfers.on_host.append(found)
         return found
 
 
 class _Operations(TorchDispatchMode):
-    """Sees what happens below: scalars that are read, and sizes that hang on data."""
+    """Intercepts dispatched operations: scalar reads, and results whose size depends on data."""
 
     def __init__(self, transfers: Transfers) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class _Operations(TorchDispatchMode):
 
 
 class Transfers:
-    """How often the host waited since ``with counting() as transfers``, and where."""
+    """Number and places of the host's waits inside ``with counting() as transfers``."""
 
     def __init__(self) -> None:
         self.num = 0
@@ -95,11 +95,11 @@ class Transfers:
         self._is_paused = False
 
     def is_on_host(self, tensor: Any) -> bool:
-        """Whether this came from a transfer that was counted already."""
+        """Whether the tensor is the result of a transfer that was already counted."""
         return any(tensor is known for known in self.on_host)
 
     def count(self, what: str) -> None:
-        """One more, if it is ours: by the innermost line of the library under test."""
+        """Count a transfer if the innermost library frame is draftwise's, under that line."""
         frames = [frame for frame in traceback.extract_stack() if frame.filename != __file__]
         known = [f.filename for f in frames if OURS in f.filename or LIBRARY in f.filename]
         if self._is_paused or not known or OURS not in known[-1]:
@@ -112,7 +112,7 @@ class Transfers:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What one read does below it is the same read."""
+        """Ignore further transfers inside one read: they belong to that read."""
         before, self._is_paused = self._is_paused, True
         yield
         self._is_paused = before
@@ -120,7 +120,7 @@ class Transfers:
 
 @contextlib.contextmanager
 def counting() -> Iterator[Transfers]:
-    """Count transfers of everything that runs inside."""
+    """Count the transfers of the code in the block."""
     transfers = Transfers()
     with _Functions(transfers), _Operations(transfers):
         yield transfers

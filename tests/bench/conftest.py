@@ -1,4 +1,4 @@
-"""Tiny models and questions."""
+"""Fixtures with tiny models and questions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def speculator(pair: tuple[Path, Path]) -> Speculator:
-    """The target with a model and a lookup to draft with."""
+    """A target with a draft model and prompt lookup."""
     return Speculator.from_pretrained(str(pair[0]), [f"small=lm:{pair[1]}", "lookup"])
 
 
 @pytest.fixture(scope="session")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file such as Spec-Bench's."""
+    """A file in Spec-Bench's format."""
     file = tmp_path_factory.mktemp("suite") / "question.jsonl"
     file.write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS), "utf-8")
     return file

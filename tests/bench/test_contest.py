@@ -36,7 +36,7 @@ METHODS = [
 
 
 class Lossy:
-    """Wraps a contestant and changes the last token of long prompts' answers."""
+    """Wraps a contestant and changes the last token of the answers to long prompts."""
 
     name = "lossy"
 
@@ -125,7 +125,7 @@ def test_an_end_in_the_middle_keeps_what_was_measured_and_goes_on(
 ) -> None:
     wish = wish_for(tmp_path, questions)
     suite, store = prepare(wish)
-    # 3 asks of the warm-up, then 3 a turn: ends in the middle of turn three
+    # 3 answers of warm-up, then 3 a turn: the run ends in the middle of turn three
     left = [3 + 3 + 3 + 2]
 
     def goes_on() -> bool:

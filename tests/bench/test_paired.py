@@ -9,7 +9,7 @@ from draftwise.bench import Timing, ratio, turns
 
 
 def timing(seed: int, speedup: float, num: int = 30, noise: float = 0.1) -> Timing:
-    """Prompts of very different length; each method's time is disturbed by itself."""
+    """Prompts of very different lengths, with independent noise in each method's time."""
     rng = np.random.default_rng(seed)
     work = rng.uniform(0.2, 5.0, num)
     disturbed = work * rng.lognormal(0.0, noise, (2, num))
@@ -25,13 +25,13 @@ def test_twice_as_fast_is_an_interval_around_two() -> None:
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
-    """95% in theory; the bootstrap of 30 prompts is a little short, 100 draws scatter by 2%."""
+    """Nominally 95%; the bootstrap of 30 prompts covers a little less, and 100 draws vary by 2%."""
     found = [timing(seed, 1.0).compare("other", "base") for seed in range(100)]
     assert sum(one.low <= 1.0 <= one.high for one in found) >= 86
 
 
 def test_the_interval_is_of_the_ratio_and_not_of_two_speeds() -> None:
-    """What prompts differ in is common to both methods and must not widen it."""
+    """Variation between prompts is common to both methods and must not widen the interval."""
     exact = timing(0, 2.0, noise=0.0).compare("other", "base")
     assert exact.low == pytest.approx(2.0)
     assert exact.high == pytest.approx(2.0)

@@ -23,7 +23,7 @@ SECONDS = {
 
 
 def made_up(lossy: str = "") -> list[Run]:
-    """Two repeats of four items of two domains; the second repeat is disturbed alike for all."""
+    """Two repeats of four items in two domains; each item's noise is shared by all methods."""
     rng = np.random.default_rng(0)
     runs = []
     for repeat in range(2):
@@ -119,7 +119,7 @@ def test_runs_come_back_and_torn_turns_do_not(tmp_path: Path) -> None:
     with (store.folder / "runs.jsonl").open("a") as file:
         file.write('{"method": "plain", "repeat": 0, "it')
     assert store.load(7) == runs[:14]
-    store.add(runs[14:17])  # a turn of which some are missing
+    store.add(runs[14:17])  # a turn in which some runs are missing
     assert store.load(7) == runs[:14]
     store.add(runs[14:21])
     assert RunStore(store.folder).load(7) == runs[:21]

@@ -1,4 +1,4 @@
-"""Models on disk, made once, and a way to run commands in this process."""
+"""Models on disk, made once, and a helper that runs commands in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftwise.cli import app
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended; ``err`` is without the lines that say what is being loaded."""
+    """A command's result; ``err`` is stderr without the lines about loading."""
 
     code: int
     out: str
@@ -25,12 +25,12 @@ class Ran:
 
     @property
     def objects(self) -> list[dict[str, Any]]:
-        """Its output as one json object a line."""
+        """The JSON objects of stdout, one a line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
     def refusal(self) -> str:
-        """The one line of stderr of a command that was refused."""
+        """The one line on stderr of a refused command."""
         assert (self.code, self.out) == (2, "")
         assert self.err.count("\n") == 1, self.err
         return self.err
@@ -40,7 +40,7 @@ Run = Callable[..., Ran]
 
 
 def run_command(*args: object, input_: str | None = None) -> Ran:
-    """Run ``draftwise`` in this process; an error that is not ours is raised."""
+    """Run ``draftwise`` in this process and raise unexpected errors."""
     result = CliRunner().invoke(app, [str(a) for a in args], input=input_, catch_exceptions=False)
     said = (line for line in result.stderr.splitlines(True) if not line.startswith("loading "))
     return Ran(result.exit_code, result.stdout, "".join(said))

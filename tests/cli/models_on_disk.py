@@ -17,7 +17,7 @@ POSITIONS = 400
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Bytes as tokens, and one more that ends a text."""
+    """Save a tokenizer of single bytes and <eos>."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -27,7 +27,7 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def save_model(folder: Path, model: Any) -> Path:
-    """A model folder as transformers writes it, with the tokenizer."""
+    """Save a model with its tokenizer as transformers does."""
     logging.disable_progress_bar()
     model.save_pretrained(folder)
     save_tokenizer(folder)
@@ -35,11 +35,11 @@ def save_model(folder: Path, model: Any) -> Path:
 
 
 def make_target(seed: int = 7, **changes: Any) -> Any:
-    """A random model that says printable ASCII only, so that its tokens are its letters."""
+    """A random model that emits printable ASCII only, so that each token is one letter."""
     given: dict[str, Any] = {"vocab_size": VOCAB, "max_position_embeddings": POSITIONS}
     model = tiny_model("llama", seed, **(given | changes))
     with torch.no_grad():
-        model.lm_head.weight[94:] *= 0.02  # the letters that are not ASCII
+        model.lm_head.weight[94:] *= 0.02  # tokens that are not ASCII
     return model
 
 

@@ -1,4 +1,4 @@
-"""``draftwise chat``: turns, commands, and what it refuses."""
+"""``draftwise chat``: turns, commands, and refusals."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_cut_off_answer_says_so_and_goes_on(folder: Path) -> None:
 
 
 def test_an_answer_goes_on_to_its_stop_string(chat: Run, tmp_path: Path) -> None:
-    """Also where the string begins before the cut and ends after it."""
+    """A stop string is found even when the limit of tokens cuts it and /continue completes it."""
     whole, file = chat("-n", 24, input_="Hello\n").out.strip("\n"), tmp_path / "talk.jsonl"
     stop = whole[2:6]
     end = whole.index(stop)

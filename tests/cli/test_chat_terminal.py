@@ -32,7 +32,7 @@ main()
 
 
 class Person:
-    """Someone at a terminal with a chat in it."""
+    """A user at a terminal with a chat running in it."""
 
     def __init__(self, folder: Path, place: Path, has_readline: bool) -> None:
         self._ours, theirs = pty.openpty()
@@ -52,31 +52,31 @@ class Person:
         os.write(self._ours, text.encode())
 
     def sees(self, what: str, seconds: float) -> bool:
-        """Whether these letters appear in time."""
+        """Whether this text appears in time."""
         end = time.monotonic() + seconds
         while what not in self._unread and time.monotonic() < end:
             if select.select([self._ours], [], [], 0.1)[0]:
                 try:
                     self._unread += os.read(self._ours, 65536).decode(errors="replace")
-                except OSError:  # the other side is closed
+                except OSError:  # the other end is closed
                     break
         return what in self._unread
 
     def reads(self, what: str, seconds: float = 60) -> str:
-        """What appears, up to these letters."""
+        """Everything shown up to this text."""
         self.sees(what, seconds)
         seen, found, self._unread = self._unread.partition(what)
         assert found, seen
         return seen
 
     def interrupts(self) -> str:
-        """Ctrl-C until there is a prompt: Python's readline notices a signal that comes between
-        two reads of the terminal with the next key only."""
+        """Press Ctrl-C until a prompt appears: when a signal arrives between two reads of the
+        terminal, Python's readline handles it at the next key only."""
         for _ in range(20):
             self.types("\x03")
             if self.sees("\n> ", 3):
                 break
-            self.types("\x01")  # to the line's beginning: a key that changes nothing
+            self.types("\x01")  # to the start of the line: a key that changes nothing
             if self.sees("\n> ", 1):
                 break
         return self.reads("\n> ", 1)
@@ -116,7 +116,7 @@ def test_keys_at_the_prompt(person: Person, tmp_path: Path) -> None:
     person.types("half a line")
     time.sleep(1)
     assert "Ctrl-C again" in person.interrupts()
-    person.says("\x1b[A and its end\r")  # what was typed is in the history
+    person.says("\x1b[A and its end\r")  # the typed line is in the history
     person.types("\x1b[200~def f(x):\r    return x\x1b[201~")
     time.sleep(1)
     person.says("\r")
@@ -125,7 +125,7 @@ def test_keys_at_the_prompt(person: Person, tmp_path: Path) -> None:
     told = ["half a line and its end", "def f(x):\n    return x", "\none\ntwo\n"]
     assert asked(person, tmp_path) == told
     assert "Ctrl-C again" in person.interrupts()
-    for _ in range(20):  # one that comes while the last is still handled is lost
+    for _ in range(20):  # a Ctrl-C that arrives while the previous one is handled is lost
         person.types("\x03")
         with suppress(subprocess.TimeoutExpired):
             assert person.process.wait(timeout=2) == 0

@@ -19,7 +19,7 @@ PROMPT, NUM = [3, 1, 4, 1, 5, 9, 2, 6], 40
 
 
 def report_on(model: CausalModel, widths: Sequence[int] = (2, 4, 8)) -> LosslessnessReport:
-    """Of a model's own greedy text, read one token at a time; the other answer is the same."""
+    """The report on a model's greedy text, decoded one token at a time, against itself."""
     cache, fed, text = model.new_cache(num_rows=1), list(PROMPT), list[int]()
     with torch.inference_mode():
         for _ in range(NUM):
@@ -33,7 +33,7 @@ def report_on(model: CausalModel, widths: Sequence[int] = (2, 4, 8)) -> Lossless
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_right_models_are_lossless(kind: str) -> None:
-    """And far from what rounding explains, so that little else would pass for rounding."""
+    """Differences stay far below the rounding bound, so small errors do not pass as rounding."""
     report = report_on(CausalModel(tiny_model(kind), kind))
     assert report.is_lossless
     assert "no argmax changes in 120 positions" in report.verdict()
@@ -54,7 +54,7 @@ def test_half_precision_stays_within_its_bound(kind: str) -> None:
 
 
 def with_wrong_wide_forwards(model: CausalModel, mistake: float) -> CausalModel:
-    """The model, but a forward over several tokens mixes each one's logits with the next one's."""
+    """The model, but forwards of several tokens mix each token's logits with the next one's."""
     right = model.extend
 
     def extend(*args: Any, **options: Any) -> Any:
@@ -69,7 +69,7 @@ def with_wrong_wide_forwards(model: CausalModel, mistake: float) -> CausalModel:
 
 @pytest.mark.parametrize("mistake", [1e-3, 0.3])
 def test_a_wrong_wide_forward_is_found(mistake: float) -> None:
-    """Also one too small to change any token: sampled answers would follow other probabilities."""
+    """The check also finds an error too small to change a token: sampling would be biased."""
     model = CausalModel(tiny_model(), "llama")
     assert report_on(model).is_lossless
     report = report_on(with_wrong_wide_forwards(model, mistake))
@@ -86,7 +86,7 @@ def test_a_wrong_wide_forward_is_found_in_half_precision() -> None:
 
 
 def test_tokens_that_differ_are_rounding_in_half_precision_only() -> None:
-    """The second answer takes the runner-up at one place, a near-tie or not."""
+    """A token that differs where the margin is largest is a bug in any precision."""
     for dtype in (torch.float32, torch.bfloat16):
         model = CausalModel(tiny_model().to(dtype), "llama")
         report = report_on(model)
@@ -119,7 +119,7 @@ def test_an_answer_that_ends_early_is_no_rounding() -> None:
 def test_the_bound_follows_the_dtype() -> None:
     models = {d: CausalModel(tiny_model().to(d), "llama") for d in (torch.float32, torch.bfloat16)}
     exact, half = (rounding_bound(model) for model in models.values())
-    # 2 layers; the longest sum is the 64 of the MLP
+    # 2 layers; the longest sum is the MLP's, of 64 terms
     assert exact == pytest.approx((2 * 3 * (12 + 6 * 64)) ** 0.5 * 2**-24)
     assert half == pytest.approx((2 * 3 * (12 * 2**-16 + 6 * 64 * 2**-48)) ** 0.5)
 
@@ -164,7 +164,7 @@ def test_the_command_on_a_tiny_pair(pair: tuple[Path, Path], prompts: Path) -> N
 def test_a_bug_ends_the_command_with_1(
     pair: tuple[Path, Path], prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wide forwards are wrong in texts longer than those that the self-check at load reads."""
+    """Wide forwards are wrong only in texts longer than those of the self-check at load."""
     right = CausalModel.extend
 
     def wrong(self: Any, cache: Any, rows: Any, tokens: Any, keep: int, *rest: Any) -> Any:

@@ -25,7 +25,7 @@ def build(corpus: Path, target: Path, out: Path) -> Store:
 
 
 def goes_on(store: Store, text: str) -> list[str]:
-    """How the corpus goes on after a text, for a tokenizer of bytes: letters are 94 tokens."""
+    """Continuations of a text in the corpus, for the byte tokenizer (94 letters)."""
     _, first, last = store.find([ord(letter) - 33 for letter in text])
     return ["".join(chr(t + 33) for t in row) for row in store.continuations(first, last, 99, 3)]
 
@@ -70,7 +70,7 @@ def test_a_folder_is_all_of_its_text(pair: tuple[Path, Path], tmp_path: Path) ->
 
 
 def test_what_was_built_drafts(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    """The target's own greedy answer is the corpus: all of it is drafted."""
+    """The corpus is the target's own greedy answer: the datastore drafts all of it."""
     options = ["--target", pair[0], "--max-new-tokens", 24, "--json"]
     plain = run_command("generate", "Hello", *options, "--preset", "plain").objects[0]
     (tmp_path / "a.txt").write_text("Hello" + plain["text"])
@@ -132,7 +132,7 @@ def test_paths_that_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> None
 
 
 def test_tokens_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
-    """A tokenizer of 257 tokens on a model of 100."""
+    """A tokenizer of 257 tokens with a model of 100."""
     target = save_model(tmp_path / "small", make_target(vocab_size=100))
     (tmp_path / "a.txt").write_text("née")
     out = tmp_path / "a.store"

@@ -25,7 +25,7 @@ PROMPTS = {"letters": ["abc abc", "xyz xyz"], "mixed": ["abc 123", "1 2 3"]}
 
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, Path]) -> Any:
-    """The command on the tiny pair, with prompts of our own."""
+    """The command on the tiny pair, with prompts of the test."""
     monkeypatch.setattr(zoo, "prompts", lambda: PROMPTS)
 
     def run(*args: object) -> Ran:
@@ -107,7 +107,7 @@ def test_the_table_takes_speeds_over_all_tokens_and_seconds() -> None:
 
 
 class _Rounds:
-    """A generation whose rounds take as long as they are told."""
+    """A generation whose rounds take given numbers of seconds."""
 
     def __init__(self, seconds: list[float], num_emitted: int) -> None:
         self._seconds, self._num = seconds, num_emitted
@@ -123,7 +123,7 @@ class _Rounds:
 
 
 class _Letters:
-    """A tokenizer whose every token is an x."""
+    """A tokenizer that decodes every token as x."""
 
     def decode(self, tokens: list[int], **_: object) -> str:
         return "x" * len(tokens)
@@ -157,7 +157,7 @@ def test_panels_stand_side_by_side_where_there_is_room(width: int, titles_a_line
         for _ in race(lanes, lambda: False):
             stage.draw()
     shown: str = console.file.getvalue()  # type: ignore[attr-defined]
-    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is back
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1  # the cursor is shown again
     plain = Text.from_ansi(shown).plain
     last = plain[plain.rindex("plain") - 3 :].split("\n")
     assert last[0].count("╭") == titles_a_line

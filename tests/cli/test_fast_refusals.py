@@ -1,4 +1,4 @@
-"""Invalid command lines are refused before torch is imported, in the user's words."""
+"""Invalid command lines are refused before torch is imported, in the user's terms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from draftwise.train import LOSSES, LossName
 
 MOST_CPU_S = 2.0
 PYTHON = r"\w\(|\b\w+=\.\.\.|\w\.\w+_\w+|Error\b|codec|unpack|Traceback|None"
-"""What would mean something to a programmer of draftwise only."""
+"""Text that only a Python programmer would understand; no refusal may contain it."""
 
 LINES: tuple[tuple[str, str], ...] = (
     ("generate hi --device banana", "unknown device 'banana'"),
@@ -112,7 +112,7 @@ LINES: tuple[tuple[str, str], ...] = (
     ("train head --target zoo --drafter zoo:python --prompts p.txt --out o --label x", "label"),
 )
 OTHERS = {"serve"}
-"""Commands that have a test of their own."""
+"""Commands that have tests of their own."""
 
 RUN = """
 import json, sys, time
@@ -128,9 +128,9 @@ for line in json.load(sys.stdin):
 
 
 def typed(folder: Path, lines: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
-    """Each line's exit code, CPU seconds, whether torch was imported, and what it said.
+    """Each command line's exit code, CPU seconds, whether torch was imported, and its output.
 
-    folder: where they are typed; it gets models and files with faults.
+    folder: the working directory; models and files with faults are written there.
     """
     save_chat_model(folder / "base", template=None)
     save_chat_model(folder / "talks")
@@ -167,7 +167,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Any
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """No hub within reach, and no GPU."""
+    """An environment without access to the hub and without a GPU."""
     hidden = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(folder / "hub")}
     return {**os.environ, **hidden, "CUDA_VISIBLE_DEVICES": ""}
 
@@ -178,7 +178,7 @@ def test_refused_at_once(outcomes: Mapping[str, Any], line: str, said: str) -> N
 
 
 def check_refusal(outcome: tuple[Any, ...], said: str) -> None:
-    """One line that says so, in words of the command line, before torch is imported."""
+    """A refusal is one line in the command line's terms, printed before torch is imported."""
     code, cpu_s, has_torch, text = outcome
     assert code == 2, text
     assert said in text
@@ -193,7 +193,7 @@ def test_every_command_is_in_the_table() -> None:
 
 
 def leaves_of(names: Iterable[str]) -> set[str]:
-    """Commands, and those inside groups, as they are typed."""
+    """The commands, including those in groups, as they are typed."""
     leaves = set()
     for name in names:
         found = Commands().get_command(None, name)
@@ -203,7 +203,7 @@ def leaves_of(names: Iterable[str]) -> set[str]:
 
 
 def covered(lines: Iterable[tuple[str, str]]) -> set[str]:
-    """Commands that these lines begin with."""
+    """The commands that these lines begin with."""
     return {" ".join(line.split()[:num]) for line, _ in lines for num in (1, 2)}
 
 

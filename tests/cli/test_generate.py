@@ -1,4 +1,4 @@
-"""``draftwise generate``: prompts in, text and json out."""
+"""``draftwise generate``: prompts in, text and JSON out."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_full_disk_costs_the_trace_only(generate: Run) -> None:
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    """Logits that break midway are ``engine/test_endings``'s."""
+    """``engine/test_endings`` covers logits that become non-finite during generation."""
     broken = make_target()
     broken.model.embed_tokens.weight.data[5] = float("nan")
     folder = save_model(tmp_path / "broken", broken)
@@ -243,7 +243,7 @@ def test_a_full_disk_costs_what_was_learnt_and_says_so(generate: Run, tmp_path: 
 
 
 def test_sampling_by_name(generate: Run) -> None:
-    """Each option reaches the draws: a bias decides them all, min-p 1 is greedy."""
+    """Each option reaches the sampler: a large bias decides every token, min-p 1 is greedy."""
     (plain,) = generate("Hello", "--json", *SHORT).objects
     banned = plain["tokens"][0]
     (other,) = generate("Hello", "--json", *SHORT, "--logit-bias", f"{banned}=-100").objects
@@ -261,7 +261,7 @@ def test_sampling_by_name(generate: Run) -> None:
 
 
 def test_the_switch_of_a_request(generate: Run) -> None:
-    """The same greedy text with no drafts, short ones, and those of one drafter."""
+    """The greedy text is the same without drafts, with short drafts, and with selected drafters."""
     (plain,) = generate("Hello", "--json", *SHORT, "--no-speculation").objects
     assert plain["num_drafted"] == 0
     assert set(plain["pulls"]) == {"none"}

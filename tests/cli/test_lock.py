@@ -33,7 +33,7 @@ def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path: Path) -
         pass
     refusal = run_command("bench", "--out", tmp_path, "--suite", "zoo").refusal
     assert "another draftwise is at work" in refusal
-    holder.kill()  # whatever ends it: the lock goes with it
+    holder.kill()  # the lock is released however the process ends
     holder.communicate()
     with alone_in(tmp_path):
         pass

@@ -25,7 +25,7 @@ def test_the_listing_has_every_name_of_every_table() -> None:
         for name in table:
             assert name in ran.out
     assert "prompt_lookup_max=8" in ran.out
-    assert "num_plans" not in ran.out  # the engine's business
+    assert "num_plans" not in ran.out  # internal to the engine
 
 
 def test_a_pair_that_fits_is_described(pair: tuple[Path, Path]) -> None:
@@ -41,7 +41,7 @@ def test_a_pair_that_fits_is_described(pair: tuple[Path, Path]) -> None:
 def test_a_pair_that_does_not_fit_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
     other = save_model(tmp_path / "other", make_target(vocab_size=300))
     ask = ("models", "--target", pair[0], "--drafter", f"lm:{other}")
-    assert run_command(*ask).code == 0  # the same tokenizer: the rest is padding
+    assert run_command(*ask).code == 0  # with the same tokenizer the extra rows are padding
     for file in other.glob("tokenizer*"):
         file.unlink()
     assert "no two tokenizers" in run_command(*ask).refusal

@@ -46,7 +46,7 @@ def test_help_imports_no_torch() -> None:
 
 
 def test_what_needs_no_model_imports_no_torch(tmp_path: Path) -> None:
-    """Listings and refusals answer at once; the package itself imports nothing at all."""
+    """Listings and refusals must not wait for torch; ``import draftwise`` imports nothing heavy."""
     code = (
         "import sys, draftwise\n"
         "assert not {'numpy', 'typer', 'torch'} & set(sys.modules)\n"
@@ -109,14 +109,14 @@ def test_ctrl_c_on_a_terminal_resets_its_colours(endless: Path) -> None:
         env={**os.environ, "TERM": "xterm-256color"},
     )
     os.close(theirs)
-    shown = os.read(ours, 4096)  # the first letters are there
+    shown = os.read(ours, 4096)  # the first letters are shown
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     shown += os.read(ours, 1 << 20)
     os.close(ours)
     assert process.returncode == 130
     assert b"\x1b[" in shown
-    assert shown.rindex(b"\x1b[0m") > shown.rindex(b"\x1b[2m")  # nothing stays dim
+    assert shown.rindex(b"\x1b[0m") > shown.rindex(b"\x1b[2m")  # no text stays dim
     assert b"interrupted" in err
     assert b"Traceback" not in err
 
@@ -129,7 +129,7 @@ def test_a_reader_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(SystemExit) as end, refusals():
             print("nobody reads this", flush=True)
         assert end.value.code == 141
-        print("nor that", flush=True)  # what Python flushes at exit
+        print("nor that", flush=True)  # flushed by Python at exit
 
 
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:

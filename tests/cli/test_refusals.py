@@ -1,4 +1,4 @@
-"""Bad input: exit code 2, one line that says what to do, nothing on stdout."""
+"""Bad input gives exit code 2, one line that says what to do, and nothing on stdout."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_options_that_make_no_sense(generate: Run, arguments: list[str], said: s
 def test_prompts_that_cannot_be_answered(generate: Run, tmp_path: Path) -> None:
     assert "empty" in generate("").refusal
     assert "empty" in generate(input_="\n").refusal
-    assert "empty" in run_command("generate", "").refusal  # a tokenizer that adds a first token
+    assert "empty" in run_command("generate", "").refusal  # here the tokenizer adds a first token
     assert f"{POSITIONS} positions" in generate("x" * POSITIONS).refusal
     assert "gone.txt" in generate("--file", tmp_path / "gone.txt").refusal
     file = tmp_path / "prompts.jsonl"
@@ -119,7 +119,7 @@ def test_a_late_layer_without_numbers_is_refused_at_load(tmp_path: Path) -> None
 
 def test_a_drafter_with_another_vocabulary(generate: Run, tmp_path: Path) -> None:
     other = save_model(tmp_path / "other", make_target(vocab_size=300))
-    for file in other.glob("tokenizer*"):  # with the target's it would be padding
+    for file in other.glob("tokenizer*"):  # else the extra rows would be padding
         file.unlink()
     refusal = generate("Hello", "--assistant-model", other).refusal
     assert "300" in refusal

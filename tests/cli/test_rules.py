@@ -1,4 +1,4 @@
-"""Stop rules on the command line: aliases of an option, and nested rules."""
+"""Stop rules on the command line: aliases of options, and nested rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NEVER, ALWAYS = "max-confidence:0", "max-confidence:1"
 
 
 def drafted(generate: Run, *options: object) -> tuple[list[int], int, int]:
-    """The tokens, the rounds and what was drafted in them."""
+    """The tokens, the number of rounds, and the number of drafted tokens."""
     (answer,) = generate("Hello", *SHORT, *FIXED, *options).objects
     return answer["tokens"], answer["num_rounds"], answer["num_drafted"]
 
@@ -26,7 +26,7 @@ def test_guide_and_rule_are_one_option(generate: Run) -> None:
 
 
 def test_rules_inside_rules(generate: Run) -> None:
-    """After + another rule, and ; for the comma between the options of one."""
+    """A rule's options may contain rules, separated by +, whose own options are separated by ;."""
     one_token = drafted(generate, "--rule", ALWAYS)
     assert drafted(generate, "--rule", f"any-of:rules={NEVER}+{ALWAYS}") == one_token
     nested = "adaedl:gamma=0.3;threshold=2;epsilon=0"

@@ -81,7 +81,7 @@ def test_a_drafter_is_trained_and_drafts(
 def test_a_drafter_of_the_target_s_layers_borrows_its_embeddings(
     prompts: Path, tmp_path: Path, tied: bool
 ) -> None:
-    """It learns, stores neither embeddings nor ``lm_head``, and is the trained one with them."""
+    """The drafter learns, stores no embeddings or ``lm_head``, and loads as it was trained."""
     home = save_model(tmp_path / "target", make_target(seed=1, tie_word_embeddings=tied))
     out = tmp_path / "new"
     ran = train((home, home), prompts, out, "--layers", 1, "--lend", "--epochs", 20)
@@ -119,7 +119,7 @@ def test_what_borrows_is_bound_to_its_target(tmp_path: Path) -> None:
 
 
 def test_a_narrow_drafter_learns(tmp_path: Path) -> None:
-    """Its loss falls, and it gets most of what a drafter of these tokens could get."""
+    """The loss falls, and acceptance nears the maximum for a vocabulary of these tokens."""
     target = reader()
     texts = [Text((*prompt, *plain_greedy(prompt, 40)), len(prompt)) for prompt in PROMPTS_READ]
     drafter, options = first_layers(target, 1, lends=True), DrafterOptions(lr=5e-3, epochs=60)
@@ -142,7 +142,7 @@ def test_a_narrow_drafter_learns(tmp_path: Path) -> None:
 
 
 def test_a_drafter_learns_to_draft_the_frequent_tokens_alone(prompts: Path, tmp_path: Path) -> None:
-    """What is saved drafts these, by the target's rows, and is lossless."""
+    """The saved drafter proposes only the frequent tokens and is lossless."""
     home, out = save_model(tmp_path / "target", make_target(seed=1)), tmp_path / "new"
     ran = train(
         (home, home), prompts, out, "--layers", 1, "--lend", "--draft-vocab", 20, "--epochs", 20
@@ -191,7 +191,7 @@ def test_tokens_that_the_target_does_not_have_are_refused(tmp_path: Path) -> Non
 def test_interrupted_and_resumed_gives_the_same_weights(
     pair: tuple[Path, Path], prompts: Path, tmp_path: Path, loss: str
 ) -> None:
-    """The first run of the second drafter ends at its probe; the whole command goes on there."""
+    """The second drafter's first run ends at its probe; the full command resumes from there."""
     more = ("--init", pair[1], "--loss", loss, "--epochs", 3)
     assert train(pair, prompts, tmp_path / "a", *more).code == 0
     first = train(pair, prompts, tmp_path / "b", *more, "--probe-only", "--probe", 0.4)
@@ -256,7 +256,7 @@ def test_states_that_do_not_fit_are_computed_as_they_are_needed(
 
 
 def test_expected_speed_by_hand() -> None:
-    """alpha 0.5, a draft step of a fifth: 1.5 / 1.2 and 1.75 / 1.4 tokens a target forward."""
+    """alpha 0.5, a draft step costs 0.2: 1.5 / 1.2 and 1.75 / 1.4 tokens per target forward."""
     assert speedups(0.5, np.ones(3), 0.2).tolist() == pytest.approx([1.5 / 1.2, 1.75 / 1.4])
     assert break_even(np.array([1.0, 1.5]), 0.5) == 1.0
     assert break_even(np.ones(9), 0.3) == pytest.approx(0.3, abs=2e-3)

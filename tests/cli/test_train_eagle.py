@@ -60,7 +60,7 @@ def test_a_head_is_made_and_drafts(
 def test_a_head_for_a_target_in_bfloat16(
     pair: tuple[Path, Path], data: Path, tmp_path: Path, lends: tuple[str, ...]
 ) -> None:
-    """Its own weights are learned in float32 beside what the target lends in bfloat16."""
+    """The head's weights train in float32, next to the parts shared by a target in bfloat16."""
     out, half = tmp_path / "head", ("--dtype", "bfloat16")
     ran = train(pair, data, out, "--draft-vocab", 60, *half, *lends)
     assert ran.code == 0, ran.err
@@ -121,7 +121,7 @@ def test_options_that_cannot_be_used(pair: tuple[Path, Path], data: Path, tmp_pa
 def test_prompts_in_place_of_data(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file of prompts, or the model's own, which a model without a template cannot write."""
+    """Prompts come from a file or from the model itself, which needs a chat template for that."""
     file, out = tmp_path / "prompts.jsonl", tmp_path / "out"
     file.write_text("\n".join(json.dumps({"prompt": f"say {n}"}) for n in range(4)))
     common = ("train", "eagle", "--target", pair[0], "--out", out, "--max-new-tokens", 8)

@@ -1,4 +1,4 @@
-"""``draftwise train head``: from prompts to a head that generation finds, and refusals."""
+"""``draftwise train head``: from prompts to a head that generation loads, and refusals."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_another_head_takes_the_same_work(
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
     pair: tuple[Path, Path], prompts: Path, tmp_path: Path, num_bytes: int
 ) -> None:
-    """There is room for no answers, or for those and for judged tokens, but for no checkpoint."""
+    """The disk has no room for answers, or none for the checkpoint after answers and labels."""
     with files_of_at_most(num_bytes):
         refusal = train(pair, prompts, tmp_path / "full").refusal
     assert "cannot be written" in refusal

@@ -30,9 +30,9 @@ def _without_gradients() -> Iterator[None]:
 
 
 def make(name: str) -> Drafter:
-    """``lm`` and those of ``INSIDE`` need a model, ``datastore`` a file; others their line alone.
+    """Build a drafter: ``lm`` and ``INSIDE`` need a model, ``datastore`` a file, others their spec.
 
-    ``window`` is ``lm`` with one, which is shorter than a prompt here.
+    ``window`` is ``lm`` with a window that is shorter than a prompt.
     """
     if name == "lm":
         return lm("good")
@@ -47,7 +47,7 @@ def make(name: str) -> Drafter:
 
 
 def contexts_of(sampling: SamplingParams, prompts: Sequence[list[int]] = PROMPTS) -> list[Context]:
-    for make_inside in INSIDE.values():  # they tap the target
+    for make_inside in INSIDE.values():  # they read the target's hidden states
         make_inside("llama", 64)
     return [
         Context(
@@ -62,7 +62,7 @@ def contexts_of(sampling: SamplingParams, prompts: Sequence[list[int]] = PROMPTS
 
 
 def limited(session: Any, num_positions: int = 30) -> Any:
-    """The session of a drafter that has no more positions, if it is a model."""
+    """Limit a model drafter's session to ``num_positions`` positions."""
     if isinstance(getattr(session, "_reader", None), LMRunner):
         session._reader._cache.capacity = num_positions
     return session
@@ -73,7 +73,7 @@ def propose(session: Any, contexts: Sequence[Context], length: int = 5) -> list[
 
 
 def certain(context: Context, tokens: Sequence[int]) -> list[Any]:
-    """p of a target that has no doubt, as contexts keep it."""
+    """The target's p for a deterministic continuation, as contexts keep it."""
     is_greedy = context.sampling.temperature == 0
     return list(tokens) if is_greedy else list(torch.eye(64)[list(tokens)])
 
@@ -81,7 +81,7 @@ def certain(context: Context, tokens: Sequence[int]) -> list[Any]:
 def verified(
     session: Any, contexts: Sequence[Context], drafts: Sequence[Draft] | None, num_accepted: int
 ) -> None:
-    """A deterministic target accepts some drafted tokens, then emits a different one."""
+    """Let a deterministic target accept some drafted tokens and then emit a different one."""
     for row, context in enumerate(contexts):
         drafted = drafts[row].tokens.tolist() if drafts else []
         kept = drafted[:num_accepted]
@@ -141,7 +141,7 @@ def test_a_guide_that_says_no_makes_an_empty_draft(name: str) -> None:
 def test_what_was_rejected_leaves_no_trace(
     name: str, sampling: SamplingParams, num_accepted: int
 ) -> None:
-    """The next draft is that of a session which reads the same text for the first time."""
+    """The next draft equals that of a fresh session with the same text."""
     contexts = contexts_of(sampling)
     session = opened(make(name), contexts)
     verified(session, contexts, propose(session, contexts), num_accepted)
@@ -185,7 +185,7 @@ def test_dropped_rows_leave_the_others_as_they_were(name: str, sampling: Samplin
 @ALL
 @BOTH
 def test_scores_stay_with_their_rows(name: str, sampling: SamplingParams) -> None:
-    """What a draft made known is reported for the request that it belongs to."""
+    """Scores from a draft must be reported for the request that they belong to."""
     contexts = contexts_of(sampling)
     session = opened(make(name), contexts)
     verified(session, contexts, propose(session, contexts), num_accepted=2)
@@ -214,7 +214,7 @@ def test_scores_are_probabilities_told_once(name: str, sampling: SamplingParams)
     for step in range(6):
         drafts = propose(session, contexts) if step % 2 else None
         verified(session, contexts, drafts, num_accepted=step % 3)
-        if step == 4:  # a look in between
+        if step == 4:  # score in between
             reports = session.probe(contexts)
         else:
             reports = session.score(contexts, everything=step % 3 == 2)
@@ -229,7 +229,7 @@ def test_scores_are_probabilities_told_once(name: str, sampling: SamplingParams)
                 assert len(values) == len(positions)
                 assert ((values >= 0) & (values <= 1)).all()
             assert (scores.matches is None) != make(name).retrieves
-    # the second token of a text is the first that a hidden state comes before
+    # hidden states precede a token from the second token on
     earliest = 2 if name in INSIDE else 1
     for prompt, context, known in zip(PROMPTS, contexts, told, strict=True):
         assert set(range(max(len(prompt), earliest), len(context.tokens))) <= known
@@ -246,7 +246,7 @@ def test_nothing_new_is_nothing_told(name: str) -> None:
 
 @ALL
 def test_a_text_that_fills_the_positions_gets_no_error(name: str) -> None:
-    """At the end of its positions a drafter proposes less, or nothing."""
+    """At the end of its positions a drafter proposes fewer tokens or none."""
     contexts = contexts_of(GREEDY, [[5, 9] * 14, [7]])
     session = limited(opened(make(name), contexts, expected=30))
     for _ in range(2):
@@ -258,7 +258,7 @@ def test_a_text_that_fills_the_positions_gets_no_error(name: str) -> None:
 
 @ALL
 def test_a_glance_at_a_text_beyond_the_positions_gets_no_error(name: str) -> None:
-    """Texts outgrow the positions of a drafter that is looked at and seldom drafts."""
+    """Texts may outgrow the positions of a drafter that is probed but seldom drafts."""
     (context,) = contexts_of(GREEDY, [[5, 9, 2, 7] * 5])
     session = limited(opened(make(name), [context], expected=30))
     propose(session, [context])
@@ -283,7 +283,7 @@ def test_unknown_options_are_refused() -> None:
 @ALL
 @BOTH
 def test_a_glance_at_a_prompt_changes_no_draft(name: str, sampling: SamplingParams) -> None:
-    """Short and long prompts, some longer than what is looked at; it is told once, at their end."""
+    """Short and long prompts, some beyond the probe's size; scores end at the prompt's end."""
     prompts = [[5, 9, 2, 7] * 30, [7, 3, 1], [4, 4, 8] * 25, [6]]
     fresh = contexts_of(sampling, prompts)
     expected = propose(opened(make(name), fresh), fresh)

@@ -43,13 +43,13 @@ def make(name: str, seed: int = 0) -> StopRule:
 
 
 def state_of(*facts: float) -> Any:
-    """A made-up hidden state [32], a function of what is known of a token."""
+    """A made-up hidden state [32], derived from numbers known about a token."""
     rng = np.random.default_rng([int(1000 * fact) for fact in facts])
     return rng.normal(size=32).astype(np.float32)
 
 
 def described(q: Any, token: int, before: DraftStep) -> DraftStep:
-    """What a guide sees after this token was kept."""
+    """The draft step that a stop rule sees after this token was kept."""
     low, top = sorted(float(x) for x in q)[-2:]
     entropy = -sum(float(x) * math.log(x) for x in q if x)
     seen = (float(q[token]), top, entropy, top - low, before.entropy)
@@ -61,7 +61,7 @@ def round_of(
     world: World, p: Model, q: Model, guide: StopRule, text: tuple[int, ...], length: int,
     is_dropped: bool = False,
 ) -> tuple[int, ...]:  # fmt: skip
-    """The text after one round: a chain as far as the guide goes on, verified and told to it."""
+    """The text after one round: a chain as long as the rule allows, verified, then learned from."""
     tokens: list[int] = []
     probs: list[Any] = []
     step = DraftStep(0, length)
@@ -91,7 +91,7 @@ def test_a_pure_guide_depends_on_nothing_but_the_step(name: str) -> None:
 
 @ALL
 def test_answers_are_booleans_and_the_same_seed_learns_the_same(name: str) -> None:
-    """A guide is a function of its seed, the steps it saw and what it was told."""
+    """A rule's answers depend only on its seed, the steps it saw and the outcomes it learned."""
 
     def life(guide: StopRule) -> list[bool]:
         answers = []
@@ -108,7 +108,7 @@ def test_answers_are_booleans_and_the_same_seed_learns_the_same(name: str) -> No
 @ALL
 @pytest.mark.parametrize("num_accepted", [0, 1, 5])
 def test_any_ending_can_be_told_at_any_time(name: str, num_accepted: int) -> None:
-    """Before the first draft, or for a draft with more tokens than calls of the rule."""
+    """Outcomes may arrive before the first draft, or for more tokens than calls of the rule."""
     guide = make(name)
     guide.learn(5, num_accepted)
     assert isinstance(guide.should_continue(DraftStep(0, 5)), bool)
@@ -133,7 +133,7 @@ def test_a_guide_that_needs_no_probabilities_looks_at_none(name: str) -> None:
 @ALL
 @pytest.mark.parametrize("seed", range(4))
 def test_the_output_has_exactly_the_law_of_the_target(name: str, seed: int) -> None:
-    """Level 2 of the losslessness tests, with this guide ending drafts of three."""
+    """Level 2 of the losslessness tests, with this rule ending drafts of up to three tokens."""
     p, q = model(f"p{seed}"), model(f"q{seed}", parts=3)
 
     def play(world: World) -> tuple[int, ...]:
@@ -146,7 +146,7 @@ def test_the_output_has_exactly_the_law_of_the_target(name: str, seed: int) -> N
 @ALL
 @pytest.mark.parametrize("seed", range(2))
 def test_what_a_guide_learned_does_not_change_the_law(name: str, seed: int) -> None:
-    """Three rounds: the later drafts end where earlier verdicts taught the guide to end them."""
+    """Over three rounds later drafts end where earlier outcomes taught the rule to end them."""
     p, q = model(f"p{seed}", parts=2), model(f"q{seed}", parts=2)
 
     def play(world: World) -> tuple[int, ...]:
@@ -160,7 +160,7 @@ def test_what_a_guide_learned_does_not_change_the_law(name: str, seed: int) -> N
 
 @pytest.mark.parametrize("name", sorted(set(GUIDES) - {"fixed"}))
 def test_teeth_a_token_dropped_for_its_own_probability(name: str) -> None:
-    """Planted: the guide judges the drawn token itself. Kept, that is sound; dropped, it is not."""
+    """Planted bug: the rule judges the drawn token itself, and dropping that token is biased."""
 
     def is_exact(seed: int, is_dropped: bool) -> bool:
         p, q = model(f"p{seed}"), model(f"q{seed}", parts=6)
@@ -175,7 +175,7 @@ def test_teeth_a_token_dropped_for_its_own_probability(name: str) -> None:
 
 
 class OfItsOwn:
-    """A guide that is told the drawn token's own probability and surprise instead of q's."""
+    """A stop rule that is shown the drawn token's own probability and surprise instead of q's."""
 
     needs_probs = True
     is_pure = never_stops = waits_for_hidden = False
@@ -197,7 +197,7 @@ class OfItsOwn:
 @ALL
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_asks_before_each_token_and_drops_none(name: str, temperature: float) -> None:
-    """The draft is as long as the guide said yes, and its last token was seen by the guide."""
+    """The draft has one token per yes, and the rule saw the last token."""
     guide, steps = make(name), []
 
     class Listener:

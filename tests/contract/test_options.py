@@ -1,7 +1,7 @@
-"""The contract of every option in the tables: bounded, typed, safe from afar or refused there.
+"""The contract of every option in the tables: bounded, typed, and safe or refused when remote.
 
 Method: each test runs over every option of every entry that needs no file, so that a new option is
-tested before its author writes a test.
+tested without a new test.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ PLANS = [Plan("none", 0), Plan("a", 2), Plan("a", 4), Plan("b", 3)]
 LARGE_NUMBERS = ("nan", "inf", "-inf", "1e999", "1e308", "-1e308", "9" * 400)
 NEEDS_A_MODEL = {"eagle", "medusa", "mtp", "dflash", "lm"}
 BOUNDED_BY_THE_REQUEST = {("petc", "num_tokens")}
-"""Only its logarithm counts, so that any int is fine."""
+"""Only the logarithm of the value matters, so any int is safe."""
 
 
 def options() -> Iterator[tuple[str, str, str, set[Any]]]:
-    """Kind, entry, option and the types that its annotation allows."""
+    """Kind, entry, option and the types allowed by its annotation."""
     for kind, table in TABLES.items():
         for name in table:
             factory = registry.lookup(kind, name)
@@ -142,7 +142,7 @@ SPELLINGS = (
 def test_no_spelling_sets_text_from_afar(
     kind: str, name: str, option: str, types: set[Any], spelling: str, tmp_path: Path
 ) -> None:
-    """Whatever the registry would understand as this option is refused by name."""
+    """Text options are refused by name in every spelling that the registry accepts."""
     values = {"name": name, "option": option, "dashed": option.replace("_", "-")}
     for value in (str(tmp_path), "/etc/passwd", "router:examples=/etc/passwd", "ucb1", "exact"):
         if (option, value) == ("base", "ucb1"):  # a wrapped policy, which is checked in turn

@@ -1,7 +1,7 @@
-"""The contract of every policy in the table: a new one is tested before its author writes a test.
+"""The contract of every policy in the table: a new policy is tested without a new test.
 
 Method: each test runs over the whole table with the options that the table gives for it. A policy
-that does not promise a property is listed beside the test with the reason, and only there.
+that does not promise a property is listed next to the test with the reason, and only there.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ WRAPPERS = {
 
 
 def spec(name: str) -> str:
-    """The name with the options of the table."""
+    """The policy's name with the options of the table."""
     options = ",".join(f"{key}={value}" for key, value in POLICIES[name][1].items())
     return f"{name}:{options}" if options else name
 
@@ -83,7 +83,7 @@ def all_but(*tables: dict[str, str]) -> list[str]:
 
 
 def tell(name: str, decision: Decision, values: np.ndarray) -> Feedback:
-    """The feedback that this policy is made for: bandit, or panoramic."""
+    """The kind of feedback that this policy is made for: bandit, or panoramic."""
     seen = np.full(len(values), name in NEEDS_EVERYTHING)
     seen[decision.plan] = True
     return Feedback(values, seen)
@@ -137,7 +137,7 @@ def test_fresh_policy_has_probabilities_and_estimates(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_finite_after_1e5_extreme_rounds(name: str) -> None:
-    """5e4 rounds of zeros, then 5e4 of ones; a decision stands for 50 rounds, for speed."""
+    """5e4 rounds of zeros, then 5e4 of ones; each decision counts for 50 rounds, for speed."""
     policy, num_plans = make(name), 4
     for value in (0.0, 1.0):
         for _ in range(1000):
@@ -170,7 +170,7 @@ def test_moves_to_the_best_plan(name: str, best: int) -> None:
 
 @pytest.mark.parametrize("name", all_but(NEVER_RETRIES))
 def test_every_plan_is_retried(name: str) -> None:
-    """Equal plans: a policy with one bonus for all plans (greedy) would play the first for ever."""
+    """With equal plans, a policy with equal bonuses (greedy) would play the first for ever."""
     counts = np.zeros(4)
     policy = make(name)
     for decision in play(name, policy, lambda t: np.full(4, 0.5), 400):
@@ -191,7 +191,7 @@ def test_the_probability_is_the_one_drawn_from(name: str) -> None:
 
 @pytest.mark.parametrize("name", all_but(NAMED))
 def test_renaming_plans_permutes_choices(name: str) -> None:
-    """Two policies learn the same decisions under two numberings of the plans."""
+    """Two policies learn the same rounds under two numberings of the plans."""
     order = np.array([2, 0, 3, 1])  # plan i of one is plan order[i] of the other
     one, other = make(name), make(name)
     rng = np.random.default_rng(3)
@@ -286,7 +286,7 @@ def test_a_saved_state_is_a_snapshot(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_names_its_fields_itself(name: str) -> None:
-    """Not by private attributes: renaming one would discard what a server has learnt."""
+    """Fields named after private attributes would lose a server's state when renamed."""
     policy = make(name)
     play(name, policy, bernoulli([0.3, 0.5, 0.4, 0.6]), 10)
     written = json.dumps(policy.state())
@@ -328,7 +328,7 @@ ROUNDS = st.lists(
     ),
     max_size=12,
 )
-"""Of each the plan played, its probability, the values and which of them were seen."""
+"""For each round: the plan played, its probability, the values, and which of them were seen."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -359,7 +359,7 @@ def test_what_was_not_seen_may_hold_anything(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_seen_is_no_round(name: str) -> None:
-    """Evidence before the first round shows no value: choices stay what they were."""
+    """Evidence before the first round shows no value and must not change the probabilities."""
     policy = make(name)
     before = policy.probabilities()
     policy.learn(Decision(0, 1.0, 0), Feedback(np.zeros(4), np.zeros(4, dtype=bool)))
@@ -425,10 +425,10 @@ def test_options_out_of_range_are_refused_by_name(text: str) -> None:
 @pytest.mark.parametrize("wrapper", sorted(WRAPPERS))
 @pytest.mark.parametrize("base", ["ucb1", "exp3spec", "normalhedge", "thompson-gaussian"])
 def test_a_wrapper_that_does_nothing_changes_no_choice(wrapper: str, base: str) -> None:
-    """Delay 0 is no delay, batches of 1 are no batches, and without delay one copy is enough."""
+    """A delay of 0, batches of 1 and copies without delay must not change any choice."""
     plain = make_policy(base, 4, seed=3)
     seed = np.random.default_rng(3)
-    if wrapper == "copies":  # its one copy draws from a generator of its own
+    if wrapper == "copies":  # the one copy draws from a generator of its own
         plain = make_policy(base, 4, np.random.default_rng(seed.integers(2**63)))
     wrapped = make_policy(f"{wrapper}:{WRAPPERS[wrapper] % base}", 4, seed=3)
     runs = [play(base, each, bernoulli([0.3, 0.5, 0.4, 0.6]), 200) for each in (plain, wrapped)]

@@ -1,4 +1,4 @@
-"""The controller's modules as they are where numba is not installed."""
+"""The controller's modules as they are without numba."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftwise.controller import RetrievalIndex
 
 @functools.cache
 def interpreted(name: str = "retrieval") -> Any:
-    """A module of the controller's package, which runs uncompiled."""
+    """A module of the controller's package, imported without numba and so not compiled."""
     package = RetrievalIndex.__module__.rpartition(".")[0]
     with (
         mock.patch.dict(sys.modules, {"numba": None}),

@@ -1,4 +1,4 @@
-"""The reference of the retrieval index: lists and dicts in place of flat arrays."""
+"""The reference implementation of the retrieval index, with lists and dicts for flat arrays."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Chains:
             yield 1 << level, self.buckets[level].get(hashes[level], [])[::-1]
 
     def double(self) -> None:
-        """Split each bucket in two with the same places."""
+        """Double the buckets; both halves of a bucket keep all its places."""
         self.num_buckets *= 2
         self.buckets = [
             {2 * b + half: list(old[b]) for b in old for half in (0, 1)} for old in self.buckets
@@ -69,7 +69,7 @@ class Chains:
 
 @dataclass
 class Text:
-    """A running text; indexed: the first place that is not in the chains yet."""
+    """The text of a running request; indexed: the first place that is not in the chains yet."""
 
     tokens: list[int]
     tenant: int
@@ -83,7 +83,7 @@ class Text:
 
 
 class PlainIndex:
-    """What ``RetrievalIndex`` promises, without its checks of arguments."""
+    """The behaviour of ``RetrievalIndex``, without its checks of arguments."""
 
     def __init__(self, max_draft: int, history_tokens: int) -> None:
         self.max_draft = max_draft
@@ -200,7 +200,7 @@ class PlainIndex:
 
         def shared(place: int) -> list[int]:
             at = place - self._num_dropped
-            oldest = max(0, len(self._history) - self._ring_size)  # that is kept
+            oldest = max(0, len(self._history) - self._ring_size)  # the oldest place that is kept
             if at <= oldest or self._owners[at] != text.tenant:
                 return []
             return self._history[max(oldest, at - LONGEST_MATCH) : at]

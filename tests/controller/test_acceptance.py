@@ -37,7 +37,7 @@ NONE = np.zeros(0, np.int64)
 
 
 def world() -> tuple[Slots, Tables]:
-    """One request, nothing seen."""
+    """The state of one request without observations."""
     return new_slots(1, MOST), new_tables(MOST)
 
 
@@ -45,7 +45,7 @@ def take(
     known: Slots, tables: Tables, offer: Sequence[int] = (), proposal: Sequence[int] = (),
     match: int | None = None, slots: Sequence[int] = (0,),
 ) -> tuple[int, int, int]:  # fmt: skip
-    """The same for all slots; match: of a proposal; None: texts are not searched."""
+    """Take the same proposals for all slots; match: of a proposal; None: texts are not searched."""
     num = len(slots)
     found = np.zeros((num, MOST), np.int32)
     found[:, : len(proposal)] = proposal
@@ -67,7 +67,7 @@ def learn(known: Slots, tables: Tables, emitted: list[int], verified: int | None
 
 
 def seen(before: Tables, after: Tables) -> list[tuple[tuple[int, ...], int, int]]:
-    """Cells of the model's and of retrieval's tables that changed: rejections, observations."""
+    """Changed cells of the model's and retrieval's tables, with rejections and observations."""
     found = []
     for old, new in ((before.model, after.model), (before.matches, after.matches)):
         for cell in np.argwhere(new[..., 1] != old[..., 1]).tolist():
@@ -166,7 +166,7 @@ def test_retrieval_after_the_model_is_counted_apart() -> None:
     take(known, tables, proposal=[5, 6], match=3)
     assert (tables.after[0] > before.after[0]).tolist() == [True, True, False, False, True]
     assert known.facts[0, GROUP] == 3
-    take(known, tables, proposal=[5, 6], match=3)  # nothing was drafted in between
+    take(known, tables, proposal=[5, 6], match=3)  # no draft in between
     assert tables.after[3, MOST] == 0
 
 
@@ -182,7 +182,7 @@ def test_pairs_learn_what_the_second_branch_adds(emitted: list[int], direction: 
 
 
 def test_learning_recovers_planted_hazards() -> None:
-    """The model is right with a probability by position, and one request is harder."""
+    """The model's acceptance depends on the position, and one request is twice as hard."""
     rng = np.random.default_rng(0)
     known, tables = new_slots(2, MOST), new_tables(MOST)
     rates = np.array([0.95, 0.9, 0.85, 0.8])
@@ -201,11 +201,11 @@ def test_learning_recovers_planted_hazards() -> None:
             counts.append(num + 1)
         learn_acceptance(one, np.array(emitted, np.int32), np.array(counts), NONE, known, tables)
         known.facts[:, LAST] = 0
-        if num_steps > 3000:  # a request's factor remembers some 100 tokens: its mean is judged
+        if num_steps > 3000:  # the factor remembers about 100 tokens
             take(known, tables, slots=one)
             believed.append(known.survival[:, MODEL].copy())
     easy, hard = np.mean(believed, axis=0)
     truth = [np.cumprod(1 - (1 - rates) * harder) for harder in (1.0, 2.0)]
     assert (easy + hard) / 2 == pytest.approx((truth[0] + truth[1]) / 2, abs=0.05)
-    # a request's own evidence is shrunk towards what all requests show
+    # a request's evidence is shrunk towards the mean of all requests
     assert ((easy - hard) > 0.2 * (truth[0] - truth[1])).all()

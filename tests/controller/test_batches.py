@@ -22,12 +22,12 @@ LENGTH = 96
 
 
 def seconds_of(num_tokens: int) -> float:
-    """A CPU: a fixed part, and a steep one for each token."""
+    """Seconds of a CPU step: a fixed part, and a large part per token."""
     return 0.04 + 0.003 * num_tokens
 
 
 class Batch:
-    """Requests whose answers repeat a phrase, or repeat nothing."""
+    """Requests whose answers repeat a phrase, or have no repetition."""
 
     def __init__(self, controller: Controller, seed: int = 0) -> None:
         self.controller, self.rng, self.num_begun = controller, random.Random(seed), 0
@@ -42,7 +42,7 @@ class Batch:
         self.num_begun += 1
         phrase = [rng.randrange(5000) for _ in range(24)]
         text = phrase * (2 + LENGTH // 24) if repeats else rng.sample(range(5000), 48 + LENGTH)
-        for i in range(48, len(text)):  # a repetition with faults
+        for i in range(48, len(text)):  # a repetition with errors
             if repeats and rng.random() < 0.1:
                 text[i] = rng.randrange(5000)
         self.texts[name], self.at[name] = text[: 48 + LENGTH], 49
@@ -51,7 +51,7 @@ class Batch:
         return name
 
     def step(self) -> list[str]:
-        """One step of all requests; the names of those that ended."""
+        """Run one step of all requests and return the names of those that ended."""
         names = list(self.at)
         rooms = [min(8, len(self.texts[n]) - self.at[n] - 1) for n in names]
         drafts = self.controller.choose(names, rooms)
@@ -74,7 +74,7 @@ class Batch:
         return ended
 
     def closed(self, num_repeating: int, num_other: int) -> None:
-        """A closed batch, begun together."""
+        """A closed batch whose requests begin together."""
         for i in range(num_repeating + num_other):
             self.begin(repeats=i < num_repeating)
         while self.at:
@@ -211,7 +211,7 @@ def of_model(num_batches: int, rights: list[float]) -> list[float]:
             names = list(left)
             verified, written = [len(drafts.get(name, ())) for name in names], length
             emitted = []
-            for name in names:  # the answers are ones
+            for name in names:  # the answers consist of ones
                 draft = drafts.get(name, [])
                 emitted.append(
                     [1] * (1 + next((i for i, t in enumerate(draft) if t != 1), len(draft)))
@@ -244,7 +244,7 @@ def test_a_slow_request_gets_the_drafts_in_a_large_batch() -> None:
     assert sum(of_model(6, rights)) / 6 > 1.1
 
 
-# the first batch costs more where the price of narrower steps was never measured
+# the first batch is slower because the cost of narrower steps was never measured
 @pytest.mark.parametrize(("num", "first"), [(16, 0.92), (64, 0.96)])
 def test_a_model_drafter_that_fails_the_slowest_request_ends(num: int, first: float) -> None:
     speeds = of_model(6, [0.0, *[0.75] * (num - 1)])

@@ -49,7 +49,7 @@ def batch(seed: int, num: int, only_model: bool = False) -> Slots:
 
 
 def worth(known: Slots, slot: int, deep: int, flat: int, pair: int, joint: float) -> float:
-    """Expected tokens of one draft, written down as directly as can be."""
+    """Expected tokens of one draft, written out directly."""
     model, match, after = known.survival[slot]
     if pair:
         total = 0.0
@@ -64,7 +64,7 @@ def worth(known: Slots, slot: int, deep: int, flat: int, pair: int, joint: float
 
 
 def options(known: Slots, slot: int, branches: bool) -> list[tuple[int, int, int]]:
-    """Every draft that a request may have: of the model, of retrieval, two branches."""
+    """All drafts that a request may have: the model's, retrieval's, mixed, or two branches."""
     facts = known.facts[slot]
     room = int(facts[ROOM])
     offered, found = min(int(facts[OFFERED]), room), min(int(facts[FOUND]), room)
@@ -80,7 +80,7 @@ def options(known: Slots, slot: int, branches: bool) -> list[tuple[int, int, int
 def chosen(
     known: Slots, branches: bool, seconds: Floats, rate: float, joint: float
 ) -> tuple[float, int, float, list[list[int]], list[list[int]]]:
-    """What ``choose`` promises: worth, tokens, price, chains and second branches."""
+    """The outputs of ``choose``: net value, tokens, price, chains and second branches."""
     num = len(known.facts)
     drafts, bounds = np.zeros((2, num * LENGTH), np.int32), np.zeros((2, num + 1), np.int64)
     drafted, expected, price = choose_drafts(
@@ -101,7 +101,7 @@ def chosen(
 def test_no_combination_is_better(
     seed: int, num: int, branches: bool, stair: int, slope: float
 ) -> None:
-    """But for the whole drafts that the hull joins, and the bins of the price."""
+    """Exact but for whole segments of a hull and the bins of the price."""
     known, joint, rate = batch(seed, num), 0.5, 100.0
     seconds = 0.01 + slope / rate * np.arange(25) + 0.02 * (np.arange(25) > stair)
     got, drafted, _, chains, seconds_branches = chosen(known, branches, seconds, rate, joint)
@@ -113,7 +113,7 @@ def test_no_combination_is_better(
     for combination in itertools.product(*every):
         tokens = sum(width for width, _ in combination)
         best = max(best, sum(gain for _, gain in combination) - rate * seconds[tokens])
-    # what cannot be bought in parts: the gain of the widest segment of a hull
+    # the loss from indivisible parts: the gain of the widest segment of a hull
     whole = 0.0
     if any(len({w for w, _ in options_of}) < len(options_of) for options_of in every) or branches:
         whole = 1.0
@@ -130,7 +130,7 @@ def test_with_one_drafter_the_choice_is_the_best_there_is(
     seed: int, num: int, stair: int, equal: bool
 ) -> None:
     known, rate = batch(seed, num, only_model=True), 100.0
-    if not equal:  # worths whose prices stay in the range of the bins
+    if not equal:  # weights whose prices stay in the range of the bins
         known.worth[:] = np.random.default_rng(seed).uniform(0.2, 1.0, num)
     seconds = 0.01 + 0.002 * np.arange(20) + 0.01 * (np.arange(20) > stair)
     got, drafted, _, chains, _ = chosen(known, False, seconds, rate, 0.5)

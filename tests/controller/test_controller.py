@@ -25,7 +25,7 @@ from draftwise.controller import (
 
 
 class Engine:
-    """Texts that repeat themselves in places, a head of a given accuracy, and prices."""
+    """Simulates texts with repetitions, a head of a given accuracy, and step costs."""
 
     def __init__(
         self, controller: Controller, num: int, *, right: float = 0.7, copies: float = 0.5,
@@ -101,7 +101,7 @@ class Engine:
         self.branches = dict(zip(names, branches, strict=True))
 
     def speed(self, begin: int = 0) -> float:
-        """Relative to plain decoding."""
+        """Speed relative to plain decoding."""
         return sum(p for p, _ in self.log[begin:]) / sum(s for _, s in self.log[begin:])
 
 
@@ -113,7 +113,7 @@ def _in_common(draft: list[int], truth: list[int]) -> int:
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("num", [1, 5])
 def test_compiled_and_interpreted_are_equal(num: int, branches: bool) -> None:
-    """Acceptance, costs and choices end in the same drafts and the same state."""
+    """Acceptance, costs and choices give the same drafts and the same state in both versions."""
     pytest.importorskip("numba")
     module, limits = interpreted("controller"), Limits(model=True, branches=branches)
     assert not hasattr(module.choose, "signatures")
@@ -166,8 +166,8 @@ def test_never_slower_where_verifying_is_dear() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_steps_that_are_reported_late_do_not_end_drafts(seed: int) -> None:
-    """A step reported late is long and the next one short, on a GPU by a tenth. Taken for exact,
-    the first steps with drafts priced them for thousands of steps."""
+    """A step reported late looks long and the next one short, by a tenth on a GPU. Trusting these
+    times exactly would price out drafts for thousands of steps."""
     limits = Limits(max_draft=4, model=True, retrieval=False)
     engine = Engine(Controller(limits), 64, right=0.36, copies=0.0, seed=seed)
     rng, late = random.Random(seed), 0.0
@@ -180,7 +180,7 @@ def test_steps_that_are_reported_late_do_not_end_drafts(seed: int) -> None:
 
 @pytest.mark.parametrize("pause_s", [0.008, 0.015, 0.06])
 def test_kernels_that_load_with_the_first_drafts_do_not_end_them(pause_s: float) -> None:
-    """The guard charged their seconds to drafts, and the account was empty for 1,000 steps."""
+    """If drafts are charged for loading kernels, the account is empty for 1,000 steps."""
     limits = Limits(max_draft=4, model=True, retrieval=False)
     engine = Engine(Controller(limits), 64, right=0.36, copies=0.0)
     shapes = set[tuple[int, int]]()
@@ -194,8 +194,8 @@ def test_kernels_that_load_with_the_first_drafts_do_not_end_them(pause_s: float)
 
 
 def test_plain_decoding_is_measured_while_drafts_pay() -> None:
-    """Of 32 requests some always have a draft. Plain steps, slow at first, become much faster;
-    where they are never measured, drafts stay in use for good and take 1.4 times as long."""
+    """Some of 32 requests always have a draft while plain steps, slow at first, become much faster;
+    unless they are measured, drafts stay in use for good and take 1.4 times as long."""
     engine, drafted = Engine(Controller(Limits()), 32, copies=0.1, num_answer=1500), []
     for number in range(1500):
         drafted.append(any(engine.chains.values()))
@@ -216,7 +216,7 @@ def test_measuring_plain_decoding_costs_little() -> None:
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("num", [1, 4, 16])
 def test_first_drafts_are_short_and_for_all_requests(num: int, branches: bool) -> None:
-    """1 token each, then 2, and at most twice as many after each longest draft that was timed."""
+    """The first drafts have 1 token each, then 2, and at most twice the longest that was timed."""
     controller = Controller(Limits(branches=branches))
     names = [str(row) for row in range(num)]
     for row, name in enumerate(names):
@@ -267,7 +267,7 @@ def test_with_a_model_most_steps_rest_where_nothing_is_drafted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     controller = Controller(Limits(model=True))
-    # a verified token costs more than the least acceptance that a table believes in, 0.02
+    # a verified token costs more than 0.02, the lowest acceptance that a table can predict
     engine, full = Engine(controller, 4, right=0.0, copies=0.0, wide_s=5e-5), 0
     survivals = controller._survivals
 
@@ -307,7 +307,7 @@ def test_a_pause_does_not_end_drafting(where: str) -> None:
 
 @pytest.mark.parametrize("num", [1, 16])
 def test_promises_are_kept(num: int) -> None:
-    """Over 200 requests what the model drafter promises is accepted within 3%."""
+    """Predicted acceptance of the model drafter is within 3% of the actual one."""
     engine = Engine(Controller(Limits(model=True, retrieval=False)), num, num_answer=60)
     while engine.num_begun < 200:
         engine.step()
@@ -316,7 +316,7 @@ def test_promises_are_kept(num: int) -> None:
 
 
 def test_a_second_opinion_that_says_the_same_does_not_count_twice() -> None:
-    """The head copies what retrieval proposes: a second branch adds nothing, and is not bought."""
+    """The head copies retrieval's proposals, so a second branch would add nothing."""
 
     class Copier(Engine):
         def choose(self, length: int) -> None:
@@ -334,7 +334,7 @@ def test_a_second_opinion_that_says_the_same_does_not_count_twice() -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("num_requests", [1, 16])
 def test_the_guards_bound_holds_against_an_adversary(seed: int, num_requests: int) -> None:
-    """Its drafts promise whatever they have to, and are wrong."""
+    """The adversary's drafts promise as much as needed to be chosen, and are rejected."""
     rng = random.Random(seed)
     guard, plain, worst_step = Guard(), 1.0, 3.0
     lost: list[float] = []
@@ -350,7 +350,7 @@ def test_the_guards_bound_holds_against_an_adversary(seed: int, num_requests: in
         total += seconds - tokens * plain
         lost.append(total)
     low = 0.0
-    for i, value in enumerate(lost):  # over any period: the loss since its best beginning
+    for i, value in enumerate(lost):  # over any period: the loss since its most favourable start
         low = min(low, value - SHARE * i)
         most = max(most, value - SHARE * i - low)
     assert most <= CREDIT + CREDIT / num_requests + worst_step + 1e-6
@@ -367,7 +367,7 @@ def test_an_empty_account_allows_only_drafts_that_promise_much() -> None:
 
 
 def test_a_bad_start_does_not_end_drafting() -> None:
-    """The first texts cannot be drafted, and cost the whole credit; those after them can."""
+    """The first texts cannot be drafted and spend the whole credit; later texts can be drafted."""
     engine = Engine(Controller(Limits(8)), 1, copies=0.0, num_answer=60, wide_s=5e-4)
     engine.step()
     engine.controller.guard.charge(1.2 * engine.controller.guard.balance)
@@ -378,7 +378,7 @@ def test_a_bad_start_does_not_end_drafting() -> None:
 
 
 def test_a_tokens_price_follows_the_number_of_requests() -> None:
-    """Few requests after many: a token that a draft adds is worth more of a step's seconds."""
+    """With few requests after many, a drafted token is worth more of a step's seconds."""
 
     def drafted_after(num_before: int, seed: int) -> int:
         engine = Engine(Controller(Limits(8)), num_before, copies=0.6, wide_s=1.5e-3, seed=seed)

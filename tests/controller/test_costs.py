@@ -14,7 +14,7 @@ Seconds = Callable[[int, int, int, int], float]
 
 
 def staircase(tokens: int, requests: int, context: int, length: int) -> float:
-    """A machine with a stair after 128 tokens."""
+    """Step seconds with a jump after 128 tokens."""
     stair = 4.0 if tokens > 128 else 0.0
     return (
         6 + 0.01 * tokens + stair + 2e-5 * context + (0.15 + 0.35 * length) * (length > 0)
@@ -40,7 +40,7 @@ def observed(
 
 
 def errors(costs: StepCosts, machine: Seconds) -> list[float]:
-    """Of steps without drafting by the model, relative to the machine's seconds."""
+    """Relative errors of the predicted seconds of steps without drafting."""
     found = []
     for requests, context in ((20, 20_000), (40, 80_000), (60, 60_000)):
         seconds = costs.seconds(requests, context, 0, 2 * requests)
@@ -78,7 +78,7 @@ def test_a_jump_that_was_too_high_by_chance_is_bounded_by_wider_steps() -> None:
     costs = StepCosts()
     for _ in range(50):
         costs.observe(Step(4, 4, 0.005), 600)
-    for _ in range(2):  # late, and each time for longer than the pauses that count as predicted
+    for _ in range(2):  # late twice, each time by more than a predictable pause
         costs.observe(Step(4, 5, 0.008), 600)
     for _ in range(50):
         costs.observe(Step(4, 8, 0.0055), 600)
@@ -98,7 +98,7 @@ def test_follows_prices_that_double() -> None:
 
 
 def test_a_stale_cheap_sample_does_not_cap_the_price_of_others() -> None:
-    """Wide steps were measured with short texts; then only narrow ones with long texts are seen."""
+    """Wide steps were measured with short texts; then only narrow ones with long texts occur."""
     costs = StepCosts()
     for x in range(200):
         tokens = 4 if x % 4 else 64
@@ -212,7 +212,7 @@ def test_a_pause_counts_for_little() -> None:
 
 
 def test_drafts_that_interrupt_steps_for_good_are_charged() -> None:
-    """One in ten steps with drafts takes longer: at first a kernel may have been loaded."""
+    """One step with drafts in ten takes longer; only the first ones may be kernels being loaded."""
     costs, counted = StepCosts(), []
     for number in range(1, 401):
         seconds = 0.01 if number % 10 else 0.5

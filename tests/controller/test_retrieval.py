@@ -1,4 +1,4 @@
-"""The retrieval index, compiled and interpreted, equals the reference, and that equals a search."""
+"""The retrieval index, compiled and interpreted, equals the reference, which equals a search."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_index(*args: int, compiled: bool, **options: int) -> RetrievalIndex:
 
 
 def rows_of(found: Proposals) -> list[dict[str, Any]]:
-    """What is promised about proposals, as plain values."""
+    """The documented fields of proposals, as plain values."""
     return [
         {
             "tokens": found.tokens[row, : found.num_tokens[row]].tolist(),
@@ -70,7 +70,7 @@ def finish(index: RetrievalIndex) -> None:
 
 
 def answered(index: RetrievalIndex, slot: int, answer: list[int], **options: Any) -> None:
-    """A whole request whose answer enters the history."""
+    """Run a whole request whose answer enters the history."""
     index.open(slot, [], **options)
     index.extend([slot], answer, [len(answer)])
     index.close(slot)
@@ -78,7 +78,7 @@ def answered(index: RetrievalIndex, slot: int, answer: list[int], **options: Any
 
 
 class Pair:
-    """An index and the reference under the same operations, compared after each."""
+    """The index and the reference under the same operations, compared after each operation."""
 
     def __init__(self, kind: bool, rng: random.Random, history_tokens: int) -> None:
         self.rng = rng
@@ -88,7 +88,7 @@ class Pair:
         self.open: list[int] = []
 
     def text(self, most: int) -> list[int]:
-        """Random tokens; sometimes a few of them again and again."""
+        """Random tokens; sometimes a short phrase repeated."""
         num = self.rng.randrange(most + 1)
         tokens = [self.rng.randrange(self.vocabulary) for _ in range(num)]
         if self.rng.random() < 0.3:
@@ -142,7 +142,6 @@ class Pair:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0, 3, 100, 4096]))
 def test_the_index_equals_the_reference(kind: bool, seed: int, history_tokens: int) -> None:
-    """Each step compares what both propose; at the end their texts are equal, too."""
     pair = Pair(kind, random.Random(seed), history_tokens)
     for _ in range(60):
         pair.step()
@@ -170,7 +169,7 @@ def longest_by_search(text: list[int], others: list[list[int]]) -> tuple[int, se
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_longest_match_is_found(kind: bool, data: st.DataObject) -> None:
-    """On texts so short that no chain is longer than what is looked at."""
+    """Texts are so short that no chain exceeds the number of places examined."""
     tokens = st.lists(st.integers(0, 3), max_size=18)
     index, others = make_index(compiled=kind), data.draw(st.lists(tokens, max_size=1))
     for other in others:
@@ -267,7 +266,7 @@ class TestProposals:
 @pytest.mark.parametrize("kind", KINDS)
 class TestIsolation:
     def test_no_token_of_another_tenant(self, kind: bool) -> None:
-        """The same question from another tenant, whatever both of them say in common."""
+        """A tenant never gets another tenant's tokens, whatever their texts have in common."""
         index, secret = make_index(compiled=kind), 999
         rng = random.Random(0)
         for _ in range(50):
@@ -295,7 +294,7 @@ class TestIsolation:
         index.close(0)
         answered(index, 1, [1, 2, 3])
         index.open(0, [1, 2], shares=False)
-        assert proposal(index, 0)["tokens"] == [3]  # it may read
+        assert proposal(index, 0)["tokens"] == [3]  # reading is allowed
 
     def test_the_oldest_answers_are_forgotten(self, kind: bool) -> None:
         index = make_index(compiled=kind, history_tokens=64)
@@ -360,7 +359,7 @@ class TestWork:
         assert proposal(index, 0, 4)["tokens"] == [2002, 2003, 2004, 2005]
 
     def test_a_text_moves_before_its_block_is_full(self, kind: bool) -> None:
-        """A larger block is indexed in slices while the text grows, and dropped if it ends."""
+        """A larger block is indexed in slices while the text grows, and freed if the text ends."""
         index, rng = make_index(compiled=kind), random.Random(0)
         empty, text = index.memory().requests, [rng.randrange(10**6) for _ in range(6200)]
         for slot in (0, 1):
@@ -468,7 +467,7 @@ class TestCompiled:
         assert len(gc.get_objects()) - before < 20
 
     def test_read_only_input_and_other_types(self) -> None:
-        """Whatever arrays come in, nothing is compiled again in the middle of a request."""
+        """Arrays of any type must not trigger another compilation in the middle of a request."""
         index = make_index(compiled=True)
         text = np.array([1, 2, 1, 2, 1], np.int64)
         text.setflags(write=False)

@@ -25,7 +25,7 @@ def _wheel(name: str) -> Path:
 
 
 def _needed(wheel: Path) -> set[str]:
-    """The packages that a wheel requires, directly or not, without any extra."""
+    """The packages that a wheel requires, directly or indirectly, without any extra."""
     with zipfile.ZipFile(wheel) as opened:
         (name,) = (name for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
         lines = re.findall(r"^Requires-Dist: (.*)$", opened.read(name).decode(), re.MULTILINE)
@@ -60,7 +60,7 @@ def _install(python: Path, wheel: Path) -> None:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with draftwise and its requirements, and no weights."""
+    """The interpreter of an environment with draftwise and its requirements, without weights."""
     home = tmp_path_factory.mktemp("empty")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     python = home / "bin" / "python"

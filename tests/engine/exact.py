@@ -1,8 +1,8 @@
-"""The exact distribution of a randomised procedure: comparisons split intervals.
+"""The exact distribution of a randomised procedure, by splitting intervals at comparisons.
 
 A ``World`` hands out uniforms that are intervals. ``u < x`` is true on one part of the interval and
 false on the other; ``law`` runs the procedure once for each part and adds up the lengths as
-fractions. No sampling, no grid, no tolerance: what comes out is the law, compared with ``==``.
+fractions. No sampling, no grid, no tolerance: distributions are compared with ``==``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from draftwise import Draft
 
 Law = dict[Any, Fraction]
 Model = Callable[[tuple[int, ...]], Any]
-"""Text to a distribution over the next token: an object array of fractions."""
+"""Maps a text to a distribution over the next token: an object array of fractions."""
 
 VOCAB = 3
 
 
 class World:
-    """One run: follows the branches in ``taken``, then says True, and notes what it left out."""
+    """One run: follows the answers in ``taken``, then says True, and records untried branches."""
 
     def __init__(self, taken: tuple[bool, ...]) -> None:
         self._taken, self._num = taken, 0
@@ -38,7 +38,6 @@ class World:
         return Uniform(self)
 
     def uniforms(self, num: int) -> list[Uniform]:
-        """As many fresh ones."""
         return [self.uniform() for _ in range(num)]
 
     def branch(self, share: Fraction) -> bool:
@@ -55,13 +54,13 @@ class World:
 
 
 class Uniform:
-    """A uniform known to lie in [low, high), times a positive scale."""
+    """A uniform known to lie in [low, high); may be multiplied by a positive scale."""
 
     def __init__(self, world: World) -> None:
         self._world, self._low, self._high = world, Fraction(0), Fraction(1)
 
     def below(self, bound: Any) -> bool:
-        """Whether it is below ``bound``; learning that narrows the interval."""
+        """Whether the uniform is below ``bound``; the answer narrows the interval."""
         bound = Fraction(bound)
         if bound <= self._low or bound >= self._high:
             return bound >= self._high
@@ -97,7 +96,7 @@ class Scaled:
 
 
 def law(procedure: Callable[[World], Hashable]) -> Law:
-    """Probability of each outcome, exactly."""
+    """The exact probability of each outcome."""
     found: Law = defaultdict(Fraction)
     ahead: list[tuple[bool, ...]] = [()]
     while ahead:
@@ -109,7 +108,7 @@ def law(procedure: Callable[[World], Hashable]) -> Law:
 
 
 def model(name: str, parts: int = 4) -> Model:
-    """A made-up language model: the text decides the distribution, in multiples of 1/parts."""
+    """A made-up language model: the text determines the distribution, in multiples of 1/parts."""
 
     def next_token(text: tuple[int, ...]) -> Any:
         rng = random.Random(f"{name} {text}")
@@ -122,12 +121,12 @@ def model(name: str, parts: int = 4) -> Model:
 
 
 def own_law(p: Model, length: int) -> Law:
-    """The law of ``length`` tokens that ``p`` says by itself."""
+    """The distribution of ``length`` tokens sampled from ``p`` alone."""
     return completed({(): Fraction(1)}, p, length)
 
 
 def completed(emitted: Law, p: Model, length: int) -> Law:
-    """The law of texts that are continued by ``p`` up to ``length`` tokens."""
+    """The distribution of texts after ``p`` has continued them to ``length`` tokens."""
     found: Law = defaultdict(Fraction)
     ahead = list(emitted.items())
     while ahead:

@@ -15,7 +15,7 @@ from draftwise.types import Draft
 
 
 class Faulty:
-    """A sound policy but for one method, which raises, or returns what is no answer to it."""
+    """A sound policy except for one method, which raises or returns an invalid value."""
 
     def __init__(self, sound: Any, method: str, answer: Any) -> None:
         assert f".{method}(" in inspect.getsource(Request), f"no request calls {method}"
@@ -34,7 +34,7 @@ def raising(*_: Any, **__: Any) -> Any:
 
 
 class Odd(LookupDrafter):
-    """Prompt lookup whose drafts are spoilt."""
+    """Prompt lookup with corrupted drafts."""
 
     def __init__(self, spoil: Callable[[list[Draft]], Any], method: str = "propose") -> None:
         super().__init__("odd")
@@ -53,7 +53,7 @@ class Odd(LookupDrafter):
 
 
 def each(**changes: Any) -> Callable[[list[Draft]], list[Draft]]:
-    """Drafts of two tokens, but for the changes."""
+    """Return valid drafts of two tokens, except for the changes."""
     two: dict[str, Any] = {"tokens": np.array([5, 9]), "sources": ["odd", "odd"]}
     return lambda drafts: [Draft(**(two | changes)) for _ in drafts]
 

@@ -49,8 +49,8 @@ POOLS = {
 }
 """Names of pools, and the drafters in them.
 
-``all`` has no ``suffix``: its drafts depend on what other requests said, so rows may differ in
-company (not in law), which is what that pool is asked about.
+``all`` has no ``suffix``: its drafts depend on other requests' answers, so that the tokens of a row
+may depend on the rest of the batch (their distribution does not), which tests of ``all`` exclude.
 """
 
 PROMPTS = [
@@ -63,9 +63,9 @@ BUDGETS = [24, 13, 17, 1]
 
 
 def reader(kind: str = "llama", seed: int = 0, **changes: Any) -> Any:
-    """A random model that reads: changing a token far back changes its next token often.
+    """A random model that attends far back: changing a distant token often changes its next token.
 
-    A model that looked at the last token only would say the same with a broken cache.
+    A model that used only the last token would give the same text with a broken cache.
     """
     model = tiny_model(kind, seed, tie_word_embeddings=False, **changes)
     generator = torch.Generator().manual_seed(seed)
@@ -81,13 +81,12 @@ def reader(kind: str = "llama", seed: int = 0, **changes: Any) -> Any:
 
 @cache
 def target(kind: str = "llama", vocab_size: int = 64) -> CausalModel:
-    """The target of a kind."""
     return CausalModel(reader(kind, vocab_size=vocab_size), "target")
 
 
 @cache
 def lm(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
-    """``good``: the target, slightly disturbed; ``bad``: another model altogether."""
+    """``good``: the target plus a little noise; ``bad``: an unrelated model."""
     model = target(kind, vocab_size)
     module = (
         near_copy(model.module, noise=0.04)
@@ -99,9 +98,9 @@ def lm(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
 
 @cache
 def padded(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
-    """``good`` with other rows of logits than its target: three more, or two less.
+    """``good`` with another number of logits than its target: three more, or two fewer.
 
-    Of the ``shorter`` one's the last is padding, too. Padding is what it would say most.
+    The last row of ``shorter`` is padding, too. Padding rows have the largest logits.
     """
     model, num = target(kind, vocab_size), vocab_size + 3 if name == "longer" else vocab_size - 2
     module = near_copy(model.module, noise=0.04)
@@ -116,7 +115,7 @@ def padded(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
 
 @cache
 def narrow(kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
-    """``good``, which can draft five tokens of six and has no logits of its own for the others."""
+    """``good`` with a draft vocabulary of five tokens in six."""
     model = target(kind, vocab_size)
     module = near_copy(model.module, noise=0.04)
     ids = torch.tensor([token for token in range(vocab_size) if token % 6])
@@ -128,7 +127,7 @@ def narrow(kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
 def windowed(
     kind: str = "llama", vocab_size: int = 64, sink: int = 2, window: int = 6
 ) -> LMDrafter:
-    """``good``, which reads the first and the last tokens of a text; it slides within a prompt."""
+    """``good`` with a sink and a window, which slides within a prompt."""
     model, target_model = lm("good", kind, vocab_size).model, target(kind, vocab_size)
     home = head_home(target_model.hidden_size)
     return LMDrafter("window", model, target_model, home, Window(sink, window))
@@ -136,13 +135,13 @@ def windowed(
 
 @cache
 def eagle_target(kind: str = "llama", vocab_size: int = 64) -> CausalModel:
-    """The same model, for pools with an EAGLE head: the others' hidden states stay untapped."""
+    """A separate target for pools with a head: other pools' targets collect no hidden states."""
     return CausalModel(target(kind, vocab_size).module, "target")
 
 
 @cache
 def eagle(kind: str = "llama", vocab_size: int = 64) -> EagleDrafter:
-    """An EAGLE-3 head that cannot draft every token; of the first target it knows the answers."""
+    """An EAGLE-3 head with a reduced vocabulary, overfitted to the first target's answers."""
     model, size = eagle_target(kind, vocab_size), vocab_size - vocab_size // 6
     if (kind, vocab_size) == ("llama", 64):
         with torch.inference_mode(False), torch.enable_grad():
@@ -155,7 +154,7 @@ def eagle(kind: str = "llama", vocab_size: int = 64) -> EagleDrafter:
 
 @cache
 def medusa(kind: str = "llama", vocab_size: int = 64) -> MedusaDrafter:
-    """Four heads; of the first target they know the answers."""
+    """Four Medusa heads; for the first target they are overfitted to the answers."""
     model = eagle_target(kind, vocab_size)
     is_first = (kind, vocab_size) == ("llama", 64)
     texts = [prompt + plain_greedy(prompt, 40) for prompt in PROMPTS] if is_first else []
@@ -165,14 +164,14 @@ def medusa(kind: str = "llama", vocab_size: int = 64) -> MedusaDrafter:
 
 @cache
 def mtp(kind: str = "llama", vocab_size: int = 64) -> EagleDrafter:
-    """A random MTP head, with a layer like the target's; DraftwiseError where that cannot be."""
+    """A random MTP head with a layer like the target's; DraftwiseError for unsupported targets."""
     model = eagle_target(kind, vocab_size)
     return EagleDrafter("mtp", mtp_head(model), model)
 
 
 @cache
 def dflash(kind: str = "llama", vocab_size: int = 64) -> DFlashDrafter:
-    """A random head of two layers that drafts up to five tokens, and not every one."""
+    """A random two-layer DFlash head that drafts up to five tokens from a reduced vocabulary."""
     model, size = eagle_target(kind, vocab_size), vocab_size - vocab_size // 6
     head = dflash_head(model, BlockShape(6, vocab_size - 1, 1), draft_vocab_size=size)
     return DFlashDrafter("dflash", head, model)
@@ -180,7 +179,7 @@ def dflash(kind: str = "llama", vocab_size: int = 64) -> DFlashDrafter:
 
 @cache
 def store(vocab_size: int = 64) -> DatastoreDrafter:
-    """Text of the target's own vocabulary: the prompts, one of the target's answers, and noise."""
+    """A datastore of the prompts, two of the target's answers, and noise."""
     noise = np.random.default_rng(0).integers(0, vocab_size, (20, 30)).tolist()
     texts = [[t for t in prompt if t < vocab_size] for prompt in PROMPTS] + noise
     if vocab_size == 64:
@@ -198,11 +197,11 @@ INSIDE: dict[str, Callable[[str, int], Drafter]] = {
     "mtp": mtp,
     "dflash": dflash,
 }
-"""Those that read the target's hidden states."""
+"""Drafters that read the target's hidden states."""
 
 
 def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) -> list[Drafter]:
-    """The drafters of these names; those of the table by their own name."""
+    """The drafters of these names; other names come from the registry."""
     return [
         lm(name, kind, vocab_size)
         if name in {"good", "bad"}
@@ -235,7 +234,7 @@ def speculator(
     trees: tuple[TreeShape | None, ...] = (None,),
     **options: Any,
 ) -> Speculator:
-    """A speculator over these drafters, seeded, without loading anything twice."""
+    """A speculator over these drafters, with a seed and with cached models."""
     setting = Preset(policy, reward, feedback, lengths, with_none, rules, trees=trees)
     tokenizer = options.pop("tokenizer", None)
     pool = drafters(names, kind, vocab_size)
@@ -265,5 +264,5 @@ def _greedy(kind: str, prompt: tuple[int, ...], num: int, penalty: float) -> tup
 def plain_greedy(
     prompt: Sequence[int], num: int, kind: str = "llama", penalty: float = 1.0
 ) -> list[int]:
-    """What ``transformers`` itself says after this prompt, greedily."""
+    """The greedy continuation of a prompt by ``transformers``."""
     return list(_greedy(kind, tuple(prompt), num, penalty))

@@ -23,10 +23,10 @@ PROMPT = [0]
 
 
 class Scripted:
-    """Stands for a ``CausalModel``: after the prompt ``[0]`` its answer is the script.
+    """Stands in for a ``CausalModel``: after the prompt ``[0]`` its answer is the script.
 
-    A token of -1 in the script stands for logits that are not finite; ``wrong`` positions get
-    another token. ``fed`` counts the tokens it was fed.
+    A token of -1 in the script gives logits that are not finite; every ``wrong``-th position gets
+    another token. ``fed`` counts the input tokens.
     """
 
     def __init__(self, script: Sequence[int], name: str = "target", wrong: int = 0) -> None:
@@ -72,7 +72,7 @@ class Scripted:
 
 
 class Playlist:
-    """A policy that plays the plans of a list, then the last of them for ever."""
+    """A policy that plays the plans of a list, then the last plan for ever."""
 
     def __init__(self, plans: Sequence[int], num_plans: int) -> None:
         self._plans, self._num_plans, self._num = list(plans), num_plans, 0
@@ -96,7 +96,7 @@ class Playlist:
 def scripted(
     script: Sequence[int], length: int = 4, wrong: int = 0, tokenizer: Any = None
 ) -> Speculator:
-    """A scripted target with a drafter that knows the script, ``wrong`` at every so manieth."""
+    """A scripted target, and a drafter that errs at every ``wrong``-th position of the script."""
     target: Any = Scripted(script)
     drafter = LMDrafter("knows", Scripted(script, "knows", wrong), target)  # type: ignore[arg-type]
     setting = Preset("fixed:0", "length", "free", (length,))
@@ -104,8 +104,8 @@ def scripted(
 
 
 def byte_tokenizer(merges: Sequence[str] = ("the", "re", "日", "本")) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer of fewer than 64 tokens: letters, the bytes of é, ü, 日 and 本,
-    and, as single tokens, a few longer strings."""
+    """A byte-level tokenizer of fewer than 64 tokens: letters, the bytes of é, ü, 日 and 本, and a
+    few longer strings as single tokens."""
     alphabet = byte_letters("abcdefghijklmnopqrstuvwxyz .éà日本")
     pieces = [*dict.fromkeys(alphabet), *(byte_letters(m) for m in merges)]
     vocab: Mapping[str, int] = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
@@ -117,13 +117,13 @@ def byte_tokenizer(merges: Sequence[str] = ("the", "re", "日", "本")) -> PreTr
 
 
 def byte_letters(text: str) -> str:
-    """The letters that stand for the bytes of a text."""
+    """The letters by which byte-level tokenizers write the bytes of a text."""
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return "".join(piece for piece, _ in level.pre_tokenize_str(text))
 
 
 class Alternating:
-    """A process under which answers alternate: after an even token stands an odd one."""
+    """A logits processor under which odd tokens follow even ones and vice versa."""
 
     def __call__(self, text: Sequence[int], logits: Tensor) -> Tensor:
         masked = logits.clone()
@@ -136,7 +136,7 @@ class Alternating:
 
 
 class CoinMixer:
-    """Draws the writer of each token at random: a drafter, a match, or none."""
+    """A mixer that draws the source of each token at random: a drafter, a match, or none."""
 
     def __init__(self, drafter: str, length: int, seed: int) -> None:
         self.drafter, self.length, self._rng = drafter, length, np.random.default_rng(seed)
@@ -149,7 +149,7 @@ class CoinMixer:
         may_branch: bool = False,
     ) -> str | None:
         found = [name for name, match in matches.items() if match]
-        # what it sees of the token kept last may sway it: that is known before the next is drawn
+        # the choice may depend on the last kept token, which is known before the next one is drawn
         ends = 0.1 if step.max_prob > 0.4 else 0.3
         if self._rng.random() < ends:
             return None
@@ -162,7 +162,7 @@ class CoinMixer:
     def branch(
         self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
     ) -> tuple[str, int]:
-        # the drafted token is known by then, and may decide, too
+        # the choice may depend on the drafted token, too, which is known by then
         return str(self._rng.choice(sorted(matches))), int(self._rng.integers(room + 1))
 
 
@@ -175,7 +175,7 @@ class Mixing(Playlist):
 
 
 def mixing(made: Speculator, drafter: str, length: int) -> Speculator:
-    """The speculator with such a policy in each of its requests."""
+    """The speculator with a mixing policy in each of its requests."""
     seeds = iter(range(10**6))
 
     def policy(prompt: Sequence[int], seed: Any, *_: Any, **options: Any) -> Mixing:

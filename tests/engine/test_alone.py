@@ -1,6 +1,6 @@
 """A fault of one request or drafter leaves the answers of others unchanged.
 
-A healthy greedy request runs beside one whose parts raise or return nonsense.
+A healthy greedy request runs next to one whose parts raise or return invalid values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(engine: Engine, most: int = 200) -> None:
 
 
 def beside(made: Speculator, spoil: Callable[[Request], None], **options: Any) -> Request:
-    """A request that is spoilt runs beside a sound one, whose answer is looked at."""
+    """Run a faulty request next to a healthy one, and check the healthy one's answer."""
     engine = made.engine()
     sound = made.request(PROMPTS[0], max_new_tokens=NUM)
     spoilt = made.request(PROMPTS[3], max_new_tokens=NUM, **options)
@@ -88,8 +88,6 @@ def test_feedback_that_fails_ends_the_drafts_of_its_request(method: str) -> None
 
     def spoil(request: Request) -> None:
         class Broken:
-            """As the sound one, but for the method."""
-
             def __getattr__(self, name: str) -> Any:
                 return raising() if name == method else getattr(sound, name)
 
@@ -133,7 +131,7 @@ def test_a_process_that_fails_ends_its_request_and_no_drafter(
 
 
 def test_biases_are_those_that_were_given() -> None:
-    """What the caller does with the table afterwards reaches neither its request nor others."""
+    """Changing the caller's bias table after the call affects neither that request nor others."""
     made = speculator(["good"], "fixed:2")
     bias: dict[int, float] = {1: 1.0}
     alone = made.generate(PROMPTS[3], max_new_tokens=NUM, logit_bias=dict(bias))
@@ -203,7 +201,7 @@ def test_a_request_that_cannot_be_seated_or_read_ends_alone(
 
 
 def test_an_answer_that_the_garbage_collector_finds_disturbs_no_other() -> None:
-    """A caller that gave up keeps the answer in a cycle; it is collected in a forward."""
+    """An abandoned answer in a reference cycle may be collected in the middle of a forward."""
     made = speculator(POOLS["all"])
     extend = made.target.extend
     generation = made.start(LONG, max_new_tokens=60)
@@ -304,7 +302,7 @@ def scores(alphas: Any, ratios: Any) -> Callable[[list[Any]], list[Any]]:
         (lambda found: ["x"] * len(found), True),
         (scores(np.zeros(2), np.zeros(3)), True),
         (scores([0.5], [0.5]), True),
-        (scores(np.array([np.nan]), np.array([5.0])), False),  # p may be to blame
+        (scores(np.array([np.nan]), np.array([5.0])), False),  # p may be at fault
     ],
 )
 def test_scores_that_are_nonsense(spoil: Any, is_left_out: bool) -> None:

@@ -13,12 +13,12 @@ from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
 from engine.test_engine import LONG, ask, run
 
 FAR = [*LONG, *LONG[::-1], *LONG][:150]
-"""A prompt of several pieces."""
+"""A prompt of several prefill chunks."""
 
 
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens that sessions catch up on, one entry per call and row."""
+    """Record the tokens that sessions catch up on, one entry per call and row."""
     seen: list[int] = []
     sound = NeuralSession.catch_up
 
@@ -40,7 +40,7 @@ def test_a_long_newcomer_is_read_in_pieces_while_others_write(pool: str, pieces:
     engine.admit(long)
     waited = 0
     while long.stats.num_rounds < 5 or long.pending is not None:
-        engine._loop._verify_s = 0.0  # the least that may be read
+        engine._loop._verify_s = 0.0  # the minimum budget for catching up
         engine.step()
         if long.pending is not None:
             waited += 1

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0}
 
 
 def run(made: Speculator, rows: list[int], params: SamplingParams) -> list[tuple[Any, ...]]:
-    """Requests with the streams of their own numbers, run together."""
+    """Run requests together, each with the random streams of its number."""
     streams = np.random.SeedSequence(5).spawn(len(PROMPTS))
     requests = [
         made._learning.request(
@@ -44,7 +44,7 @@ COOL = SamplingParams(temperature=0.7)
 def test_a_row_is_the_same_alone_and_in_any_company(
     pool: str, policy: str, params: SamplingParams
 ) -> None:
-    """Tokens, who wrote them and which plans were played; policies here know no clock."""
+    """Tokens, their sources and the plans played are equal; the policies here use no clock."""
     made = speculator(POOLS[pool], policy, trees=(None, TreeShape(3, 8)))
     alone = [run(made, [row], params)[0] for row in range(4)]
     assert run(made, [0, 1, 2, 3], params) == alone
@@ -69,7 +69,7 @@ def test_same_seed_same_tokens() -> None:
 
 
 def test_the_default_policy_repeats_itself_where_it_is_told_to() -> None:
-    """It prices plans by the clock, so elsewhere a seed keeps the law and not the tokens."""
+    """By default measured times price plans, so a seed fixes the distribution, not the tokens."""
     options = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3}
     made = [speculator(POOLS["all"], "goodput", deterministic=True) for _ in range(2)]
     first, again = (each.generate(PROMPTS[0], **options) for each in made)
@@ -99,7 +99,7 @@ def test_who_shares_a_policy(scope: str, num: int) -> None:
 
 
 def test_a_drafter_that_lags_far_behind_joins_one_that_does_not() -> None:
-    """Catching up in one row is wide, and must not overrun what the other row has allotted."""
+    """Catching up makes one row's input wide, which must not overrun the other row's storage."""
     made = speculator(["good", "lookup"], "fixed:1", lengths=(2,), with_none=False)
     plans = {"row that plays": [0] * 40, "row that waits": [1] * 6 + [0] * 40}
     from engine.scripted import Playlist
@@ -113,7 +113,7 @@ def test_a_drafter_that_lags_far_behind_joins_one_that_does_not() -> None:
 
 
 def test_storage_follows_the_text() -> None:
-    """2,100 tokens: two layers of keys and values, one row, two heads of eight floats."""
+    """2,100 tokens: keys and values of two layers, one row, two heads of eight floats."""
     module = reader(max_position_embeddings=4096)
     made = Speculator.from_pretrained(
         module, [near_copy(module, 0.04)], policy="fixed:1", lengths=[8]

@@ -17,12 +17,12 @@ A_TOKEN, CONTEXT_TOKEN = 0.03, 1e-4
 
 
 def seconds_of(rows: int, tokens: int, context: int) -> float:
-    """A machine whose forwards grow with their tokens and with what lies before them."""
+    """The seconds of a forward grow with its tokens and with the length of the context."""
     return 1.0 + A_TOKEN * tokens + CONTEXT_TOKEN * context
 
 
 def metered(rows: int = 1, num: int = 200) -> MeasuredCostModel:
-    """A meter that saw forwards of 1 to 9 tokens a row after texts of 100 to 4,000 tokens."""
+    """A cost model that saw forwards of 1 to 9 tokens a row on contexts of 100 to 4,000."""
     cost_model, rng = MeasuredCostModel({"a": 0.25}), np.random.default_rng(0)
     for _ in range(num):
         tokens, context = rows * int(rng.integers(1, 10)), int(rng.integers(100, 4000))
@@ -63,7 +63,7 @@ def test_a_pause_of_the_machine_does_not_make_a_length_dear() -> None:
 
 
 def test_drafts_after_a_far_longer_text_do_not_raise_the_price_of_plain_decoding() -> None:
-    """On a CPU each drafted token attends to the whole text: it is dearer after a long one."""
+    """On a CPU each drafted token attends to the whole text, so it costs more after a long one."""
     rng = np.random.default_rng(0)
 
     def seconds(tokens: int, context: int) -> float:
@@ -91,13 +91,13 @@ def test_drafts_after_a_far_longer_text_do_not_raise_the_price_of_plain_decoding
 
 
 def test_where_wide_forwards_are_dear_the_first_drafts_are_few_and_short() -> None:
-    """Plain decoding is measured first: 17 tokens would otherwise become its price."""
+    """Plain decoding is measured first, or the cost of 17 tokens would be taken for its cost."""
     cost_model, wide = MeasuredCostModel({"a": 0.0}), []
     for _ in range(300):
         most = 1
         if not cost_model.wants_plain(1, 100):
             target_s = cost_model.costs(1, 17, 100).target_s
-            tokens = 1 + np.cumsum(0.7 ** np.arange(17))  # of a draft whose tokens survive so
+            tokens = 1 + np.cumsum(0.7 ** np.arange(17))  # each survives with 0.7
             most = 1 + int((tokens / target_s).argmax())
         wide.append(most)
         cost_model.record_target_step(1, most, 100, 1.0 + 0.8 * (most - 1))
@@ -136,7 +136,7 @@ def test_drafters_are_measured_by_step_and_reading_by_token() -> None:
     for _ in range(6):
         cost_model.record_draft_steps("a", 1, 2, 1.0)
         cost_model.record_draft_steps("a", 16, 2, 2.0)
-        cost_model.record_draft_steps("a", 1, 0, 9.0)  # a draft of copied tokens alone says nothing
+        cost_model.record_draft_steps("a", 1, 0, 9.0)  # all tokens were copied
         cost_model.record_catch_up("a", 4, 2.0)
     assert [cost_model.costs(rows, 1, 100).draft_s["a"] for rows in (1, 16)] == [0.5, 1.0]
     assert cost_model.costs(1, 1, 100).read_s == {"a": 0.5}
@@ -144,7 +144,7 @@ def test_drafters_are_measured_by_step_and_reading_by_token() -> None:
 
 @pytest.mark.parametrize("place", range(6))
 def test_one_slow_draft_never_makes_a_drafter_dear(place: int) -> None:
-    """Wherever it comes: it would not be played again, and nothing would correct that."""
+    """One slow draft must not stop a drafter: its cost is corrected only by further drafts."""
     for num in range(max(place + 1, 2), 7):
         cost_model = MeasuredCostModel({"a": 0.25})
         for index in range(num):
@@ -153,7 +153,7 @@ def test_one_slow_draft_never_makes_a_drafter_dear(place: int) -> None:
 
 
 def test_probes_and_catching_up_are_charged_where_nothing_is_drafted() -> None:
-    """With fixed costs, plain decoding needs one unit for each round."""
+    """With fixed costs, plain decoding takes one unit a round; probes and catching up add to it."""
     made = speculator(["good", "bad", "lookup"], "goodput", lengths=(1, 4), deterministic=True)
     idle = []
     for index in range(4):
@@ -165,11 +165,11 @@ def test_probes_and_catching_up_are_charged_where_nothing_is_drafted() -> None:
 
 
 def test_the_credit_of_a_request_is_a_share_of_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many short answers must not add up to more than their share; rounds cost 1 s here."""
+    """The credit of many short answers must not exceed their share; rounds cost 1 s here."""
     made = speculator(["good", "lookup"], "goodput", deterministic=True)
     granted: list[float] = []
     monkeypatch.setattr(made._pool.guard, "grant", granted.append)
-    for num in (40, 40, 120, 300):  # before the first, a round's seconds are unknown
+    for num in (40, 40, 120, 300):  # before the first answer a round's seconds are unknown
         made.generate(PROMPTS[0], max_new_tokens=num)
     made.generate(PROMPTS[:1] * 4, max_new_tokens=40)
     assert granted[1:4] == pytest.approx([0.2, 0.6, 1.0])

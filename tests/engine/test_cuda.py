@@ -28,7 +28,7 @@ POOLS = {
 }
 NUM = 24
 WAITS = 2
-"""Of a round with drafts of fixed length (docs/performance.md)."""
+"""Synchronisations in a round with drafts of fixed length (docs/performance.md)."""
 
 
 @cache
@@ -45,7 +45,7 @@ def prompts() -> list[list[int]]:
 
 @cache
 def plain(number: int) -> list[int]:
-    """What transformers itself answers on the device."""
+    """The greedy answer of transformers on the device."""
     ids = torch.tensor([prompts()[number]], device=target().device)
     found = target().module.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM
@@ -87,7 +87,7 @@ def test_compiled_models_are_greedy(pool: str) -> None:
 
 @pytest.mark.parametrize("pool", ["models", "heads"])
 def test_a_sampled_row_is_the_same_in_company(pool: str) -> None:
-    drafters = [name for name in POOLS[pool] or () if name != "suffix"]  # reads other answers
+    drafters = [name for name in POOLS[pool] or () if name != "suffix"]  # others' answers matter
     made = Speculator.from_pretrained(
         "zoo", drafters, device=DEVICE, dtype="float32", policy="fixed:0", lengths=[4],
         rules=["fixed"], seed=0,

@@ -38,7 +38,7 @@ def stored(folder: Path, documents: Sequence[Sequence[int]], vocab_size: int = V
 
 
 def found(documents: Sequence[list[int]], ending: list[int]) -> tuple[int, list[list[int]]]:
-    """The longest match in the corpus and how it went on each time, in any order."""
+    """The longest match in the corpus and its continuations, in any order."""
     places = [
         (common(document, at, ending), document[at : at + DEPTH])
         for document in documents
@@ -59,7 +59,7 @@ def corpora(rng: np.random.Generator) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("vocab_size", [VOCAB, 70_000])
 def test_matches_and_trees_are_those_of_the_whole_corpus(tmp_path: Path, vocab_size: int) -> None:
-    """In files of two and of four bytes a token."""
+    """The corpus is stored with two and with four bytes a token."""
     rng = np.random.default_rng(0)
     for documents in corpora(rng):
         drafter = DatastoreDrafter("x", str(stored(tmp_path, documents, vocab_size)), 10_000)
@@ -80,7 +80,7 @@ def test_matches_and_trees_are_those_of_the_whole_corpus(tmp_path: Path, vocab_s
 
 
 def test_of_many_matches_some_vote_at_even_distances(tmp_path: Path) -> None:
-    """Forty of four hundred, always the same ones; three quarters of all went on with 7."""
+    """The same forty of 400 matches vote each time; three quarters of all continue with 7."""
     rng = np.random.default_rng(0)
     documents = [[5, *([7] if i % 4 else [8]), *rng.integers(10, 30, 8)] for i in range(400)]
     store = Store(stored(tmp_path, documents))

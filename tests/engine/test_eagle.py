@@ -37,13 +37,13 @@ def _without_gradients() -> Iterator[None]:
 
 
 def drafted(session: Driven, context: Context, tree: TreeShape | None) -> Draft:
-    """The draft at the end of a text, with randomness of its own, so that drafts compare."""
+    """The draft at the end of a text, with a fixed random stream so that drafts can be compared."""
     context.rng = np.random.default_rng(9)
     return session.propose([DraftTask(context, 4, Fixed(), tree)])[0]
 
 
 def texts_of_rounds(num: int) -> list[list[int]]:
-    """One text as it grows by one to four tokens a round."""
+    """Prefixes of one text that grow by one to four tokens a round."""
     whole = PROMPTS[2] + plain_greedy(PROMPTS[2], 4 * num)
     ends = np.cumsum([len(PROMPTS[2]), *(1 + i % 4 for i in range(num))])
     return [whole[:end] for end in ends]
@@ -52,7 +52,7 @@ def texts_of_rounds(num: int) -> list[list[int]]:
 def draft_at_the_end(
     plays: list[bool], sampling: SamplingParams, tree: TreeShape | None = None
 ) -> Draft:
-    """The draft after rounds in which the head drafted, or did not."""
+    """The last draft after rounds in which the head drafted or did not."""
     texts = texts_of_rounds(len(plays))
     context = Context(0, [], sampling, np.random.default_rng(0))
     session = opened(eagle(), [context])
@@ -100,7 +100,7 @@ def test_after_rounds_unplayed_the_draft_is_that_of_one_who_always_played(
 @pytest.mark.usefixtures("_without_gradients")
 @pytest.mark.parametrize("num", [20, 120])
 def test_a_look_reads_the_end_of_a_text_alone(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its price says; and a draft after it is that of a head which never looked."""
+    """A probe reads no more tokens than it is charged for, and changes no later draft."""
     text = (PROMPTS[2] + plain_greedy(PROMPTS[2], 100))[:num]
     fed, sound = list[int](), eagle_module.read
 
@@ -123,11 +123,11 @@ def test_a_look_reads_the_end_of_a_text_alone(num: int, monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("_without_gradients")
 def test_teeth_states_of_a_draft_that_stay_for_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted bug: accepted tokens keep the slots that were read with the draft's own states."""
+    """Planted bug: accepted tokens keep cache entries from the head's own hidden states."""
     honest = draft_at_the_end([False] * NUM, SAMPLED)
 
     def rollback(self: EagleRunner, context: Context, base: int, agreed: int) -> None:
-        if base:  # as if two of the draft's tokens had been accepted
+        if base:  # as if two drafted tokens had been accepted
             self._cache.lengths[context.row] = base + 1
 
     monkeypatch.setattr(EagleRunner, "rollback", rollback)
@@ -136,7 +136,7 @@ def test_teeth_states_of_a_draft_that_stay_for_the_text(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("_without_gradients")
 def test_teeth_states_of_one_token_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted bug: the hidden states that are read are those of the position before."""
+    """Planted bug: the head reads the hidden states of the previous position."""
     honest = draft_at_the_end([True] * NUM, SAMPLED)
     sound = features_of(TARGET, [1]).__class__.get
 
@@ -150,7 +150,7 @@ def test_teeth_states_of_one_token_before(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("_without_gradients")
 def test_q_is_what_the_head_says_with_the_targets_own_states() -> None:
-    """The first token's q, and the scores of a backlog, from one plain forward of the head."""
+    """The first token's q and the backlog's scores equal those of one plain forward of the head."""
     text = PROMPTS[2] + plain_greedy(PROMPTS[2], 20)
     context = Context(0, text, SAMPLED, np.random.default_rng(0))
     context.features = features_of(TARGET, text)
@@ -178,7 +178,7 @@ def test_q_is_what_the_head_says_with_the_targets_own_states() -> None:
 def test_the_engine_keeps_the_targets_states_of_every_position(
     temperature: float, bulk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts that need two forwards, batches, kept paths of trees, rows that end early."""
+    """Prompts that need two forwards, batches, kept paths of trees, and rows that end early."""
     made = speculator(
         ["eagle", "good", "lookup"], lengths=(1, 4), trees=(None, TREE, TreeShape(8, 30))
     )
@@ -211,7 +211,7 @@ def test_a_draft_without_hidden_states_is_a_bug_that_is_said() -> None:
 
 
 def test_accepted_drafts_of_a_head_that_knows_the_target() -> None:
-    """Unplayed rounds between, chains and trees: the head's tokens are kept, and the text right."""
+    """Chains and trees of a fitted head are accepted, also after rounds without drafts."""
     made = speculator(["eagle", "lookup"], "fixed:0", lengths=(5,), trees=(None, TREE))
     for plans in ([1] * 40, [2] * 40, [0, 0, 1, 0, 2] * 10):
         generation = made.start(PROMPTS[0], max_new_tokens=40)

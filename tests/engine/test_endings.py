@@ -16,19 +16,18 @@ TEXTS = ["the end.", "écoute là.", "日本の日本", "a日é本b日日", "the
 
 
 def ids(text: str) -> list[int]:
-    """Token by token: the bytes of a text."""
     return list(TOKENIZER(text)["input_ids"])
 
 
 def streamed(made: Speculator, **options: object) -> tuple[str, list[str]]:
-    """The final text, and the pieces as they came."""
+    """The final text, and the streamed pieces."""
     pieces = [piece for piece, _ in made.stream(PROMPT, **options)]
     return made.generate(PROMPT, **options).text, pieces
 
 
 @pytest.mark.parametrize("budget", range(1, 9))
 def test_exactly_as_many_tokens_as_asked(budget: int) -> None:
-    """Whatever the draft length: shorter, equal, longer."""
+    """Draft lengths of 1, 3 and 8 with shorter and longer answers."""
     for length in (1, 3, 8):
         result = speculator(["good"], "fixed:1", lengths=(length,)).generate(
             PROMPTS[0], max_new_tokens=budget
@@ -78,7 +77,7 @@ def test_streamed_pieces_add_up_with_characters_split_over_tokens(text: str, len
 @pytest.mark.parametrize("length", [1, 2, 5])
 @pytest.mark.parametrize(("stop", "rest"), [("ey", "there th"), ("y a", "there the"), ("t", "")])
 def test_stop_string_over_tokens_and_rounds(stop: str, rest: str, length: int) -> None:
-    """The text ends before it, the tokens with the one that completed it."""
+    """The text ends before the stop string, the tokens with the token that completes it."""
     script = ids("there they are.")
     made = scripted(script, length, tokenizer=TOKENIZER)
     result = made.generate(PROMPT, max_new_tokens=len(script), stop=stop)
@@ -89,7 +88,7 @@ def test_stop_string_over_tokens_and_rounds(stop: str, rest: str, length: int) -
 @pytest.mark.parametrize("length", [1, 2, 5])
 @pytest.mark.parametrize("stop", [["ey are"], ["they x", "re."], ["zzz", "y are. Not"]])
 def test_what_was_streamed_is_never_taken_back(stop: list[str], length: int) -> None:
-    """The beginning of a stop string waits until it is known whether the rest follows."""
+    """The start of a possible stop string is held back until the rest is known."""
     script = ids("there they are.")
     made = scripted(script, length, tokenizer=TOKENIZER)
     found, pieces = streamed(made, max_new_tokens=len(script), stop=stop)

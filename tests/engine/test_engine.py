@@ -1,8 +1,8 @@
 """Continuous batching: every answer equals the request alone, and none is lost.
 
 Method: random scripts of admit, step and cancel drive an engine with fewer rows than requests;
-greedy answers are compared with ``transformers``' own, token for token (the sampled law of rows
-that join and leave is in ``test_lossless_sampled``, whose batches are larger than an engine).
+greedy answers are compared with ``transformers``' own, token for token (the distribution of sampled
+rows that join and leave is tested in ``test_lossless_sampled``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONG = [*range(1, 60), *range(1, 60), 7, 9]
 
 
 def packed() -> Speculator:
-    """The target of ``speculator``, with rows that go end to end."""
+    """The target of ``speculator`` with packed rows."""
     target = CausalModel(reader(attention=RAGGED), "target")
     assert target.packs
     setting = Preset("random", "length", "free", (1, 4), True)
@@ -143,7 +143,7 @@ def test_wrong_calls_are_clear_errors_and_no_running_request_notices() -> None:
 
 
 def fed_tokens(made: Speculator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens the target is fed, a number a forward."""
+    """The number of input tokens of each forward of the target."""
     counts: list[int] = []
     sound = made.target.extend
 
@@ -205,7 +205,7 @@ def test_a_long_prompt_is_read_in_pieces_while_others_write(
     long = ask(made, (LONG * 4)[:400], 5)
     engine.admit(long)
     while not long.tokens:
-        engine._prefill_budget.tokens.extend([1.0] * 9)  # the smallest pieces
+        engine._prefill_budget.tokens.extend([1.0] * 9)  # the smallest chunks
         assert [output.request for output in engine.step()][:1] == [writer.id]
     assert max(fed) <= LEAST_PIECE + 2
     run(engine)
@@ -403,7 +403,7 @@ def test_a_thousand_requests_leave_no_storage_behind() -> None:
 def test_a_round_that_fails_leaves_its_tokens_to_be_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A server reads what a request still had to say after the error of its step."""
+    """A server can still read the tokens that a request emitted in a step that failed."""
     made = speculator(POOLS["good"], "fixed:1", lengths=(4,))
     engine = made.engine()
     request = ask(made, PROMPTS[0], 40)

@@ -20,7 +20,7 @@ PROMPT = [3, 1, 4, 1]
 
 
 def target_that_cannot_read(poison: int) -> CausalModel:
-    """Its keys and values of one token are not finite; so it is never to be said."""
+    """A target whose hidden states are not finite after one token; that token's logit is 0."""
     module = tiny_model(vocab_size=8, tie_word_embeddings=False)
     with torch.no_grad():
         module.get_input_embeddings().weight[poison] = float("nan")
@@ -29,7 +29,7 @@ def target_that_cannot_read(poison: int) -> CausalModel:
 
 
 def drafter_that_likes(token: int, target: CausalModel) -> LMDrafter:
-    """Its drafts have that token in them every so often."""
+    """A drafter that often proposes this token."""
     module = tiny_model(vocab_size=8, seed=1)
     with torch.no_grad():
         module.get_output_embeddings().weight[token] *= 3
@@ -58,7 +58,7 @@ def test_a_drafted_token_that_cannot_be_read_costs_a_round_and_not_the_answer(
 
 
 def test_such_rounds_have_the_law_of_the_target() -> None:
-    """Sampled: the first token's counts against plain decoding's probabilities, by chi-square."""
+    """The first token's counts follow plain decoding's probabilities, by a chi-square test."""
     target = target_that_cannot_read(POISON)
     drafter = drafter_that_likes(POISON, target)
     setting = Preset("fixed:0", "length", "free", (2,), False)
@@ -72,7 +72,7 @@ def test_such_rounds_have_the_law_of_the_target() -> None:
     statistic = sum((counts[t] - num * p[t]) ** 2 / (num * p[t]) for t in range(8))
     # 7 degrees of freedom: 40 is beyond one in 10^5
     assert statistic < 40
-    assert counts[POISON]  # it is said, and what follows it is not finite, as in plain decoding
+    assert counts[POISON]  # emitted; the next logits are not finite, as in plain decoding
     ends = {r.finish_reason for r in results if r.tokens[0] == POISON}
     assert ends == {"non-finite logits"}
     assert {r.finish_reason for r in results if POISON not in r.tokens} == {"length"}
@@ -83,7 +83,7 @@ def test_such_rounds_have_the_law_of_the_target() -> None:
 def test_nothing_is_drafted_behind_a_token_that_ends_the_answer(
     rule: str, temperature: float
 ) -> None:
-    """Whatever was drawn after it is not verified either."""
+    """Tokens drafted after one that ends the answer must not be verified."""
     module = tiny_model(vocab_size=8)
     target = CausalModel(module, "target")
     drafter = LMDrafter("same", CausalModel(module, "same"), target)

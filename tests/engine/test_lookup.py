@@ -12,7 +12,7 @@ from sessions import opened
 
 
 def common(text: list[int], source: int) -> int:
-    """How many tokens before ``source`` equal those before the end."""
+    """How many tokens before ``source`` equal those at the end of the text."""
     num = 0
     while num < source and text[source - 1 - num] == text[len(text) - 1 - num]:
         num += 1
@@ -22,7 +22,7 @@ def common(text: list[int], source: int) -> int:
 def reference(text: list[int], least: int, most: int) -> tuple[int, int]:
     """Match length and place of the longest earlier n-gram, the latest of them; (0, 0) if none.
 
-    Sizes above ``most`` do not decide between places, they only say how long the match is.
+    Tokens beyond ``most`` only lengthen the reported match; they do not decide between places.
     """
     best = (0, 0)
     for source in range(1, len(text)):
@@ -35,7 +35,7 @@ def reference(text: list[int], least: int, most: int) -> tuple[int, int]:
 
 
 def texts() -> list[list[int]]:
-    """Random strings over small alphabets, and some that repeat themselves for long."""
+    """Random strings over small alphabets, and some with long repetitions."""
     rng = np.random.default_rng(0)
     random = [rng.integers(0, size, 60).tolist() for size in (1, 2, 3, 5, 20) for _ in range(4)]
     piece = rng.integers(0, 9, 40).tolist()
@@ -79,7 +79,7 @@ def test_behind_a_draft_the_text_alone_is_searched(least: int, most: int) -> Non
 
 
 def test_scores_are_what_would_have_been_proposed() -> None:
-    """alpha is 1 exactly where the proposal of that position is the token that follows."""
+    """alpha is 1 exactly where the proposal at that position is the token that follows."""
     for text in texts():
         context = Context(0, text[:1], SamplingParams(), np.random.default_rng(0))
         session = opened(LookupDrafter("lookup", 1, 8), [context])

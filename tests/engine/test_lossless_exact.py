@@ -1,10 +1,10 @@
-"""Losslessness, level 2: draft and verification together have exactly the target's law.
+"""Losslessness, level 2: draft and verification together have exactly the target's distribution.
 
 Method: three tokens, models with rational probabilities, every branch of every uniform followed
-(``engine.exact``), laws compared with ``==``. A round emits a varying number of tokens, so its law
-is compared after the target has continued each outcome to one length. No statistics, no tolerance.
+(``engine.exact``), distributions compared with ``==``. A round emits a varying number of tokens, so
+its distribution is compared after the target has continued each outcome to one length.
 
-Teeth: five planted bugs, each of which must change the law.
+Five planted bugs must each change the distribution.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ SHAPES = {
     "spine with twigs": [-1, -1, 0, 0, 2],
     "comb, children far from parents": [-1, 0, -1, 1, 0, 2],
 }
-"""Trees by the parent of each node."""
+"""Trees as the parent of each node."""
 
 
 def round_law(p: Model, length: int, procedure: Procedure) -> Law:
-    """The law of a round's tokens, continued by the target to ``length`` of them."""
+    """The distribution of a round's tokens after the target has continued them to ``length``."""
     return completed(law(procedure), p, length)
 
 
 def judged(world: World, p: Model, draft: Draft) -> tuple[int, ...]:
-    """What is emitted when the target verifies this draft after the empty text."""
+    """The tokens emitted when the target verifies this draft after the empty text."""
     texts = texts_of(draft)
     verdict = verify(draft, [p(text) for text in texts], world.uniforms(len(draft) + 1))
     return tuple(verdict.tokens.tolist())
@@ -93,7 +93,7 @@ def test_chain_of_drawn_tokens(length: int, seed: int) -> None:
 
 
 def test_chain_over_the_midpoints_of_a_grid() -> None:
-    """The same by brute force, without clever uniforms: all midpoints of the lcm grid.
+    """The same by brute force: all midpoints of the grid instead of intervals.
 
     p and q in quarters: draws fall on quarters, ratios p/q and residuals on twelfths.
     """
@@ -112,7 +112,7 @@ def test_chain_over_the_midpoints_of_a_grid() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_chain_of_point_masses(length: int, seed: int) -> None:
-    """A deterministic proposal, as retrieval makes it; also one that p gives no mass at all."""
+    """A deterministic proposal, as from retrieval; also one to which p gives no mass."""
     p = model(f"p{seed}")
     for tokens in itertools.product(range(VOCAB), repeat=length):
         draft = Draft.chain(tokens, None, "lookup")
@@ -138,7 +138,7 @@ def test_chain_of_mixed_sources(seed: int) -> None:
 def branching(q: Model, p: Model, depth: int, first: bool = False) -> Procedure:
     """A drawn chain of two, and a branch of two copied tokens at ``depth`` that differs from it.
 
-    Which tokens are copied depends on both drawn ones. first: the branch is verified before them.
+    The copied tokens depend on both drawn ones. first: the branch is verified before the chain.
     """
 
     def play(world: World) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ def branching(q: Model, p: Model, depth: int, first: bool = False) -> Procedure:
         if copied == tokens[depth]:
             copied = (copied + 1) % VOCAB
         branch, parent = [copied, (sum(tokens) + 1) % VOCAB], depth - 1
-        if first:  # only for a branch of the text's end
+        if first:  # only for a branch at the root
             every, qs = [*branch, *tokens], [None, None, *probs]
             return judged(world, p, Draft(np.array(every), qs, ["x"] * 4, np.array([-1, 0, -1, 2])))
         every, qs, parents = [*tokens, *branch], [*probs, None, None], np.array([-1, 0, parent, 2])
@@ -172,7 +172,7 @@ def test_teeth_branch_before_the_drawn_token_on_which_it_depends() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("least", [Fraction(1, 2), Fraction(2, 3)])
 def test_stopping_after_a_kept_token_by_its_probability(least: Fraction, seed: int) -> None:
-    """The token that the guide disliked stays in the draft: then nothing is biased."""
+    """Ending a draft after an unlikely token is unbiased, because the token stays in the draft."""
     p, q = model(f"p{seed}"), model(f"q{seed}", parts=3)
 
     def play(world: World) -> tuple[int, ...]:
@@ -185,7 +185,7 @@ def test_stopping_after_a_kept_token_by_its_probability(least: Fraction, seed: i
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tree_of_deterministic_children(shape: str, seed: int) -> None:
-    """Children are tried one after another against what is left of p, also when two are equal."""
+    """Children are tried in turn against what is left of p, also when two are equal."""
     p, parents = model(f"p{seed}"), SHAPES[shape]
     rng = np.random.default_rng(seed)
     for _ in range(5):
@@ -227,7 +227,7 @@ def test_tree_of_depth_two_drawn_without_replacement(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_two_rounds_with_a_plan_chosen_by_the_past(seed: int) -> None:
-    """The second round's drafter and length hang on what the first one emitted."""
+    """The second round's drafter and length depend on the tokens emitted by the first."""
     p = model(f"p{seed}", parts=3)
     drafters = [model(f"q{seed}", parts=3), model(f"r{seed}", parts=2)]
 
@@ -243,7 +243,7 @@ def test_two_rounds_with_a_plan_chosen_by_the_past(seed: int) -> None:
 
 
 def test_greedy_is_the_special_case_of_point_masses() -> None:
-    """p as tokens: accepted while equal, then the target's own; randomness plays no part."""
+    """With p as tokens, drafts are accepted while equal, and the uniforms have no effect."""
     draft = Draft.chain([2, 0, 1], None, "lookup")
     assert verify(draft, [2, 0, 2, 1], [0.9] * 4).tokens.tolist() == [2, 0, 2]
     assert verify(draft, [2, 0, 1, 1], [0.9] * 4).tokens.tolist() == [2, 0, 1, 1]
@@ -256,7 +256,7 @@ def test_sizes_that_do_not_fit_are_refused(num_targets: int, num_uniforms: int) 
         verify(Draft.chain([0, 1], None, "x"), [0] * num_targets, [0.0] * num_uniforms)
 
 
-# Teeth: what follows is wrong on purpose, and must not have the target's law.
+# Planted bugs: each of the following must not have the target's distribution.
 
 
 def is_exact_for_all(p_and_play: Sequence[tuple[Model, Procedure]], length: int) -> bool:
@@ -304,7 +304,7 @@ def test_teeth_draw_and_discard() -> None:
 
 
 def test_teeth_reported_q_is_not_the_drawn_one() -> None:
-    """Drawn after top-p, reported before it: all models here keep a tail that top-p would cut."""
+    """Tokens are drawn after top-p, but q is reported before top-p, whose tail has mass here."""
     half, third = Fraction(1, 2), Fraction(1, 6)
     p = np.array([half, 2 * third, third], dtype=object)
     raw = np.array([half, 2 * third, third], dtype=object)
@@ -319,7 +319,7 @@ def test_teeth_reported_q_is_not_the_drawn_one() -> None:
 
 
 def test_teeth_longest_of_several_random_branches() -> None:
-    """Several drawn chains are verified each by itself, and the one that went furthest wins."""
+    """Several drawn chains are verified separately, and the one with most accepted tokens wins."""
     p, q = model("p1"), model("q1", parts=3)
 
     def branch(world: World) -> tuple[int, ...]:
@@ -334,7 +334,7 @@ def test_teeth_longest_of_several_random_branches() -> None:
 
 
 def test_teeth_one_sample_for_each_branch_of_a_node() -> None:
-    """Two children, each compared with its own sample of p: 0.625 and 0.375 instead of a half."""
+    """Two children, each compared with its own sample of p: 0.625 and 0.375, not a half each."""
     p = np.array([Fraction(1, 2), Fraction(1, 2), Fraction(0)], dtype=object)
 
     def play(world: World) -> tuple[int, ...]:

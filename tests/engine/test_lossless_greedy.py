@@ -1,8 +1,8 @@
 """Losslessness, level 1: at temperature 0 the tokens are those of plain ``model.generate``.
 
-Method: everything in the tables of the registry runs, so a new policy, guide, feedback, reward or
-drafter is in this matrix by its one line. fp32 on one thread; in lower precision kernels of
-different widths round differently and near-ties may flip, so identity is promised for fp32 only.
+Method: the matrix covers the registry's tables, so one line there adds a new policy, stop rule,
+feedback, reward or drafter. fp32 on one thread; in lower precision, kernels of different widths
+round differently and near-ties may flip, so identity is promised for fp32 only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from models import CONFIGS
 
 
 def assert_greedy(speculator: Speculator, num_rows: int, kind: str = "llama") -> None:
-    """All rows of a batch, or the first prompt alone, say what the target says by itself."""
+    """All rows of a batch, or the first prompt alone, get the target's greedy tokens."""
     prompts, budgets = PROMPTS[:num_rows], BUDGETS[:num_rows]
     results = speculator.generate(prompts, max_new_tokens=budgets)
     expected = [plain_greedy(p, n, kind) for p, n in zip(prompts, budgets, strict=True)]
@@ -83,7 +83,7 @@ def test_every_kind_of_model(kind: str, pool: str, num_rows: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 16])
 def test_every_length_of_draft(length: int) -> None:
-    """Longer than the answer, too: a draft never reaches past the last token."""
+    """A draft never extends past the answer's last token, however long drafts may be."""
     assert_greedy(speculator(["good"], "fixed:1", lengths=(length,)), 4)
 
 
@@ -137,7 +137,7 @@ def test_scope_session_shares_what_was_learned_and_changes_no_token() -> None:
 
 
 def test_teeth_rejected_tokens_left_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted bug: after a rejection the cache is cropped one token too late."""
+    """Planted bug: after a rejection the cache is cropped one token too late."""
     commit = Loop._commit
 
     def crop_too_late(self: Loop, turn: RoundState) -> None:
@@ -152,7 +152,7 @@ def test_teeth_rejected_tokens_left_in_the_cache(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_tiny_models_read_far_back(kind: str) -> None:
-    """Without this the whole matrix would say nothing about caches, masks and positions."""
+    """Without long-range attention the matrix would not detect wrong caches, masks or positions."""
     texts = torch.randint(0, 64, (100, 20), generator=torch.Generator().manual_seed(0))
     changed = texts.clone()
     changed[:, 10] = (changed[:, 10] + 1) % 64
@@ -164,7 +164,7 @@ def test_the_tiny_models_read_far_back(kind: str) -> None:
 def test_teeth_an_accepted_path_left_where_the_tree_was_fed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A planted bug: the cache is cut to the path's length, and the path is not moved there."""
+    """Planted bug: the cache is cut to the accepted path's length without moving the path there."""
 
     def cut_only(self: RaggedCache, row: int, base: int, path: Sequence[int]) -> None:
         self.lengths[row] = base + len(path)
@@ -175,7 +175,7 @@ def test_teeth_an_accepted_path_left_where_the_tree_was_fed(
 
 
 def test_draft_all_drafts_with_everybody() -> None:
-    """Each drafter's own tokens are drafted, verified side by side, and sometimes kept."""
+    """All drafters' tokens are drafted, verified side by side, and sometimes accepted."""
     made = speculator(POOLS["all"], "draft-all", lengths=(3,), with_none=False)
     result = made.generate(PROMPTS[0], max_new_tokens=24)
     assert result.tokens == plain_greedy(PROMPTS[0], 24)

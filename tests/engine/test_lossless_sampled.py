@@ -1,14 +1,14 @@
-"""Losslessness, level 3: sampled text, end to end, has the target's law.
+"""Losslessness, level 3: sampled text, end to end, has the target's distribution.
 
 Method: thousands of short answers to two prompts run as rows of a few batches (each row has its own
-random streams); counts of whole answers are compared with the exact law by a chi-square test. The
-law comes from plain forwards of the target and the library's own logits processors, so sampling
-options are checked against ``transformers`` too. Answers rarer than five expected ones are pooled.
+random streams); counts of whole answers are compared with the exact probabilities by a chi-square
+test. Those come from plain forwards of the target and the library's logits processors, so that
+sampling options are checked, too. Answers rarer than five expected ones are pooled.
 
-False alarms: seeds are fixed, so a passing run stays passing. A sound change of code that merely
-draws otherwise fails a case with probability 1e-5 (``LEVEL``).
+False alarms: seeds are fixed, so a passing run stays passing. A sound change that merely draws
+random numbers differently fails a case with probability 1e-5 (``LEVEL``).
 
-Teeth: planted bugs must be rejected at the same level.
+Planted bugs must be rejected at the same level.
 """
 
 from __future__ import annotations
@@ -173,14 +173,14 @@ def build(setting: str) -> Speculator:
 
 
 def each_row(process: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """One row's callback as a processor of a batch."""
+    """Wrap a callback for one row as a batched processor."""
     return lambda texts, rows: torch.stack(
         [process(text.tolist(), row) for text, row in zip(texts, rows, strict=True)]
     )
 
 
 def processors(sampling: SamplingParams) -> LogitsProcessorList:
-    """The library's own, in the library's own order."""
+    """The library's processors, in the library's order."""
     chain: list[Any] = []
     if sampling.process is not None:
         chain.append(each_row(sampling.process))
@@ -226,7 +226,7 @@ def answers(made: Speculator, sampling: SamplingParams) -> list[Counter[tuple[in
 
 
 def p_value(counts: Counter[tuple[int, ...]], law: Mapping[tuple[int, ...], Any]) -> float:
-    """Chi-square of the counts against the law; 0 if something impossible was said."""
+    """Chi-square of the counts against the probabilities; 0 if an impossible answer occurred."""
     if counts.keys() - law.keys():
         return 0.0
     num = counts.total()
@@ -311,13 +311,13 @@ def beginnings(weights: Mapping[tuple[int, ...], Any], num: int) -> Counter[tupl
     ],
 )
 def test_answers_have_the_law_of_the_target(setting: str, sampling: str) -> None:
-    """1,500 answers; fails a sound engine with probability 1e-5 at another seed."""
+    """1,500 answers; a sound engine fails with probability 1e-5 at another seed."""
     assert smallest_p_value(build(setting), SAMPLING[sampling]) > LEVEL
 
 
 @pytest.mark.parametrize("setting", ["eagle", "eagle's tree"])
 def test_four_rows_of_two_temperatures(setting: str) -> None:
-    """150 batches as small as people run them, where few rows draft and end together."""
+    """150 batches of four, a size that people run, where few rows draft and end together."""
     made, kinds = build(setting), (SamplingParams(1.0), SamplingParams(0.7))
     rows = [(prompt, kind) for prompt in PROMPTS for kind in kinds]
     counts: list[Counter[tuple[int, ...]]] = [Counter() for _ in rows]
@@ -338,7 +338,7 @@ def test_four_rows_of_two_temperatures(setting: str) -> None:
     assert min(values) * len(values) > LEVEL
 
 
-# Teeth: each of these is wrong on purpose.
+# Planted bugs.
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -365,7 +365,7 @@ def draw_and_discard(patch: pytest.MonkeyPatch) -> None:
 
 
 def another_q_reported(patch: pytest.MonkeyPatch) -> None:
-    """q is reported with the tail that top-p had cut off, though tokens are drawn without it."""
+    """q is reported mixed with a uniform distribution, though tokens are drawn from q itself."""
     sound = chain_module.Chain.keep
 
     def keep(self: Any, token: int, q: Any, facts: Any) -> None:
@@ -375,7 +375,7 @@ def another_q_reported(patch: pytest.MonkeyPatch) -> None:
 
 
 def longest_of_several(patch: pytest.MonkeyPatch) -> None:
-    """Drafts are judged three times with fresh randomness, and the longest verdict wins."""
+    """Drafts are verified three times with fresh randomness, and the most accepted tokens win."""
     rng, sound = np.random.default_rng(0), verify_module.rejection_sample
 
     def rejection_sample(forest: Any, p: Any, q: Any, uniforms: Any, bonus: Any) -> Any:
@@ -402,6 +402,6 @@ def longest_of_several(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_teeth(plant: Plant, setting: str, sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many answers as the tests above count are enough to see them."""
+    """The number of answers in the tests above is enough to detect these bugs."""
     plant(monkeypatch)
     assert smallest_p_value(build(setting), SAMPLING[sampling]) < LEVEL

@@ -184,7 +184,7 @@ def test_links_are_neither_written_through_nor_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "loop", "socket"])
 def test_what_is_no_plain_file_is_neither_replaced_nor_renamed(kind: str, tmp_path: Path) -> None:
-    """As root, ``/dev/null`` would be replaced for the whole machine."""
+    """Saving as root would otherwise replace ``/dev/null`` for the whole machine."""
     path, memory = tmp_path / kind, made("session").memory
     if kind == "pipe":
         os.mkfifo(path)
@@ -196,7 +196,7 @@ def test_what_is_no_plain_file_is_neither_replaced_nor_renamed(kind: str, tmp_pa
     before = path.lstat()
     with pytest.raises(OSError, match=r"no plain file|symbolic links"):
         memory.save(path)
-    if kind != "loop":  # which ``exists`` takes for nothing
+    if kind != "loop":  # ``exists`` is false for a link to itself
         with pytest.raises(OSError, match="no plain file"):
             memory.load_or_set_aside(path)
     assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
@@ -327,7 +327,7 @@ OWN_STATE = set(POLICIES) - {"goodput"}
 
 @pytest.mark.parametrize("name", sorted(OWN_STATE))
 def test_a_hostile_number_is_refused_or_harmless(name: str, tmp_path: Path) -> None:
-    """Every number of a state replaced by each mutation: refused whole, or requests still run."""
+    """With any number of a saved state mutated, the file is refused or requests still run."""
     spec = ":".join(
         filter(None, (name, ",".join(f"{k}={v}" for k, v in POLICIES[name][1].items())))
     )

@@ -1,4 +1,4 @@
-"""Drafts by several drafters: the text is the same whoever writes each token."""
+"""Drafts by several drafters: the text is the same whatever the source of each token."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_heads_mix_and_carry_siblings(num_rows: int) -> None:
 
 @pytest.mark.parametrize("host", ["bad", "eagle"])
 def test_branches_of_copied_tokens_are_accepted(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The settings above verify branches, and sampled texts go on along some of them."""
+    """The settings above must verify branches and accept some of them."""
     made = mixing(speculator([host, "lookup"], vocab_size=VOCAB, lengths=(6,)), host, 6)
     num, sound = Counter[str](), loop.departure
 
@@ -75,7 +75,7 @@ def test_sampled_heads_with_siblings_have_the_law_of_the_target(sampling: str) -
 
 
 def test_siblings_are_drawn_without_replacement_each_from_what_is_left() -> None:
-    """Each q is the one before it without the token drawn; where nothing is left, 0 is certain."""
+    """Each q is the previous one without the token drawn; when no mass is left, q is token 0."""
     q = torch.tensor([0.0, 0.5, 0.3, 0.2, 0.0])
     tokens, qs = without_replacement(q, torch.tensor(1), np.array([0.1, 0.5, 0.9]))
     assert tokens.tolist() == [2, 3, 0]
@@ -100,7 +100,7 @@ def test_rounds_say_who_wrote_what() -> None:
 
 
 def cheap(made: Speculator) -> Speculator:
-    """As if drafting cost little: these tiny models would be left alone."""
+    """Lower the costs of drafting: with measured costs these tiny models would not draft."""
     costs = {drafter.name: 0.001 if drafter.retrieves else 0.05 for drafter in made._pool.drafters}
     made._pool.cost_model.costs = lambda rows, num, *_: Costs(np.ones(num), costs)  # type: ignore[method-assign]
     made._pool.guard.balance = 1.0
@@ -122,7 +122,7 @@ def test_the_default_policy_mixes_alone_and_in_company() -> None:
 def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The guard closes and opens again: drafts follow rounds that no drafter and no policy saw."""
+    """The guard closes and opens: drafts follow rounds that drafters and policy did not see."""
     monkeypatch.setattr(loop, "SURE", math.inf)
     made = speculator(pool.split("+"), "goodput", lengths=(1, 4), num_prefixes=0)
     costs = {"eagle": 0.05, "good": 0.05, "lookup": 0.001}
@@ -161,7 +161,7 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
 def test_first_and_far_longer_texts_begin_with_plain_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Their price is measured before drafts are judged by it; tokens stay the same."""
+    """Plain decoding is measured before drafts are priced, without changing tokens."""
     monkeypatch.setattr(module_of(MeasuredCostModel), "FAR_TOKENS", 16)
     made = cheap(speculator(["good", "lookup"], "goodput", lengths=(1, 4)))
     for prompt, num_plain in (([7], 2), (PROMPTS[0] * 8, 2), (PROMPTS[0] * 8, 0)):
@@ -173,7 +173,7 @@ def test_first_and_far_longer_texts_begin_with_plain_rounds(
 
 
 def resting(made: Speculator, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Let the guard open and close at random; count the rounds that only decode, and the others."""
+    """Open and close the guard at random; count the rounds that only decode, and the others."""
     monkeypatch.setattr(loop, "SURE", math.inf)
     monkeypatch.setattr(loop, "IDLE_ROUNDS", 0)
     made, rng, seen = cheap(made), np.random.default_rng(0), Counter[str]()
@@ -202,7 +202,7 @@ def test_batches_of_which_some_rounds_only_decode_are_greedy(
 ) -> None:
     made = speculator(pool.split("+"), "goodput", lengths=(1, 4))
     seen = resting(made, monkeypatch)
-    for _ in range(3):  # later batches begin in rows of earlier ones
+    for _ in range(3):  # later batches reuse the rows of earlier ones
         assert_greedy(made, 4)
     assert min(seen[kind] for kind in ("rests", "searches", "drafts after a rest")) > 3, seen
 
@@ -222,7 +222,7 @@ def test_rounds_that_only_decode_leave_the_law_of_sampled_batches(
 
 @pytest.mark.parametrize("name", RETRIEVAL)
 def test_a_peek_is_what_reading_the_draft_would_have_found(name: str) -> None:
-    """The match after text and draft, against a session that has the draft as its text."""
+    """The match after text and draft equals that of a session whose text includes the draft."""
     (drafter,) = drafters([name])
     text = PROMPTS[0] + PROMPTS[3] + [5, 9]
     context = Context(0, list(text), SamplingParams(), None)  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def test_a_pause_of_the_machine_lets_no_long_piece_through() -> None:
 
 
 def test_rows_that_begin_together_are_looked_at_together(looks: list[int]) -> None:
-    """One forward a drafter, and not one for each of its rows."""
+    """Each drafter scores all rows in one forward instead of one per row."""
     engine = (made := speculator(POOLS["all"], "ucb1")).engine()
     prompts = [PROMPTS[0], PROMPTS[2], PROMPTS[3]]
     requests = [ask(made, prompt, 6, policy="ucb1") for prompt in prompts]
@@ -73,7 +73,7 @@ def test_a_newcomer_has_one_look_while_others_write(
     engine.step()
     assert looks[:2] == [1, 1], "alone it has all of them"
     looks.clear()
-    engine._prefill_budget.tokens.append(0.0)  # all of its prompt at once
+    engine._prefill_budget.tokens.append(0.0)  # the whole prompt at once
     engine.admit(late := ask(made, PROMPTS[2], 6))
     with torch.inference_mode():
         engine._schedule()

@@ -25,7 +25,7 @@ PROMPT = PROMPTS[2]
 
 @torch.inference_mode()
 def plain_distributions(module: Any, text: list[int], temperature: float) -> torch.Tensor:
-    """[T, V] over the token at each position of the text (row 0 stands for nothing)."""
+    """[T, V] distributions of the token at each position of the text (row 0 is meaningless)."""
     logits = module(input_ids=torch.tensor([text]), use_cache=False).logits[0].double()
     if temperature:
         probs = (logits / temperature).softmax(-1)
@@ -50,7 +50,7 @@ def plain_scores(made: Speculator, text: list[int], temperature: float) -> dict[
 def run(
     made: Speculator, plans: list[int], temperature: float, num: int = 40
 ) -> tuple[list[Round], list[int], Playlist]:
-    """Rounds, the whole text, and what the policy heard, of one request that plays these plans."""
+    """Rounds, whole text, and the policy's feedback of one request that plays these plans."""
     generation = made.start(PROMPT, max_new_tokens=num, temperature=temperature, seed=1)
     (request,) = generation._requests
     playlist = Playlist(plans, len(made.plans))
@@ -75,7 +75,7 @@ def known_scores(rounds: list[Round], playlist: Playlist, name: str) -> Counter[
 
 
 def assert_true(playlist: Playlist, expected: dict[str, Any]) -> None:
-    """Every reported alpha and ratio of the LM drafters is that of the plain forwards."""
+    """Every reported alpha and ratio of the LM drafters equals that of the plain forwards."""
     for feedback in playlist.heard:
         scores = feedback.evidence.scores if feedback.evidence else {}
         for name in expected.keys() & scores.keys():

@@ -43,7 +43,7 @@ def chain(session: RetrievalSession, context: Context, length: int = DEPTH) -> l
 def said(
     session: RetrievalSession, context: Context, output: Sequence[int], a_round: int = 7
 ) -> None:
-    """The request emits ``output``, round by round."""
+    """Let the request emit ``output``, round by round."""
     for start in range(0, len(output), a_round):
         tokens = output[start : start + a_round]
         context.extend(tokens, tokens)
@@ -73,12 +73,12 @@ def test_a_long_text_is_read_over_several_rounds() -> None:
 
 
 def chain_of(drafter: SuffixDrafter, context: Context, length: int = DEPTH) -> list[int]:
-    """A chain from a session that meets this text for the first time."""
+    """A chain from a new session for this text."""
     return chain(opened(drafter, [context]), context, length)
 
 
 def history(drafter: SuffixDrafter, outputs: Sequence[Sequence[int]]) -> None:
-    """Finished requests, whose prompts share no tokens with others."""
+    """Run requests whose outputs enter the history and whose prompts match no other text."""
     for output in outputs:
         context = context_of([999])
         session = opened(drafter, [context])
@@ -87,12 +87,12 @@ def history(drafter: SuffixDrafter, outputs: Sequence[Sequence[int]]) -> None:
 
 
 def num_kept(drafter: SuffixDrafter) -> int:
-    """Tokens of past outputs in the histories, which bound its memory."""
+    """Tokens of past outputs in the histories, which bound the drafter's memory."""
     return sum(history.num_tokens for history in drafter._histories.values())
 
 
 def common(text: Sequence[int], at: int, ending: Sequence[int]) -> int:
-    """How many tokens before ``at`` are the last of ``ending``, up to the longest match."""
+    """How many tokens before ``at`` equal the last ones of ``ending``, up to the longest match."""
     num = 0
     while num < min(at, len(ending), LONGEST_MATCH) and text[at - 1 - num] == ending[-1 - num]:
         num += 1
@@ -109,7 +109,7 @@ def periodic(text: list[int], at: int, depth: int) -> list[int]:
 def found(
     own: list[int], outputs: Sequence[list[int]], depth: int = DEPTH
 ) -> tuple[int, list[list[int]]]:
-    """The longest match and how it went on each time, newest first; the own text wins ties."""
+    """The longest match and its continuations, newest first; the request's own text wins ties."""
     here = [(common(own, at, own), periodic(own, at, depth)) for at in range(len(own) - 1, 0, -1)]
     elsewhere = [
         (common(output, at, own), output[at : at + depth])
@@ -137,12 +137,12 @@ def path_of(rows: list[list[int]], depth: int) -> list[int]:
 
 
 def prefixes(rows: list[list[int]], depth: int) -> Counter[tuple[int, ...]]:
-    """How many rows begin with each prefix: what the tree's nodes count."""
+    """How many rows begin with each prefix: the counts of the tree's nodes."""
     return Counter(tuple(row[:num]) for row in rows for num in range(1, min(depth, len(row)) + 1))
 
 
 def paths(found: TokenTree) -> list[tuple[int, ...]]:
-    """Each node's path; parents stand before their children."""
+    """Each node's path; parents precede their children."""
     made: list[tuple[int, ...]] = []
     for node, (token, parent) in enumerate(zip(found.tokens, found.parents, strict=True)):
         assert -1 <= parent < node
@@ -162,7 +162,7 @@ def assert_is_best_tree(made: TokenTree, rows: list[list[int]], num: int, depth:
 
 
 def texts(rng: np.random.Generator) -> list[list[int]]:
-    """Random strings over small alphabets, and some that repeat themselves for long."""
+    """Random strings over small alphabets, and some with long repetitions."""
     random = [rng.integers(0, size, 70).tolist() for size in (1, 2, 3, 5, 20) for _ in range(2)]
     piece = rng.integers(0, 9, 40).tolist()
     return [*random, piece + piece, [1, 2] * 35]
@@ -189,7 +189,7 @@ def test_matches_paths_and_trees_are_those_of_the_reference() -> None:
 
 @pytest.mark.parametrize("num_matches", [1, 3])
 def test_only_the_newest_occurrences_vote(num_matches: int) -> None:
-    """Of the newest occurrences of the longest order, those that agree with the ending longest."""
+    """Of the newest occurrences of the longest order, those with the longest match vote."""
     for text in texts(np.random.default_rng(1)):
         context = context_of(text[:1])
         session = opened(SuffixDrafter("suffix", 0, num_matches), [context])
@@ -200,7 +200,7 @@ def test_only_the_newest_occurrences_vote(num_matches: int) -> None:
             newest = [(n, at) for n, at in places if n >= order > 0][:num_matches]
             longest = max((n for n, _ in newest), default=0)
             rows = [periodic(text[:end], at, DEPTH) for n, at in newest if n == longest]
-            # between two orders nothing is longer than one token less than the next
+            # between two orders a match is at most one token shorter than the next order
             assert session.match_length(context) == longest
             assert chain(session, context) == path_of(rows, DEPTH)
 
@@ -237,7 +237,7 @@ def test_scores_are_what_would_have_been_proposed() -> None:
 
 
 def test_a_long_prompt_is_looked_at_only_where_it_can_be_scored() -> None:
-    """Its beginning is indexed all the same."""
+    """Only the scored end of a long prompt is searched, but all of it is indexed."""
     text = [*range(100, 400), 100, 101]
     context = context_of(text)
     session = opened(SuffixDrafter("suffix"), [context])
@@ -280,7 +280,7 @@ def test_prompts_are_not_shared_and_outputs_are_at_once() -> None:
     assert chain_of(drafter, context_of([1]), 1) == []
     assert chain_of(drafter, context_of([2]), 2) == [8, 9]
     contexts[1].extend([8], [8])
-    assert chain(session, contexts[1], 1) == [9]  # the other row's, still running
+    assert chain(session, contexts[1], 1) == [9]  # from the other row, which is still running
     session.close(0)
     assert chain(session, contexts[1], 1) == [9]
 
@@ -299,7 +299,7 @@ def test_tenants_draft_from_their_own_answers_only() -> None:
     drafter = SuffixDrafter("suffix", num_tenants=2)
 
     def say(tenant: str, tokens: list[int], *, private: bool = False) -> int:
-        """Answer with these tokens; how long the match was before."""
+        """Answer with these tokens and return the match length before that."""
         context = Context(0, [1, tokens[0]], SamplingParams(), None, tenant=tenant)  # type: ignore[arg-type]
         context.is_private = private
         session = drafter.start()

@@ -1,8 +1,8 @@
 """Per-request control: no drafts, some drafters, or short drafts, in any batch.
 
-Method: random scripts of admit, step and cancel, as in ``test_engine``, where each request has its
-own switch; greedy answers are compared with ``transformers``' own, sampled ones with the exact law
-of ``test_lossless_sampled``. A spy on the sessions shows what drafters are told of.
+Method: random scripts of admit, step and cancel, as in ``test_engine``, with options per request;
+greedy answers are compared with ``transformers``' own, sampled ones with the exact distribution of
+``test_lossless_sampled``. A spy on the sessions records the requests that drafters see.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OFF: dict[str, Any] = {"speculation": False}
 
 
 def switches(pool: str) -> list[dict[str, Any]]:
-    """What requests of one script ask for."""
+    """The options of a script's requests."""
     names = POOLS[pool]
     return [{}, OFF, {"max_draft": 0}, {"max_draft": 2}, {"drafters": names[0]},
             {"drafters": names[-1:], "max_draft": 3}, {"lengths": []}]  # fmt: skip
@@ -47,7 +47,7 @@ def test_answers_are_the_same_whatever_each_request_allows(
     pool: str, policy: str, script: int
 ) -> None:
     rng = np.random.default_rng(script)
-    fixed = {"deterministic": policy == "goodput"}  # prices at which drafts pay
+    fixed = {"deterministic": policy == "goodput"}  # costs at which drafts pay
     made = speculator(POOLS[pool], policy, trees=(None, TreeShape(3, 8)), **fixed)
     engine = made.engine(max_rows=int(rng.integers(2, 5)), num_prefixes=int(rng.integers(0, 4)))
     prompts = [*PROMPTS, LONG[:50], LONG, [*LONG, 3, 4], [*LONG[:70], 5]]
@@ -95,7 +95,7 @@ SWITCHES = {
 
 
 def test_sampled_answers_have_the_law_whatever_each_request_allows() -> None:
-    """All of them share every batch; 500 answers to each prompt of each kind."""
+    """Requests with all options share every batch; 500 answers to each prompt with each option."""
     made = speculator(["good", "bad", "lookup"], "random", vocab_size=VOCAB, lengths=(1, 3))
     sampling = SamplingParams(temperature=1.0)
     counts = {name: [Counter[tuple[int, ...]]() for _ in SHORT] for name in SWITCHES}
@@ -134,7 +134,7 @@ def test_no_drafter_is_told_of_a_request_without_drafts(monkeypatch: pytest.Monk
         monkeypatch.setattr(session, name, spy)
     engine = made.engine(num_prefixes=2)
     requests = [made.request(LONG, max_new_tokens=6, **own) for own in (OFF, {}, OFF, {})]
-    for request in requests:  # rows are taken over in turn
+    for request in requests:  # rows are reused in turn
         engine.admit(request)
         while engine.has_work:
             engine.step()

@@ -22,7 +22,7 @@ CHARACTERS = ["é", "à", "П", "你", "好", "世", "界", "😀", "👍🏽", 
 
 
 def _finished(tokenizer: Tokenizer) -> Any:
-    """With special tokens that the model's class knows, and one that it does not."""
+    """With special tokens known to the model's class, and one that is not."""
     tokenizer.add_special_tokens(["<s>", "</s>", AddedToken("<|own|>", special=True)])
     tokenizer.add_tokens(["<think>"])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
@@ -36,7 +36,7 @@ def _of_pieces(pieces: Sequence[str], decoder: Any) -> Any:
 
 
 def byte_fallback() -> Any:
-    """As Llama 2, Mistral, TinyLlama, Phi-3."""
+    """As in Llama 2, Mistral, TinyLlama, Phi-3."""
     parts = [
         decoders.Replace("▁", " "),
         decoders.ByteFallback(),
@@ -47,18 +47,18 @@ def byte_fallback() -> Any:
 
 
 def byte_fallback_unstripped() -> Any:
-    """As Gemma."""
+    """As in Gemma."""
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     return _of_pieces([*BYTES, *WORDS], decoders.Sequence(parts))
 
 
 def metaspace() -> Any:
-    """As T5 and XLNet: the first token loses its blank."""
+    """As in T5 and XLNet: the first token loses its space."""
     return _of_pieces(WORDS, decoders.Metaspace())
 
 
 def byte_level() -> Any:
-    """As GPT-2, Llama 3, Qwen: tokens hold any bytes, whole characters or not."""
+    """As in GPT-2, Llama 3, Qwen: tokens hold any bytes, whole characters or not."""
     letters = [byte_letters(text) for text in [*"ab !", " hello", "lo", *CHARACTERS]]
     singles = {letter for text in letters for letter in text}
     halves = {text[1:] for text in letters if len(text) > 2} | {text[:2] for text in letters}
@@ -66,7 +66,7 @@ def byte_level() -> Any:
 
 
 def word_piece() -> Any:
-    """As BERT's."""
+    """As in BERT."""
     pieces = ["hello", "##lo", "a", ".", "'", "s", "##b", "n't", "do", "##é"]
     tokenizer = Tokenizer(models.WordPiece({p: i for i, p in enumerate(["[UNK]", *pieces])}))
     tokenizer.decoder = decoders.WordPiece()
@@ -111,7 +111,7 @@ def grouped(tokens: Sequence[int], sizes: random.Random) -> list[list[int]]:
 
 
 def tokens_of(kind: str) -> st.SearchStrategy[list[int]]:
-    """Any tokens at all, halves of characters and special ones; and whole characters by bytes."""
+    """Any tokens, including partial characters and special tokens; characters in bytes."""
     whole: Any = st.just([])
     if "byte" in kind:
         whole = st.sampled_from(CHARACTERS).map(lambda text: spelled(kind, text))
@@ -153,7 +153,7 @@ def test_text_ends_before_the_first_stop_and_tokens_with_the_one_that_completed_
         start = data.draw(st.integers(0, max(0, len(text) - 1)))
         stop = text[start : start + data.draw(st.integers(1, 5))]
         if not stop.strip("�") or "�" in stop:
-            return  # of bytes that are no character, and may yet become one
+            return  # incomplete bytes, which later tokens may complete
         answer = Answer(Ending(10**6, stop=(stop, "never")), made(kind))
         streamed = ""
         for group in grouped(tokens, sizes):
@@ -185,7 +185,7 @@ def test_pieces_by_writer_are_one_decode(kind: str) -> None:
 
 
 def test_each_byte_fallback_character_has_the_writer_of_its_last_byte() -> None:
-    """Though the run is shown only when it has ended."""
+    """The source of a character is that of its last byte, even in a run that is shown late."""
     kind = "byte fallback"
     world = made(kind).convert_tokens_to_ids("▁world")
     tokens = [*spelled(kind, "你好"), world]
@@ -199,7 +199,7 @@ def test_each_byte_fallback_character_has_the_writer_of_its_last_byte() -> None:
 
 @pytest.mark.parametrize("kind", ["byte fallback", "byte level"])
 def test_a_long_run_of_broken_bytes_costs_little(kind: str, monkeypatch: Any) -> None:
-    """Its decodes do not grow with the text, where that text cannot become another."""
+    """Decodes must not grow with the run, where earlier text can no longer change."""
     detokenizer, sizes = Detokenizer(made(kind)), []
     sound = Detokenizer._decode
     monkeypatch.setattr(

@@ -1,8 +1,8 @@
-"""Host reads per round, counted: at most two, and one more with probes.
+"""Counts the host's reads per round: at most two, and one more with probes.
 
-A draft of a fixed length is looked at once, when it is done, and once more with the verdict, the
-scores and whatever else the round shows. Where a rule or a mixer must see each token, one look a
-drafted token serves all rows together.
+A draft of fixed length is read once, when it is complete; a second read brings the accepted tokens,
+the scores and the rest of the round's results. Where a stop rule or a mixer must see each token,
+there is one read a drafted token for all rows together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WARPS = {
 def looks_of_rounds(
     made: Speculator, sampling: SamplingParams, num_rows: int, num: int = 5, **options: Any
 ) -> list[tuple[int, Any, list[Any]]]:
-    """Of rounds in which all rows run: transfers, where they were, and the rounds' records."""
+    """For rounds with all rows running: the transfers, their places, and the rounds' records."""
     engine = made.engine()
     for seed in range(num_rows):
         prompt = PROMPTS[seed % len(PROMPTS)]
@@ -68,7 +68,7 @@ def test_fixed_drafts_are_looked_at_twice_a_round(kind: str, warp: str, num_rows
     made = speculator(pool, policy, lengths=(4,), trees=(tree,), with_none=False)
     found = looks_of_rounds(made, WARPS[warp], num_rows, num=12 if num_rows == 1 else 5)
     assert max(num for num, _, _ in found) <= 2, [places for _, places, _ in found]
-    if num_rows > 1 or not {"lookup", "suffix"} & {*pool}:  # alone they may find nothing
+    if num_rows > 1 or not {"lookup", "suffix"} & {*pool}:  # a row alone may have no match
         assert sum(r.num_drafted for _, _, records in found for r in records) >= 4
 
 

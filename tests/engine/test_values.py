@@ -245,7 +245,7 @@ def test_what_cannot_be_loaded_is_said(changes: dict[str, Any], said: str) -> No
 def test_a_speculator_takes_all_settings_and_has_no_defaults_of_its_own() -> None:
     given = inspect.signature(Speculator.from_pretrained).parameters
     defaults = {one.name: getattr(DEFAULTS, one.name) for one in fields(DEFAULTS)}
-    own = {"target", "tokenizer"}  # both are required, or come with the target
+    own = {"target", "tokenizer"}  # required, or loaded with the target
     assert given.keys() - own == defaults.keys() - {"target", "state", "threads"}
     assert all(defaults[name] == one.default for name, one in given.items() if name not in own)
 

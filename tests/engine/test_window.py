@@ -1,4 +1,4 @@
-"""Sink and window: what a drafter reads of long text, its memory, and catching up."""
+"""Sink and window: the tokens of long text that a drafter reads, its memory, and catching up."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def propose(session: Driven, context: Context, length: int = 4) -> Draft:
 
 
 def seen(text: Sequence[int]) -> list[int]:
-    """What is read of a text."""
+    """The tokens of a text that the drafter reads."""
     skipped = WINDOW.skipped(len(text))
     return [*text[: WINDOW.sink], *text[WINDOW.sink + skipped :]] if skipped else list(text)
 
 
 def own_q(context: Context, drafted: list[int]) -> list[Any]:
-    """q from one plain forward of what a text of this length is read as."""
+    """q from one plain forward over the tokens that the drafter reads."""
     read = [*seen(context.tokens), *drafted]
     logits = target_of_drafter()(input_ids=torch.tensor([read])).logits[0]
     return distributions(logits[-len(drafted) - 1 :], SAMPLED, context.tokens, drafted)
@@ -60,7 +60,7 @@ def target_of_drafter() -> Any:
 
 @pytest.mark.parametrize("num", [5, 18, 19, 20, 27, 28, 100, 299])
 def test_what_is_read(num: int) -> None:
-    """All of a short text; of others the beginning, and 9 to 16 tokens of the end."""
+    """Short texts are read whole; of longer ones the sink and the last 9 to 16 tokens are read."""
     read = seen(TEXT[:num])
     kept = len(read) - WINDOW.sink
     assert read[: WINDOW.sink] == TEXT[: WINDOW.sink]
@@ -70,7 +70,7 @@ def test_what_is_read(num: int) -> None:
 
 @pytest.mark.parametrize("every", [1, 3, 1000], ids=["always", "now and then", "at last"])
 def test_q_is_what_the_model_says_of_sink_and_window(every: int) -> None:
-    """In any order of drafters; penalties see the whole text."""
+    """q does not depend on the rounds in which the drafter drafts; penalties use the whole text."""
     session, context = session_and_context()
     for step, num in enumerate(range(20, 120, 3)):
         context.tokens = TEXT[:num]
@@ -85,7 +85,7 @@ def test_q_is_what_the_model_says_of_sink_and_window(every: int) -> None:
 def test_teeth_a_window_that_slides_without_being_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A planted bug: the cache keeps keys that were turned for other positions."""
+    """Planted bug: the window moves the cached keys without recomputing their positions."""
 
     def follow(self: LMRunner, context: Context) -> int:
         row, sink, skipped = context.row, WINDOW.sink, WINDOW.skipped(len(context.tokens))
@@ -104,7 +104,7 @@ def test_teeth_a_window_that_slides_without_being_read_again(
 
 
 def test_scores_are_those_of_the_same_qs() -> None:
-    """Drafted positions with the q drawn from, the backlog with the window of the time."""
+    """Drafted positions are scored with the q drawn from, the backlog with that round's window."""
     session, context = session_and_context()
     draft = propose(session, context)
     p = [torch.full((64,), 1 / 64)] * 3
@@ -142,7 +142,7 @@ def test_coming_back_costs_the_window_and_no_more(monkeypatch: pytest.MonkeyPatc
     context.tokens = TEXT
     session.commit([context])
     propose(session, context, length=1)
-    assert sum(fed) <= WINDOW.window  # the sink is there
+    assert sum(fed) <= WINDOW.window  # the sink is cached
 
 
 def test_the_cache_is_bounded_on_a_long_text() -> None:
@@ -165,7 +165,7 @@ def test_a_draft_that_does_not_fit_behind_the_window_is_cut(tree: TreeShape | No
 
 
 def test_a_drafter_of_few_positions_goes_on_beyond_them() -> None:
-    """Texts of 64 tokens and a drafter that was made for 32: with a window it still drafts."""
+    """On 64 tokens a drafter with 32 positions still drafts if it has a window."""
     prompt = PROMPTS[2]
     short = reader(max_position_embeddings=32)
     short.load_state_dict(near_copy(target().module, 0.02).state_dict())

@@ -24,7 +24,7 @@ from models import near_copy
 
 SIZE, NEW = 8, 120
 PROMPTS = [[5, 6, 7, 8] * 5, [11, 12, 11], [*range(20, 75)]]
-"""Below the window, and after it."""
+"""Prompts of 20, 3 and 55 tokens, longer and shorter than the window."""
 CONFIGS = {
     "mistral": hf.MistralConfig,
     "gemma2": hf.Gemma2Config,
@@ -36,7 +36,7 @@ NO_TREES = ("llama4", "2x8")
 
 
 def windowed(config: Any) -> Any:
-    """As ``tiny_config``, with windows or chunks of ``SIZE`` tokens, even if none is the rule."""
+    """Like ``tiny_config``, with windows or chunks of ``SIZE``, even without any by default."""
     if getattr(config, "sliding_window", 0) is None:
         config.sliding_window = SIZE
     made = tiny_config(config)
@@ -48,9 +48,9 @@ def windowed(config: Any) -> Any:
 
 @cache
 def target(kind: str) -> Any:
-    """A tiny random module with windows or chunks of ``SIZE``, which looks far back."""
+    """A tiny random module with windows or chunks of ``SIZE`` that attends far back."""
     config = windowed(CONFIGS[kind]())
-    config.tie_word_embeddings = False  # else it says one token for ever
+    config.tie_word_embeddings = False  # tied embeddings would repeat one token for ever
     module = tiny_module(config)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_rows_that_go_end_to_end(kind: str) -> None:
 def test_teeth_the_self_check_sees_what_is_forgotten_too_early(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A planted bug: the oldest tokens that may be looked at are gone."""
+    """Planted bug: tokens still inside the window are dropped."""
     right = Windows.first
 
     def late(self: Windows, position: int) -> int:
@@ -136,7 +136,7 @@ def test_teeth_the_self_check_sees_what_is_forgotten_too_early(
 
 @torch.inference_mode()
 def test_the_bytes_of_layers_with_windows_stop_growing() -> None:
-    """A text in feeds of 6, of which 4 are kept: the other layer's grow on."""
+    """Feeds of 6 tokens, 4 of which are kept: the full-attention layer still grows."""
     model = speculator("gemma3").target
     cache = model.new_cache(forgets=True)
     cache.open(0)
@@ -159,7 +159,7 @@ def test_the_bytes_of_layers_with_windows_stop_growing() -> None:
 
 @pytest.mark.parametrize("num_prefixes", [0, 2])
 def test_an_engine_holds_little_more_than_windows(num_prefixes: int) -> None:
-    """All layers of Mistral have one: the prompt of 440 tokens makes no difference."""
+    """All layers of Mistral have a window: the prompt of 440 tokens makes no difference."""
     made = speculator("mistral", num_prefixes=num_prefixes)
     engine = made.engine(num_prefixes=num_prefixes)
     engine.admit(made.request(PROMPTS[2] * 8, max_new_tokens=60, ignore_eos=True))
@@ -186,7 +186,7 @@ def test_beginnings_are_shared_as_far_as_windows_are_whole(
     monkeypatch.setattr(made.target, "extend", extend)
 
     def told(prompt: list[int]) -> tuple[list[int], int]:
-        """The answer, and how many tokens its first forward read."""
+        """The answer, and the number of tokens in its first forward."""
         fed.clear()
         request = made.request(prompt, **options)
         engine.admit(request)

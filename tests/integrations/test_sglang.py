@@ -1,4 +1,4 @@
-"""SGLang's policy: choices and prices against a stub, contracts against the wheel.
+"""SGLang's policy: choices and costs against a stub, contracts against the wheel.
 
 The contract tests need ``make sglang-wheel``; they import SGLang's modules that need no CUDA.
 """
@@ -37,7 +37,7 @@ BENCHMARKS = Path(__file__).parents[2] / "packages" / "lab" / "benchmarks"
 ANY_BATCH = SglangSettings({1: [0, 1, 2, 3, 5]}, state=None)
 
 Seconds = Callable[[int, int], float]
-"""Seconds of a step by requests, and drafted tokens of each."""
+"""Seconds of a step by number of requests and drafted tokens of each."""
 
 
 def flat(batch: int, steps: int) -> float:
@@ -46,20 +46,20 @@ def flat(batch: int, steps: int) -> float:
 
 
 def slow(batch: int, steps: int) -> float:
-    """The same on a machine on which a minute has few steps."""
+    """The same on a slow machine, on which a minute has few steps."""
     return 20 * flat(batch, steps)
 
 
 def steep(batch: int, steps: int) -> float:
-    """A step in which every token costs as much as any other."""
+    """A step in which all tokens cost the same."""
     return 0.002 + 0.0005 * steps + 0.001 * batch * (steps + 1)
 
 
 class FakeServer:
-    """SGLang's scheduler and worker, as the policy sees them, on a clock that is set.
+    """SGLang's scheduler and worker, as the policy sees them, with a simulated clock.
 
-    rate: probability that a drafted token is accepted. overlap: the next step is asked for before
-    the last one is told about. Every ``prefill_every`` steps a prefill of 80 ms comes first.
+    rate: probability that a drafted token is accepted. overlap: the next step is chosen before the
+    last one is reported. Every ``prefill_every`` steps a prefill of 80 ms comes first.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FakeServer:
         self._told: tuple[list[int], float] | None = None
 
     def run(self, batch: int, num: int) -> Counter[int]:
-        """So many steps of a batch; how often each length was chosen."""
+        """Run ``num`` steps of a batch and count how often each length was chosen."""
         for _ in range(num):
             prefill_s = self._prefill()
             steps = self.policy.get_steps_for_batch(batch)
@@ -146,7 +146,7 @@ def test_drafts_come_back_when_they_pay_again() -> None:
 
 
 def test_short_drafts_in_large_batches() -> None:
-    """Good drafts pay for one request; for 64, where every token costs its time, few do."""
+    """Good drafts pay for one request; for 64, where every token costs as much, few do."""
     small, large = FakeServer(policy, steep, rate=0.95), FakeServer(policy, steep, rate=0.6)
     small.run(1, 300)
     large.run(64, 300)
@@ -183,7 +183,7 @@ def test_a_pause_does_not_end_drafting() -> None:
 
 
 def test_a_text_in_which_drafts_fail_does_not_end_drafting_for_long() -> None:
-    """Thirty steps of one request in which nothing is accepted, after a good time."""
+    """One request has no accepted token in thirty steps after a good period."""
     server = FakeServer(policy, flat, rate=0.9)
     server.run(1, 400)
     server.rate = 0.0
@@ -201,12 +201,12 @@ def test_a_padded_batch_takes_the_time_of_its_graph() -> None:
     assert made.cuda_graph_bs_for_step(1) == [1, 2, 4, 8, 16]
     server = FakeServer(lambda **given: made, flat, rate=0.99)
     made._clock = lambda: server.now_s
-    assert max(server.run(5, 300)) == 1  # a batch of 5 runs in the graph of 8, which has no 3
+    assert max(server.run(5, 300)) == 1  # a batch of 5 uses the graph of 8, which has no length 3
     assert max(server.run(4, 300)) == 3
 
 
 def test_requests_are_told_apart_by_name() -> None:
-    """One whose drafts are accepted, alone again after another whose drafts are not."""
+    """One whose drafts are accepted runs again after another one, whose drafts are rejected."""
     made = policy()
     for _ in range(40):
         made.expect(["bad"], 50)
@@ -222,7 +222,7 @@ def test_requests_are_told_apart_by_name() -> None:
     made.get_steps_for_batch(2)
     made.on_verify_complete([0, 0], 2)
     gained = np.array(made.state()["model"])[..., 1].sum() - model[..., 1].sum()
-    assert gained < 1.0  # "bad" had left: what its last step says is not learnt, "good"'s is
+    assert gained < 1.0  # "bad" has left, so its last step is not learned; that of "good" is
 
 
 def test_a_step_that_was_dropped_is_left_out() -> None:
@@ -237,7 +237,7 @@ def test_a_step_that_was_dropped_is_left_out() -> None:
 def group(
     seconds: Sequence[Seconds], **given: Any
 ) -> tuple[list[FakeServer], list[int], list[int]]:
-    """Two ranks, and what the first one sent and the other one heard."""
+    """Two ranks, the choices sent by the first, and those received by the second."""
     sent: list[int] = []
     heard: list[int] = []
 
@@ -257,7 +257,7 @@ def group(
 
 
 def test_a_group_takes_the_choice_of_its_first_rank() -> None:
-    """Ranks whose clocks differ come to the exchange at the same calls, and agree."""
+    """Ranks with different clocks exchange choices at the same calls, and agree."""
     (first, other), sent, heard = group((flat, steep))
     for batch in (4, 4, 7, 7, 2, 9, 9, 9, 1):
         first.run(batch, 11)
@@ -268,7 +268,7 @@ def test_a_group_takes_the_choice_of_its_first_rank() -> None:
 
 
 def wait_for(path: Path) -> None:
-    """A thread of its own writes files."""
+    """Wait until the background thread has written a file."""
     for _ in range(200):
         if path.exists():
             return
@@ -320,7 +320,7 @@ def test_a_state_with_absurd_seconds_is_left_out(tmp_path: Path, caplog: Any) ->
 def test_an_error_of_its_own_ends_drafting_and_not_the_server(
     broken: str, failing: int, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    """Of one rank: the group still takes one choice, and meets at the same calls."""
+    """If one rank fails, the group still makes one choice and exchanges it at the same calls."""
     ranks, sent, heard = group((flat, flat), rate=0.95)
 
     def fails(*_: Any) -> None:
@@ -431,7 +431,7 @@ def test_the_policy_has_the_methods_that_sglang_calls(sglang: Callable[[str], An
 
 
 class FakeWorker:
-    """What SGLang's controller asks of a worker."""
+    """The part of a worker that SGLang's controller uses."""
 
     def __init__(self, steps: int) -> None:
         self.speculative_num_steps = steps
@@ -451,7 +451,7 @@ class FakeWorker:
 def test_sglangs_controller_follows_batches_that_grow_and_shrink(
     sglang: Callable[[str], Any],
 ) -> None:
-    """Every length that is chosen has graphs for the batch, and all end on what pays."""
+    """Every chosen length has graphs for the batch, and the choices converge to what pays."""
     settings = read_settings(str(CONFIG))
     assert settings is not None
     now_s, graphs, rng = 0.0, [1, 2, 4, 8, 16, 32, 64, 128], random.Random(0)
@@ -483,7 +483,7 @@ def test_the_entry_point_is_one_that_sglang_looks_for(sglang: Callable[[str], An
 
 
 def arguments(path: Path, **given: Any) -> SimpleNamespace:
-    """What of SGLang's ``ServerArgs`` the checks read."""
+    """The fields of SGLang's ``ServerArgs`` that the checks read."""
     usual = {
         "speculative_algorithm": "EAGLE3", "speculative_adaptive": True,
         "speculative_adaptive_config": str(path), "speculative_eagle_topk": 1,
@@ -533,7 +533,7 @@ def test_what_cannot_work_is_refused_with_its_flag(
 
 
 class EAGLEWorkerV2:
-    """In place of SGLang's worker, which needs CUDA: what its adaptive part does."""
+    """Stands in for SGLang's worker, which needs CUDA, with its adaptive part only."""
 
     def __init__(self, controller: Any) -> None:
         self.speculative_num_steps = 3
@@ -595,14 +595,14 @@ def test_sglang_makes_the_worker_with_the_policy(
     assert made.counts == {0: 1}
     until = time.monotonic() + 10
     while not (found := list(tmp_path.glob("draftwise/*.json"))) and time.monotonic() < until:
-        time.sleep(0.01)  # another thread writes it
+        time.sleep(0.01)  # another thread writes the file
     (state,) = found
     assert state.name.startswith("org--model")
     assert json.loads(state.read_text())["about"]["device"] == "cpu"
 
 
 def test_sglangs_worker_is_the_one_that_was_read(sglang: Callable[[str], Any]) -> None:
-    """What the subclass relies on, in the source of ``EAGLEWorkerV2``, which needs CUDA to load."""
+    """The subclass relies on this source of ``EAGLEWorkerV2``, which needs CUDA to import."""
     folder = Path(sys.modules["sglang"].__path__[0])
     source = (folder / "srt/speculative/eagle_worker_v2.py").read_text()
     tree = ast.parse(source)

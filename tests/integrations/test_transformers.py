@@ -23,11 +23,11 @@ LEFT = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1] * 7])
 NUM = 24
 PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
 TESTED: set[str] = set()
-"""Options of the page's table that a test of this file covers."""
+"""Options of the page's table that a test in this file covers."""
 
 
 def covers(*options: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Mark a test of options, written as in the first column of the page's table."""
+    """Record options, as written in the first column of the page's table, as covered by a test."""
     TESTED.update(options)
     return lambda test: test
 
@@ -50,10 +50,10 @@ def ours() -> Any:
 
 
 class OddOnly(LogitsProcessor):
-    """Even tokens are forbidden after an odd number of tokens: it looks at the prefix."""
+    """Penalises even or odd tokens, depending on the prefix's sum."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores[:, (input_ids[0].sum() % 2) :: 2] -= 5.0  # in place, as some do
+        scores[:, (input_ids[0].sum() % 2) :: 2] -= 5.0  # in place, as some processors do
         return scores
 
 
@@ -116,9 +116,9 @@ def test_stop_strings_end_an_answer_where_generate_does(model: Any, ours: Any) -
     "options", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {"repetition_penalty": 3.0}]
 )
 def test_sampled_tokens_follow_the_law_of_generate(model: Any, options: dict[str, Any]) -> None:
-    """Second and third token, 1,500 draws each way; chi-square, false alarm 1e-3 a setting.
+    """Second and third token, 1,500 draws each way; chi-square, false alarm 1e-3 per setting.
 
-    The prompt is as long as the draft is sure to reach: both tokens come out of drafts.
+    The prompt leaves room for full drafts, so that both tokens come out of drafts.
     """
     torch.manual_seed(0)
     ours = draftwise.transformers(
@@ -161,7 +161,7 @@ def test_several_sequences_and_the_output_object(model: Any, ours: Any) -> None:
 
 
 class Streamer:
-    """Remembers what it was given."""
+    """Records the values that it receives."""
 
     def __init__(self) -> None:
         self.pieces: list[Any] = []
@@ -254,7 +254,7 @@ def test_a_cache_with_tokens_in_it_is_refused(model: Any, ours: Any) -> None:
 
 
 def test_a_model_that_nobody_needs_is_given_back() -> None:
-    """The hook remembers what it measured of a model, and not the model itself."""
+    """The hook keeps measurements of a model without keeping the model alive."""
     hook = draftwise.transformers(["lookup"])
     short_lived = tiny_model("llama", seed=5)
     for _ in range(2):

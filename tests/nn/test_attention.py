@@ -20,7 +20,7 @@ attention = module_of(attend_raggedly)
 
 @torch.inference_mode()
 def test_it_is_the_library_s_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a mask and more than one token nothing is repeated; the logits are the same."""
+    """With a mask and several tokens, nothing is repeated, and the logits are the same."""
     ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
     mask = torch.ones(8, 8, dtype=torch.bool).tril()[None, None]
     expected = tiny_model("llama")(ids, attention_mask=mask).logits
@@ -36,7 +36,7 @@ def test_it_is_the_library_s_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_one_token_of_grouped_heads(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bfloat16 the heads of a group are fed as tokens of one head, under a mask and without."""
+    """In bfloat16 the heads of a group become tokens of one head, with and without a mask."""
     config = tiny_model("llama").config
     assert config.num_attention_heads > config.num_key_value_heads
     torch.manual_seed(0)
@@ -69,7 +69,7 @@ def test_models_from_folders_are_loaded_with_it(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_values_narrower_than_keys() -> None:
-    """DeepSeek's kind: 24 numbers a key, 16 a value."""
+    """Keys of 24 numbers and values of 16, as in DeepSeek."""
     torch.manual_seed(0)
     layer = SimpleNamespace(is_causal=True, num_key_value_groups=2)
     query, key = torch.randn(1, 4, 3, 24), torch.randn(1, 2, 9, 24)
@@ -82,7 +82,7 @@ def test_values_narrower_than_keys() -> None:
 
 @torch.inference_mode()
 def test_the_last_tokens_in_order_need_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What GPUs are asked: no mask is made, and logits are those under one, of one row and two."""
+    """GPU kernels for causal order must give the logits of an explicit mask."""
     texts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
     for rows in ([0], [0, 1]):
         found = []

@@ -1,7 +1,7 @@
 """The ragged cache against plain forwards: same logits, whatever was fed, cropped or dropped.
 
-Method: texts of different lengths go through the cache in ragged pieces, with garbage speculated
-and cropped in between; every logit is compared with a plain forward of the whole text without any
+Method: texts of different lengths enter the cache in ragged pieces, with garbage speculated and
+cropped in between; every logit is compared with a plain forward of the whole text without any
 cache. Relative error 1e-4 in fp32; a wrong mask, position or length gives a hundred times more.
 """
 
@@ -40,7 +40,7 @@ def texts_of(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
 
 
 def plain(model: CausalModel, text: list[int]) -> Tensor:
-    """[T, V] of a forward without a cache."""
+    """[T, V] logits of a forward without a cache."""
     logits: Tensor = model.module(input_ids=torch.tensor([text]), use_cache=False).logits[0]
     return logits
 
@@ -54,7 +54,7 @@ def error(model: CausalModel, text: list[int], ours: Tensor) -> float:
 def feed(
     model: CausalModel, cache: RaggedCache, pieces: dict[int, list[int]], keep: int = 1
 ) -> dict[int, Tensor]:
-    """Feed rows their pieces; the logits after the last ``keep`` tokens of each (or all it had)."""
+    """Feed each row a piece and return its last ``keep`` logits, or as many as the piece has."""
     logits = model.extend(cache, list(pieces), list(pieces.values()), keep=keep)
     return {
         row: logits.last(index, min(keep, len(piece)))
@@ -63,7 +63,7 @@ def feed(
 
 
 def speculate_and_crop(model: CausalModel, cache: RaggedCache, rows: Sequence[int]) -> None:
-    """Feed each of the rows garbage of another length, then take it back."""
+    """Feed each of the rows garbage of a different length, then roll back."""
     lengths = cache.lengths.copy()
     garbage = texts_of([2 + 3 * i for i in range(len(rows))], seed=9)
     feed(model, cache, dict(zip(rows, garbage, strict=True)))
@@ -138,7 +138,7 @@ def test_a_copied_beginning_is_read_on_like_the_original(kind: str, attention: s
 def test_large_feeds_in_two_parts(
     kind: str, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a row is shorter than what is kept, so that its first half is empty."""
+    """Also where a row is shorter than ``keep``, so that its first half is empty."""
     model, texts = make(kind, attention), texts_of((70, 33, 5))
     monkeypatch.setattr(model, "bulk_logits", 1)
     cache = model.new_cache(3, 90)
@@ -155,7 +155,7 @@ def test_large_feeds_in_two_parts(
 @pytest.mark.parametrize("kind", CONFIGS)
 @torch.inference_mode()
 def test_a_row_that_lags_far_behind_in_a_cache_that_is_just_large_enough(kind: str) -> None:
-    """The wide feed of one row pads the others; padding needs no room, and spoils nothing."""
+    """The wide piece of one row pads the others; padding needs no storage and changes no logits."""
     model, texts = make(kind), texts_of((40, 38))
     cache = model.new_cache(2, 41)
     feed(model, cache, {0: texts[0][:39], 1: texts[1][:2]})
@@ -194,7 +194,7 @@ def test_storage_is_what_live_tokens_need() -> None:
 @pytest.mark.parametrize("kind", CONFIGS)
 @torch.inference_mode()
 def test_rows_go_end_to_end_where_attention_lets_them(kind: str) -> None:
-    """As many tokens as there are, and no more, go through the model's layers."""
+    """The model's layers see exactly the rows' tokens, without padding."""
     model, texts = make(kind, RAGGED), texts_of(LENGTHS)
     assert model.packs
     widths: list[tuple[int, ...]] = []
@@ -208,11 +208,11 @@ def test_rows_go_end_to_end_where_attention_lets_them(kind: str) -> None:
     assert not make(kind, "sdpa").packs
 
 
-# Teeth: masks that are wrong on purpose must be seen by the same comparison.
+# Wrong masks must be detected by the same comparison.
 
 
 def widened(mask: Any) -> Any:
-    """Every query may attend one slot too far."""
+    """A mask under which every query also attends one slot too far."""
     if isinstance(mask, dict):
         return {name: widened(part) for name, part in mask.items()}
     return mask.roll(1, -1) | mask
@@ -257,7 +257,7 @@ def test_teeth_positions_that_forget_the_crop() -> None:
 def test_tapped_hidden_states_are_those_of_a_plain_forward(
     kind: str, bulk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of tokens fed without logits, whatever the rows' lengths."""
+    """Also for tokens fed without logits, whatever the rows' lengths."""
     model = make(kind)
     monkeypatch.setattr(model, "bulk_logits", bulk)
     model.tap([1, -1])

@@ -1,6 +1,6 @@
 """Compiled forwards: the logits of plain ones, no recompilation, and equal tokens.
 
-Method: dynamo traces each forward into one graph, which a backend that only counts runs as it is
+Method: dynamo traces each forward into one graph, which a counting backend runs without compiling
 (quick); one test compiles with inductor. Errors are relative to the largest logit, 1e-4 in fp32.
 """
 
@@ -27,13 +27,13 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    """What the compiler remembers of a test is of no use to the next."""
+    """Reset the compiler's state after each test."""
     yield
     torch._dynamo.reset()
 
 
 class Counting:
-    """A backend that runs the traced graph as it is."""
+    """A backend that counts graphs and runs them without compiling."""
 
     def __init__(self) -> None:
         self.num_graphs = 0
@@ -56,7 +56,7 @@ def compiled(
 )
 @torch.inference_mode()
 def test_logits_are_those_of_plain_forwards(kind: str, attention: str) -> None:
-    """Of every width, full and padded, with garbage in between that is taken back."""
+    """For every width, full and padded, with garbage in between that is rolled back."""
     counting = Counting()
     model, text = compiled(kind, attention, backend=counting), texts_of((70,))[0]
     cache = model.new_cache(1, 90)
@@ -101,7 +101,7 @@ def test_hidden_states_come_along() -> None:
 
 @torch.inference_mode()
 def test_the_next_request_compiles_nothing_and_sees_nothing_of_the_last() -> None:
-    """Also of another length, below the same power of two; NaN that was left must not stay."""
+    """Also for another length below the same power of two; leftover NaN must have no effect."""
     counting = Counting()
     model, text = compiled(backend=counting), texts_of((60,))[0]
     cache = model.new_cache()
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused_though_the_storage_is_larger() -> None:
 
 
 def speculator(backend: Any, names: list[str], trees: Any = (None,), **options: Any) -> Speculator:
-    """A target, a drafter near it and lookup, as ``from_pretrained`` would compile them."""
+    """A target, a similar drafter and lookup, compiled as by ``from_pretrained``."""
     target = compiled(backend=backend)
     drafting = CausalModel(near_copy(target.module, noise=0.04), "good")
     drafting.compile((2,), backend)
@@ -151,7 +151,7 @@ def speculator(backend: Any, names: list[str], trees: Any = (None,), **options: 
 @pytest.mark.parametrize("trees", [(None,), (TreeShape(3, 10), None)], ids=["chains", "trees"])
 @pytest.mark.parametrize("num_rows", [1, 4])
 def test_greedy_tokens_are_the_targets(num_rows: int, trees: Any) -> None:
-    """Batches are read as they were, until one row is left."""
+    """Batches run uncompiled until one row is left."""
     counting = Counting()
     made = speculator(counting, ["good", "lookup"], trees)
     for _ in range(2):
@@ -187,7 +187,7 @@ def test_where_nothing_can_be_compiled_the_models_run_as_they_are() -> None:
 @pytest.mark.slow
 @torch.inference_mode()
 def test_inductor_itself() -> None:
-    """The real compiler, on packed weights of half precision: one layer, one width."""
+    """The real compiler, on packed half-precision weights: one layer, one width."""
     model = CausalModel(reader("llama", num_hidden_layers=1).to(torch.bfloat16), "tiny")
     model.compile((2,))
     text = texts_of((20,))[0]

@@ -26,7 +26,7 @@ TARGET = eagle_target("llama", 64)
 def write(
     folder: Path, head: DFlashHead, weights: dict[str, Tensor | None], **changes: Any
 ) -> Path:
-    """As ``speculators`` writes it; of weights, None = left out."""
+    """Write the head as ``speculators`` does; weights: replacements, None = left out."""
     config = head.config
     layer = {
         "hidden_size": config.hidden_size,
@@ -59,7 +59,7 @@ def head_of(first: int = 1, **changes: Any) -> DFlashHead:
 
 
 def by_hand(head: DFlashHead, text: list[int]) -> Tensor:
-    """[S, V] logits of a block after a text, the whole context read again, head by head."""
+    """[S, V] logits of a block after a text, recomputing the whole context, head by head."""
     config, size = head.config, head.block.size
     states = features_of(TARGET, text).get(config.taps, 0, len(text) - 1)
     context = head.hidden_norm(head.fc(states))
@@ -91,7 +91,7 @@ def by_hand(head: DFlashHead, text: list[int]) -> Tensor:
 @pytest.mark.parametrize("size", [64, 50])
 @torch.inference_mode()
 def test_drafts_have_the_q_of_one_block(tmp_path: Path, size: int, first: int) -> None:
-    """Written, read, and drafted from by rows of different lengths, against sums by hand."""
+    """Heads are written, loaded, and draft for rows of different lengths, against sums by hand."""
     made = head_of(first, draft_vocab_size=size)
     head = load_dflash_head(write(tmp_path, made, {}), TARGET)
     drafter = DFlashDrafter("dflash", head, TARGET)

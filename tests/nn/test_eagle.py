@@ -119,7 +119,7 @@ def test_a_head_computes_what_the_librarys_layers_do(generation: int, rope: str)
 
 
 def test_logits_are_the_authors() -> None:
-    """EAGLE-1 asks the target's head at once; EAGLE-3 its own, after its norm."""
+    """EAGLE-1 applies the target's ``lm_head`` directly; EAGLE-3 its own, after its norm."""
     states = torch.randn(4, 32)
     first, third = eagle_head(target(), 1, own=False), eagle_head(target(), 3)
     assert torch.equal(first.logits(states), target().module.lm_head(states))
@@ -141,7 +141,7 @@ def test_a_small_vocabulary_stands_where_d2t_says() -> None:
 @pytest.mark.parametrize("changes", [{}, {"qk_norm": True}, {"norm_before_residual": True}])
 @pytest.mark.parametrize("generation", [1, 3])
 def test_ragged_pieces_are_the_whole(generation: int, changes: dict[str, Any]) -> None:
-    """Rows of different lengths, in pieces, with drafts cut off and rows dropped in between."""
+    """Rows of different lengths, in pieces, with drafts rolled back and rows dropped in between."""
     head = eagle_head(target(), generation, **changes)
     states = [torch.randn(len(text), 32) for text in TEXTS]
     alone = [read_all(head, [text], [state])[0] for text, state in zip(TEXTS, states, strict=True)]

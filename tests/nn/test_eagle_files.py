@@ -121,7 +121,7 @@ ALL = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 def checkpoint(layout: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A random checkpoint of exactly this layout's keys."""
+    """A random checkpoint with exactly this layout's keys."""
     settings, shapes, offsets = LAYOUTS[layout]
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
@@ -167,7 +167,7 @@ def test_every_missing_key_is_named(layout: str, tmp_path: Path) -> None:
     settings, weights = checkpoint(layout)
     for name in weights.keys() - {"t2d", "embed_tokens.weight"}:
         if "bias" in name or "q_norm" in name:
-            continue  # whether there is one, the checkpoint itself decides
+            continue  # optional: the checkpoint decides
         rest = {key: tensor for key, tensor in weights.items() if key != name}
         ending = "d2t" if "target_id" in name else name.split(".", 2)[-1]
         with pytest.raises(DraftwiseError, match=rf"lacks .*{ending}"):
@@ -223,7 +223,7 @@ def test_offsets_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
     settings, weights = checkpoint("authors, EAGLE-3")
     for broken in (weights["d2t"] + VOCAB, torch.zeros(DRAFT, dtype=torch.int64)):
         broken = broken.clone()
-        broken[1] = broken[0] - 1  # twice the same token
+        broken[1] = broken[0] - 1  # the same token twice
         with pytest.raises(DraftwiseError, match="d2t does not lead to 20 different tokens below"):
             load_head(write(tmp_path, settings, {**weights, "d2t": broken}), target())
 
@@ -241,7 +241,7 @@ def test_the_whole_vocabulary_needs_no_offsets(tmp_path: Path) -> None:
 
 
 def test_taps_and_rotary_settings_of_the_config(tmp_path: Path) -> None:
-    """The head's own come first; without any it turns as the target does."""
+    """The head's own settings take precedence; without rotary settings the target's are used."""
     settings, weights = checkpoint("authors, EAGLE-3")
     settings["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 0, 0]}  # outputs: SGLang
     del settings["rope_theta"]
@@ -249,7 +249,7 @@ def test_taps_and_rotary_settings_of_the_config(tmp_path: Path) -> None:
     head = load_head(write(tmp_path, settings, weights), deep)
     assert head.config.taps == (1, 1, 2)
     assert head.config.rope_parameters == {"rope_type": "default", "rope_theta": 7.0}
-    settings["eagle_aux_hidden_state_layer_ids"] = [0, 1, 2]  # inputs: vLLM, and it comes first
+    settings["eagle_aux_hidden_state_layer_ids"] = [0, 1, 2]  # inputs: vLLM, which takes precedence
     assert load_head(write(tmp_path, settings, weights), deep).config.taps == (0, 1, 2)
     settings |= {"rope_theta": 9.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     head = load_head(write(tmp_path, settings, weights), deep)

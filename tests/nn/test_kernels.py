@@ -24,7 +24,7 @@ MODULES: dict[str, Any] = {
 
 
 def inputs(family: Family, num: int = TOKENS) -> tuple[dict[str, Any], Tensor]:
-    """What a layer gives the chunk kernel for some tokens, and a state to start from."""
+    """A layer's inputs to the chunk kernel for some tokens, and an initial state."""
     torch.manual_seed(3)
     if "delta" in family.chunk:
         shape = (ROWS, num, HEADS, SIZE)
@@ -69,7 +69,7 @@ def call(family: Family, num: int = TOKENS, from_zero: bool = False) -> Call:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.chunk)
 @pytest.mark.parametrize("from_zero", [False, True])
 def test_run_again_over_the_tokens_kept(family: Family, from_zero: bool) -> None:
-    """After n of T tokens each row is where feeding it those n alone leaves it."""
+    """After n of T tokens each row has the state that feeding it those n tokens alone gives."""
     whole = call(family, from_zero=from_zero)
     output, state = whole.run()
     for num in range(1, TOKENS + 1):
@@ -91,7 +91,6 @@ def test_run_again_over_the_tokens_kept(family: Family, from_zero: bool) -> None
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.chunk)
 def test_steps_agree_with_chunks(family: Family) -> None:
-    """The kernel for one token and that for many are the same recurrence."""
     from_zero = call(family, from_zero=True)
     shape = call(family).state
     assert shape is not None
@@ -103,7 +102,7 @@ def test_steps_agree_with_chunks(family: Family) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.chunk)
 def test_a_long_feed_from_a_state(family: Family) -> None:
-    """Beyond the feeds that go step by step, in one piece or in two."""
+    """Inputs too long for single steps are processed in chunks, from an initial state."""
     num = 3 * STEPS
     whole = call(family, num)
     _, state = whole.run()
@@ -113,7 +112,7 @@ def test_a_long_feed_from_a_state(family: Family) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.chunk)
 def test_what_it_started_from_stays_as_it_was(family: Family) -> None:
-    """Step kernels of the library work in place; rows go back to that state."""
+    """The library's step kernels work in place, but rollback needs the initial state unchanged."""
     made = call(family)
     assert made.state is not None
     before = made.state.clone()

@@ -19,7 +19,7 @@ needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no
 
 
 def a_model() -> LlamaForCausalLM:
-    """Small, with some weights of more than a megabyte; input and output embeddings are one."""
+    """A small model with tied embeddings and some weights of more than a megabyte."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=2048, hidden_size=192, intermediate_size=1536, num_hidden_layers=2,
@@ -38,17 +38,17 @@ def test_the_same_numbers_in_another_order() -> None:
     assert laid.lm_head.weight is laid.get_input_embeddings().weight
     assert not laid.lm_head.weight.is_contiguous()
     assert laid.model.layers[0].mlp.down_proj.weight.is_contiguous()  # more inputs than outputs
-    assert type(laid.model.layers[0].self_attn.q_proj) is nn.Linear  # small: as it was
+    assert type(laid.model.layers[0].self_attn.q_proj) is nn.Linear  # small: unchanged
     for ours, theirs in zip(laid.parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     for num in (1, 2, 9, 40):
         ids = torch.randint(0, 2048, (2, num), generator=torch.Generator().manual_seed(num))
         assert torch.allclose(laid(ids).logits, model(ids).logits, atol=1e-5)
-    assert lay_out(laid) == 0  # once
+    assert lay_out(laid) == 0  # already done
 
 
 def blocked(dtype: torch.dtype = torch.float32) -> Prepacked:
-    """A layer with a bias that has blocks; skips where this processor has none."""
+    """A layer with a bias and prepacked blocks; skips where this processor has none."""
     torch.manual_seed(0)
     layer = nn.Linear(512, 640).to(dtype)
     lay_out(layer)
@@ -58,10 +58,10 @@ def blocked(dtype: torch.dtype = torch.float32) -> Prepacked:
 
 
 def uses_blocks(layer: Prepacked, states: torch.Tensor) -> bool:
-    """Tried by blocks of another weight: does the answer follow them?"""
+    """Whether the output changes when the blocks are replaced by those of another weight."""
     right, kept = layer(states), layer._blocks
     assert kept is not None
-    wrong = (layer.weight.detach() + 1).to(kept.dtype)  # not every dtype has blocks everywhere
+    wrong = (layer.weight.detach() + 1).to(kept.dtype)  # some dtypes may have no blocks
     layer._blocks = torch.ops.mkldnn._reorder_linear_weight(wrong, 16)
     other = layer(states)
     layer._blocks = kept
@@ -88,7 +88,7 @@ def test_a_weight_that_changed_is_read_itself() -> None:
     states = torch.randn(4, 512)
     for change in (
         lambda layer: layer.weight.mul_(2),  # in place
-        lambda layer: setattr(layer.weight, "data", layer.weight.data * 2),  # elsewhere
+        lambda layer: setattr(layer.weight, "data", layer.weight.data * 2),  # new storage
         lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight * 2)),
         lambda layer: layer.bfloat16(),
     ):
@@ -124,7 +124,7 @@ def test_a_compiled_graph_asks_for_the_blocks(dtype: torch.dtype) -> None:
         assert layer._blocks is not None
         layer._blocks = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach() * 2, 16)
         own = nn.functional.linear(states, layer.weight, layer.bias) + 1
-        assert not torch.allclose(graph(states), own, atol=0.1)  # it really reads them
+        assert not torch.allclose(graph(states), own, atol=0.1)  # the graph does use the blocks
 
 
 @needs_mkl

@@ -86,7 +86,7 @@ def test_tokenizers_are_compared_wherever_a_drafter_comes_from(
     target = load_model(folder)
     with pytest.raises(DraftwiseError, match="number tokens differently"):
         load_drafters([f"lm:{other}"], target, str(folder), dtype="auto", device="cpu")
-    # a hub id is no folder: what decides is the tokenizer that its name loads
+    # a hub id is no folder: the tokenizer that it loads decides
     monkeypatch.setattr("draftwise.pool.load_model", lambda *_, **__: load_model(other))
     known = {"org/drafter": other, str(folder): folder}
     monkeypatch.setattr(
@@ -99,7 +99,7 @@ def test_tokenizers_are_compared_wherever_a_drafter_comes_from(
 def test_quantised_activations_are_said_at_load() -> None:
     model = make_target()
     load_model(model)  # no warning: warnings are errors here
-    model.lm_head.weight.act_quant_kwargs = object()  # as torchao's Int8Tensor has it
+    model.lm_head.weight.act_quant_kwargs = object()  # as in torchao's Int8Tensor
     with pytest.warns(UserWarning, match=r"quantises activations .* \(lm_head\)") as heard:
         load_model(model)
     assert len(heard) == 1

@@ -25,7 +25,7 @@ SIZE, VOCAB = 32, 64
 
 
 def weights(num_heads: int, num_layers: int) -> dict[str, Tensor]:
-    """What the authors write, by their names."""
+    """A checkpoint with the authors' names."""
     torch.manual_seed(0)
     found = {}
     for head in range(num_heads):
@@ -60,7 +60,7 @@ def write(
 def test_heads_load_and_say_what_their_formula_says(
     tmp_path: Path, counted: int, num_layers: int, suffix: str
 ) -> None:
-    """Published files hold more heads than their configuration counts: all are taken."""
+    """Published files hold more heads than their configuration states: all are loaded."""
     stored = weights(3, num_layers)
     heads = load_medusa_heads(
         write(tmp_path, stored, counted, num_layers, suffix), eagle_target("llama", 64)
@@ -152,7 +152,7 @@ def test_a_spec_drafts_one_token_a_head_at_most(
 
 @torch.inference_mode()
 def test_q_is_what_each_head_says_of_the_last_state() -> None:
-    """Positions next to one another by heads next to one another, and head 0 along the text."""
+    """The q of draft position i is head i's at the last state; head 0 scores the text."""
     target, drafter = eagle_target("llama", 64), medusa()
     sampling = SamplingParams(0.8, 20, 0.95, 1.3)
     text = PROMPTS[2] + plain_greedy(PROMPTS[2], 10)
@@ -181,7 +181,7 @@ def test_q_is_what_each_head_says_of_the_last_state() -> None:
 
 
 def test_taught_heads_draft_what_is_kept() -> None:
-    """Wrong by a position they would draft for nothing, losslessly."""
+    """Heads that were off by one position would be lossless but useless."""
     made = speculator(["medusa"], "fixed:0", lengths=(4,), with_none=False)
     result = made.generate(PROMPTS[0], max_new_tokens=24)
     assert result.tokens == plain_greedy(PROMPTS[0], 24)

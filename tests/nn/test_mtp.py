@@ -61,7 +61,7 @@ def target_of(kind: str) -> CausalModel:
 def write(
     folder: Path, target: CausalModel, layout: str, head: MtpHead, **more: Tensor | None
 ) -> Path:
-    """A checkpoint with this head, experts one by one; ``more``: put in, or None = left out."""
+    """A checkpoint with this head, experts one by one; ``more``: added weights, None = left out."""
     begin, names, _ = LAYOUTS[layout]
     weights: dict[str, Tensor | None] = {}
     for name, tensor in head.state_dict().items():
@@ -77,7 +77,7 @@ def write(
                     weights[f"{where}.{number}.{p}.weight"] = w.clone()
         else:
             weights[stored] = tensor
-    if layout != "speculators":  # it lies among the target's own
+    if layout != "speculators":  # it is stored with the target's weights
         weights["model.layers.0.mlp.up_proj.weight"] = torch.zeros(1)
         weights["lm_head.weight"] = torch.zeros(1)
     weights |= more
@@ -118,7 +118,7 @@ def test_what_was_written_is_read(tmp_path: Path, layout: str, kind: str) -> Non
 @pytest.mark.parametrize("style", [style for _, _, style in LAYOUTS.values()], ids=[*LAYOUTS])
 @torch.inference_mode()
 def test_it_computes_the_formula(style: MtpStyle) -> None:
-    """By the library's own layer, with its own attention, its own mask and rotary positions."""
+    """Against the library's own layer, with its own attention, mask and rotary positions."""
     target = target_of("llama")
     head = mtp_head(target, style)
     layer = target.module.base_model.layers[-1]
@@ -198,7 +198,7 @@ def test_other_targets_and_checkpoints_without_a_head(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_brings_its_head_drafts_with_it(tmp_path: Path) -> None:
-    """``--drafter mtp`` alone: the head is looked for where the target was loaded from."""
+    """``--drafter mtp`` alone loads the head from the target's folder."""
     target = target_of("qwen3")
     target.module.save_pretrained(tmp_path)
     file = write(tmp_path / "head", target, "qwen", mtp_head(target)) / "model.safetensors"

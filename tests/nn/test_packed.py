@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_four_bits_are_exact_on_their_own_grid() -> None:
-    """As GGUF's Q4_1 has it: a scale and a least value for every 32."""
+    """As in GGUF's Q4_1: a scale and a minimum for every 32 weights."""
     generator = torch.Generator().manual_seed(0)
     bits = torch.randint(0, 16, (8, 4, GROUP), generator=generator)
     bits[..., 0], bits[..., 1] = 0, 15
@@ -53,7 +53,7 @@ def test_a_packed_layer_is_nearly_the_linear_one(precision: str, worst: float) -
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_drafts_change_nothing_of_what_a_packed_target_says(folder: Path, precision: str) -> None:
-    """Greedy, with drafts that stand for long and drafts that do not."""
+    """Greedy text is the same with drafts, on a repetitive prompt and another one."""
     module = load_model(folder, dtype=precision).module
     plain = Speculator.from_pretrained(module, [], preset="plain")
     fast = Speculator.from_pretrained(module, ["lookup", "suffix"])

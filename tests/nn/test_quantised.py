@@ -20,17 +20,17 @@ layout = module_of(lay_out)
 PROMPTS = [[5, 6, 7, 8] * 3, [11, 12, 11], [*range(20, 40)]]
 NEW = 40
 SIZE = {"hidden_size": 64, "head_dim": 16}
-"""bitsandbytes' kernel of four bits takes no narrower weights."""
+"""The minimum widths for bitsandbytes' 4-bit kernel."""
 
 
 def checkpoint(folder: Path, kind: str) -> Path:
-    """A folder with a tiny model that torchao quantised, as ``save_pretrained`` leaves it."""
+    """A folder with a tiny model quantised by torchao, as saved by ``save_pretrained``."""
     quantisation = pytest.importorskip("torchao.quantization")
     return saved(folder, TorchAoConfig(getattr(quantisation, kind)()))
 
 
 def saved(folder: Path, how: Any) -> Path:
-    """A folder with a tiny model, quantised like this."""
+    """A folder with a tiny model quantised with this configuration."""
     tiny_model(**SIZE).save_pretrained(folder / "whole")
     module = AutoModelForCausalLM.from_pretrained(
         folder / "whole", quantization_config=how, dtype=torch.float32
@@ -50,7 +50,7 @@ def generated(module: Any, prompt: list[int]) -> list[int]:
 def test_int8_weights_are_served_losslessly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weight-only: forwards of different widths agree, and no weight is laid out again."""
+    """Weight-only: forwards of different widths agree, and no weight gets another layout."""
     monkeypatch.setattr(layout, "LEAST_NUMEL", 1)
     module = load_model(checkpoint(tmp_path, "Int8WeightOnlyConfig")).module
     assert "Int8" in type(module.model.layers[0].mlp.up_proj.weight).__name__
@@ -90,7 +90,7 @@ def test_int8_activations_are_said_to_be_lossy(tmp_path: Path) -> None:
 
 
 def test_bitsandbytes_layers() -> None:
-    """As its classes are named: 8 bits round what comes in, 4 bits are weights alone."""
+    """By class name: 8-bit layers quantise activations (lossy), 4-bit layers only weights."""
 
     class Linear8bitLt(torch.nn.Linear):
         pass

@@ -1,4 +1,4 @@
-"""Recurrent states by row: ragged feeds, partial rollback, copied rows."""
+"""Recurrent states by row: ragged inputs, partial rollback, copied rows."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ TYPES = {
     "kimi_linear": False,  # KDA
     "granitemoehybrid": False,  # Mamba 2
     "jamba": False,  # Mamba 1
-    "zamba": False,  # Mamba 1 of several heads, layers that are shared
-    "lfm2": False,  # convolutions alone
-    "zaya": True,  # kernels that are not known: tokens are read again
+    "zamba": False,  # Mamba 1 with several heads, shared layers
+    "lfm2": False,  # convolutions only
+    "zaya": True,  # unknown kernels: tokens are recomputed
     "rwkv": True,  # states of another shape
 }
-"""A type of each family, and whether its rows are read one at a time."""
+"""A type of each family, and whether it needs one row per forward."""
 
 
 @cache
@@ -80,7 +80,7 @@ def test_the_check_finds_how_rows_are_read(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_drafter_goes_back_without_being_told(kind: str) -> None:
-    """Steps of a draft, each a forward, and a length that is lowered to somewhere among them."""
+    """The length is lowered to a position between draft steps, each of which was one forward."""
     words = text(kind, 12)
     cache = model(kind).new_cache(1)
     feed(kind, cache, [0], [words[:5]])
@@ -96,7 +96,7 @@ def test_a_drafter_goes_back_without_being_told(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_back_into_a_long_feed(kind: str) -> None:
-    """Of what was read in one wide forward only the end is kept: the rest is read again."""
+    """Of a wide forward only the end state is kept: rolling back into it recomputes the rest."""
     words = text(kind, 60)
     cache = model(kind).new_cache(1)
     feed(kind, cache, [0], [words[:50]])
@@ -109,7 +109,7 @@ def test_back_into_a_long_feed(kind: str) -> None:
 @pytest.mark.parametrize("num", [20, 33, 34, 60])
 @pytest.mark.parametrize("kind", ["rwkv", "xlstm"])
 def test_text_after_a_prompt_of_any_length_is_the_targets(kind: str, num: int) -> None:
-    """Prompts of more than 33 tokens are read in a forward of which only the end state is kept."""
+    """A prompt of more than 33 tokens is read in a forward that keeps only the end state."""
     module = tiny_module(tiny_config(CONFIG_MAPPING[kind]()))
     made, words = Speculator.from_pretrained(module, ["lookup"], seed=0), text(kind, num)
     found = made.generate(words, max_new_tokens=8, ignore_eos=True).tokens
@@ -120,7 +120,7 @@ def test_text_after_a_prompt_of_any_length_is_the_targets(kind: str, num: int) -
 def test_the_check_sees_an_end_state_that_is_taken_too_early(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Teeth: what these modules return is put into the trace after a wide forward's end is kept."""
+    """Planted bug: a wide forward's end state is kept before the output is recorded."""
     begun: list[States] = []
     begin, call = States.begin, HiddenStateHooks.call
 
@@ -140,7 +140,7 @@ def test_the_check_sees_an_end_state_that_is_taken_too_early(
 
 
 def test_the_check_reads_wide_pieces_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a model with states more than a kernel's chunk; of others across windows and in halves."""
+    """With states, wider than a kernel's chunk; other models across windows and in halves."""
     widths: dict[str, set[tuple[bool, int]]] = {}
     extend = CausalModel.extend
 
@@ -175,7 +175,7 @@ def test_rows_come_go_and_are_copied(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_what_was_settled_is_forgotten(kind: str) -> None:
-    """A row holds no more than a way back to what was settled, and a bounded one without."""
+    """A row holds the states back to its committed length; without commits, a bounded number."""
     cache = model(kind).new_cache(1)
     feed(kind, cache, [0], [text(kind, 5)])
     sizes = []
@@ -184,7 +184,7 @@ def test_what_was_settled_is_forgotten(kind: str) -> None:
         cache.settle([0], cache.lengths)
         sizes.append(len(cache.states._steps[0]))
     assert set(sizes) == {1}
-    assert cache.crop(0, 7) == 0  # nothing of that is known: it is read again
+    assert cache.crop(0, 7) == 0  # no state is kept for this length: all is recomputed
     for token in text(kind, 2 * MOST_STEPS, seed=1):
         feed(kind, cache, [0], [[token]])
     assert len(cache.states._steps[0]) <= MOST_STEPS
@@ -203,7 +203,7 @@ def test_reading_again_stays_right_when_drafts_are_always_refused() -> None:
 
 
 def test_the_module_is_never_changed() -> None:
-    """The view shares weights and buffers; the module's own layers stay its own."""
+    """The instrumented view shares weights and buffers; the module's own layers stay unchanged."""
     module = model("qwen3_next").module
     view = shadow(module, KernelRecorder())
     assert view is not module
@@ -220,7 +220,7 @@ def test_no_view_of_what_has_no_states() -> None:
 
 
 def test_two_views_do_not_see_each_other() -> None:
-    """One module in two engines, each with a thread: what one notes is not the other's."""
+    """One module in two engines: states recorded by one are not seen by the other."""
     module = model("qwen3_next").module
     one, other = CausalModel(module, "one"), CausalModel(module, "other")
     caches = [one.new_cache(1), other.new_cache(1)]

@@ -1,7 +1,7 @@
 """Unsupported models are refused at load with a reason: never wrong text, no traceback.
 
-Tiny random models of kinds whose memory cannot be cut back by position, models whose attention
-counts by slot, attention code that takes no masks of ours, and folders that are not what they say.
+Tiny random models with memory that cannot be rolled back by position, with attention that counts
+slots, with attention code that ignores custom masks, and invalid folders.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def build(config: Any) -> Any:
 
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_recurrent_memory_is_served_where_the_cache_sees_it(kind: str) -> None:
-    """RecurrentGemma keeps its state in the modules themselves, where no row is told apart."""
+    """RecurrentGemma keeps its state in the modules, where rows cannot be separated."""
     if kind == "recurrent-gemma":
         with pytest.raises(DraftwiseError, match="its logits on a ragged KV cache are off by"):
             load_model(build(RECURRENT[kind]()))
@@ -146,14 +146,14 @@ def test_attention_that_takes_no_masks_of_ours_is_refused_by_running() -> None:
 
 @pytest.mark.parametrize("kind", ["gpt-neo", "llama4"])
 def test_attention_that_counts_slots_reads_rows_alone(kind: str) -> None:
-    """A causal buffer of its own, a temperature by slot: right for one row at a time."""
+    """A causal buffer or a temperature by slot is right for one row at a time only."""
     model = load_model(build(BY_SLOT[kind]()))
     assert model.is_alone
     assert not model.serves_trees
 
 
 def test_windows_that_no_check_reaches_are_crossed_in_a_twin() -> None:
-    """GPT-Neo's local layers are wrong side by side, Moshi's in every way; both only far along."""
+    """GPT-Neo's local layers fail with several rows, Moshi's always; both beyond the window."""
     far = hf.GPTNeoConfig(
         vocab_size=64,
         hidden_size=32,
@@ -170,7 +170,7 @@ def test_windows_that_no_check_reaches_are_crossed_in_a_twin() -> None:
 
 
 def test_texts_end_where_a_rope_changes_tables() -> None:
-    """Longrope in a type whose ``generate`` keeps keys of the first table after the switch."""
+    """This ``generate`` keeps keys of the first table, so texts must end at the switch."""
     config = hf.LlamaConfig(
         **SIZE,
         max_position_embeddings=64,
@@ -206,7 +206,6 @@ def test_attention_models_pass(kind: str, attention: str) -> None:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_self_check_sees_a_wrong_mask(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The self-check detects attention without a mask."""
     sound = Masks._as_bias
     monkeypatch.setattr(
         Masks, "_as_bias", lambda self, allowed: sound(self, torch.ones_like(allowed))

@@ -27,7 +27,7 @@ from draftwise.types import SamplingParams
 
 
 def theirs(logits: Tensor, sampling: SamplingParams, text: Sequence[int]) -> Tensor:
-    """[V] what ``generate`` of transformers would draw from after this text."""
+    """[V] The distribution from which ``generate`` of transformers would draw after this text."""
     steps: list[Any] = [RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)]
     if sampling.temperature not in (0, 1):
         steps.append(TemperatureLogitsWarper(sampling.temperature))
@@ -42,7 +42,7 @@ def theirs(logits: Tensor, sampling: SamplingParams, text: Sequence[int]) -> Ten
 
 
 def rounded(num: int, vocab_size: int, seed: int) -> Tensor:
-    """[num, V] logits of bfloat16: many of them tie."""
+    """[num, V] bfloat16 logits with many ties."""
     made = torch.Generator().manual_seed(seed)
     return (3 * torch.randn(num, vocab_size, generator=made)).bfloat16()
 
@@ -63,9 +63,9 @@ KINDS = [
 @pytest.mark.parametrize("vocab_size", [3, 40, 500])
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_of_different_parameters_are_those_of_transformers(seed: int, vocab_size: int) -> None:
-    """Supports are equal, ties of bfloat16 included; probabilities up to rounding.
+    """Supports are equal, including ties of bfloat16; probabilities agree up to rounding.
 
-    Of tokens that tie at the edge of a nucleus as many stay; which ones is arbitrary there.
+    Of tokens that tie at the edge of a nucleus, only the number is compared.
     """
     rows = 3 * len(KINDS)
     logits, text = rounded(rows, vocab_size, seed), [0, 2, 1, 2]
@@ -151,7 +151,7 @@ def test_in_a_tree_each_node_is_penalised_for_its_own_path() -> None:
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_occurrences_kept_from_round_to_round_are_those_counted_again(data: st.DataObject) -> None:
-    """Also of rows that lie before what was counted: a drafter that catches up on the prompt."""
+    """Also for rows before the counted text: a drafter that catches up on the prompt."""
     tokens = st.integers(0, 6)
     text = data.draw(st.lists(tokens, min_size=2, max_size=12))
     num_prompt = data.draw(st.integers(1, len(text)))
@@ -209,7 +209,7 @@ def logits_of(dtype: torch.dtype) -> torch.Tensor:
 def test_law_is_that_of_transformers(dtype: torch.dtype, sampling: SamplingParams) -> None:
     """Same support on every row; no probability further off than rounding.
 
-    Of tokens that tie at the edge of top-p an unstable sort picks: only their number counts.
+    An unstable sort decides between tokens that tie at the edge of top-p: only their number counts.
     """
     logits, text = logits_of(dtype), [3, 5, 5, 9, 40]
     scores, ids = logits.float(), torch.tensor([text] * ROWS)

@@ -27,12 +27,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that changes what the base says."""
+    """An adapter that changes the base model's text."""
     torch.manual_seed(5)
     config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     folder = tmp_path_factory.mktemp("adapter")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PEFT asks transformers by an old name
+        warnings.simplefilter("ignore")  # PEFT imports a deprecated name from transformers
         get_peft_model(load_model(base).module, config).save_pretrained(folder)
     _rename_base(folder, base)
     return folder

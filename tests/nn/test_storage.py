@@ -11,7 +11,7 @@ from draftwise.nn import RaggedCache, RowKVCache, RowSpan
 
 
 class StoragePool:
-    """Storage of 8 slots at a time, and a note of all that comes and goes."""
+    """Rounds storage up to 8 slots, and records what is taken and given back."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -26,7 +26,7 @@ class StoragePool:
 
 
 class Told:
-    """In place of a recurrent model's states: what it was told."""
+    """Stands in for a recurrent model's states and records its calls."""
 
     is_used, num_bytes = True, 7
 
@@ -43,7 +43,7 @@ class Told:
 def write(
     cache: RaggedCache, *spans: RowSpan, packed: bool = False, layer: int = 0
 ) -> torch.Tensor:
-    """Feed spans numbers that tell row and slot; returns the keys that attention reads."""
+    """Feed spans numbers that encode row and slot; returns the keys that attention reads."""
     cache.place(spans, packed)
     wide = max(span.count for span in spans)
     rows = [100.0 * span.row + span.start + torch.arange(float(wide)) for span in spans]

@@ -17,14 +17,14 @@ feeds = module_of(recompute_states)
 
 SWITCH, NEW = 24, 40
 PROMPTS = [[5, 6, 7, 8] * 3, [11, 12, 11], [*range(20, 20 + SWITCH)], [*range(1, 31)]]
-"""They begin below the switch, at it, and after it."""
+"""The prompts end below the switch, at it, and after it."""
 SIZE = {name: value for name, value in SMALL.items() if name != "max_position_embeddings"}
 
 
 def longrope(
     kind: Any = hf.Phi3Config, switch: int = SWITCH, scales: Any = None, **more: Any
 ) -> Any:
-    """A tiny random model whose two tables turn quite otherwise."""
+    """A tiny random model whose two rotary tables differ strongly."""
     torch.manual_seed(0)
     config = kind(
         **SIZE,
@@ -68,7 +68,7 @@ def expected(target: Any) -> list[list[int]]:
 
 
 def test_the_second_table_makes_another_text(target: Any, expected: list[list[int]]) -> None:
-    """Teeth: with one table the same weights go on otherwise after the switch."""
+    """With one table the text differs, so that the tests can detect a missing switch."""
     late = longrope(switch=200)
     late.load_state_dict(target.state_dict())
     texts = [generated(late, prompt) for prompt in PROMPTS[:2]]
@@ -98,7 +98,7 @@ def test_answers_across_the_switch(
 
 
 def test_prompts_that_share_a_beginning(target: Any) -> None:
-    """A row that begins as another one, whose keys the other table turned, is read again."""
+    """A row must recompute a shared prefix whose keys were rotated with the other table."""
     made = Speculator.from_pretrained(target, ["lookup"], policy="fixed:1", lengths=(3,))
     long = [*range(1, SWITCH + 6)]
     for end in (len(long), 12, len(long) - 1, SWITCH, SWITCH + 1, 7):
@@ -107,7 +107,7 @@ def test_prompts_that_share_a_beginning(target: Any) -> None:
 
 
 def test_a_conversation_across_the_switch(target: Any) -> None:
-    """Each turn begins with all that was said, whose keys are kept."""
+    """Each turn begins with the whole conversation, whose keys are reused."""
     made = Speculator.from_pretrained(
         target, [near_copy(target, 0.05)], policy="fixed:1", lengths=(3,)
     )
@@ -119,7 +119,7 @@ def test_a_conversation_across_the_switch(target: Any) -> None:
 
 
 def test_experts_and_a_scale_of_each_table() -> None:
-    """PhiMoE, which also weighs what it looks at by the table."""
+    """PhiMoE also scales attention by the table in use."""
     scales = {"short_mscale": 1.0, "long_mscale": 1.5}
     module = longrope(hf.PhimoeConfig, scales=scales, num_local_experts=2)
     made = Speculator.from_pretrained(module, [near_copy(module, 0.05)], policy="fixed:1")
@@ -138,7 +138,7 @@ def test_a_sliding_window_beside_it() -> None:
 
 
 def test_the_self_check_crosses_the_switch(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Teeth: keys of the first table that stay after the switch are seen, in a twin."""
+    """Planted bug: keys of the first table stay after the switch, as seen in a tiny twin."""
 
     def catch_up(extend: Any, feed: Any, again: Any) -> Any:
         return extend(feed)

@@ -21,7 +21,7 @@ def made(kind: str) -> Any:
 
 
 def library(module: Any, text: list[int]) -> list[Tensor]:
-    """All hidden states of one text, each [T, D], as the library returns them."""
+    """All hidden states of one text, each [T, D], as returned by the library."""
     with torch.no_grad():
         output = module(input_ids=torch.tensor([text]), output_hidden_states=True)
     return [states[0] for states in output.hidden_states]
@@ -57,14 +57,14 @@ def test_no_other_layer_is_kept() -> None:
     assert list(found) == [1]
     assert "output_hidden_states" not in asked[0]
     assert output.hidden_states is None
-    assert not any(layer._forward_pre_hooks for layer in module.modules())  # nothing stays
+    assert not any(layer._forward_pre_hooks for layer in module.modules())  # no hook stays
 
 
 def test_where_hooks_find_something_else_the_library_is_asked() -> None:
     module = made("llama")
     expected = library(module, [5, 6, 7])
     taps = HiddenStateHooks(module, module, module.config.num_hidden_layers)
-    taps._layers = [module.model.layers[1], module.model.layers[0]]  # found in a wrong order
+    taps._layers = [module.model.layers[1], module.model.layers[0]]  # in the wrong order
     taps.ask([0])
     with torch.no_grad():
         output, found = taps.call(module, input_ids=torch.tensor([[5, 6, 7]]))

@@ -55,7 +55,7 @@ def test_the_counter_sees_every_way(way: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_counter_sees_nothing_where_nothing_goes_to_the_host() -> None:
-    """Distributions, draws, verdicts and scores of chains and trees of rows of all kinds."""
+    """Distributions, draws, verification and scores of chains and trees stay on the device."""
     kinds = [SamplingParams(), SamplingParams(0.8, top_k=5, top_p=0.9, min_p=0.01)]
     drafted = SamplingParams(1.0, repetition_penalty=1.2, presence_penalty=0.1, logit_bias={3: 1.0})
     tree = np.array([-1, -1, 0])

@@ -50,13 +50,13 @@ def path_to(node: int, parents: list[int]) -> list[int]:
 
 
 def error(module: Any, text: list[int], logits: torch.Tensor) -> float:
-    """Relative to the largest logit of a plain forward of this text."""
+    """Difference relative to the largest logit of a plain forward of this text."""
     plain = module(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
     return float((plain - logits).abs().max() / plain.abs().max())
 
 
 def node_errors(model: CausalModel, feeds: list[list[int]]) -> list[float]:
-    """Trees in a ragged batch, a chain among them, after texts that garbage had followed."""
+    """Errors of each node of trees in a ragged batch, after texts with cropped garbage."""
     texts, fed = tokens(1, *TEXTS), tokens(2, *map(len, PARENTS))
     cache = model.new_cache(len(texts), 60)
     model.extend(cache, [0, 1, 2], texts, keep=1)

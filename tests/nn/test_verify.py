@@ -25,7 +25,7 @@ Row = tuple[Draft, list[np.ndarray], np.ndarray]
 
 
 def random_dist(rng: np.random.Generator, vocab_size: int) -> np.ndarray:
-    """[V], often with zeros, sometimes all on one token."""
+    """[V], often with zeros, sometimes all mass on one token."""
     weights = rng.gamma(0.3, size=vocab_size) * (rng.random(vocab_size) < rng.choice([0.4, 1.0]))
     weights[rng.integers(vocab_size)] += 1e-3 if rng.random() < 0.9 else 1e6
     return (weights / weights.sum()).astype(np.float32)
@@ -50,7 +50,7 @@ def random_row(rng: np.random.Generator, vocab_size: int, shape: str) -> Row:
 
 
 def judged(rows: Sequence[Row]) -> list[tuple[list[int], list[int]]]:
-    """Tokens and path of each row, by tensors."""
+    """Tokens and path of each row by the batched verification."""
     q: list[np.ndarray] = []
     places = []
     for draft, _, _ in rows:
@@ -81,7 +81,7 @@ def judged(rows: Sequence[Row]) -> list[tuple[list[int], list[int]]]:
 
 
 def referred(rows: Sequence[Row]) -> list[tuple[list[int], list[int]]]:
-    """The same by the reference."""
+    """Tokens and path of each row by the reference."""
     verdicts = [verify(draft, p, uniforms) for draft, p, uniforms in rows]
     return [(verdict.tokens.tolist(), verdict.path.tolist()) for verdict in verdicts]
 
@@ -120,7 +120,7 @@ def test_rows_without_a_draft_draw_their_token_from_p() -> None:
 
 
 def test_siblings_that_are_drawn_and_a_token_that_is_tried_twice() -> None:
-    """Each turn sees what its elders left, whether these were drawn or not."""
+    """Each sibling sees the p left by the earlier ones, whether these were drawn or not."""
     rng = np.random.default_rng(3)
     for _ in range(300):
         q = [random_dist(rng, 4) if rng.random() < 0.5 else None for _ in range(4)]
@@ -131,7 +131,7 @@ def test_siblings_that_are_drawn_and_a_token_that_is_tried_twice() -> None:
 
 
 def test_p_that_is_not_finite_keeps_nothing_and_says_minus_one() -> None:
-    """A broken place after an accepted token ends the row there; one off the path is no matter."""
+    """NaN in p after an accepted token ends the row there; NaN off the path has no effect."""
     good, bad = np.array([0.5, 0.5], np.float32), np.array([np.nan, np.nan], np.float32)
     chain = Draft.chain([0, 1], None, "x")
     tree = Draft(np.array([0, 1]), None, ["x"] * 2, np.array([-1, -1]))
@@ -161,7 +161,7 @@ def test_acceptance_probabilities_and_masses() -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 1), st.integers(0, 4)), max_size=8))
 def test_ratios_and_overlaps_are_those_of_the_reference(asked: list[tuple[int, int, int]]) -> None:
-    """asked: a place, the row of q or -1, and the token proposed; each place knows what follows."""
+    """asked: a place, the row of q or -1, and the proposed token."""
     rng = np.random.default_rng(len(asked))
     p = np.stack([random_dist(rng, 5) for _ in range(3)])
     p[1] = [0, 0, 1, 0, 0]
@@ -180,7 +180,7 @@ def test_ratios_and_overlaps_are_those_of_the_reference(asked: list[tuple[int, i
 
 
 def test_a_forest_by_hand() -> None:
-    """Two chains about an empty draft, and a tree whose two branches begin with one token."""
+    """Two chains around an empty draft, and a tree whose two branches begin with one token."""
     none = np.array([], dtype=np.int64)
     tree = np.array([-1, -1, 0, -1])
     forest = DraftTreeBatch.of(
@@ -217,7 +217,7 @@ def test_draws_are_those_of_the_reference_and_never_of_mass_zero() -> None:
     assert all(p[row, token] > 0 for row, token in enumerate(found))
 
 
-# Teeth: what follows is wrong on purpose, and must be told from the reference.
+# Planted bugs: each of the following must differ from the reference.
 
 
 def agrees(shape: str) -> bool:

@@ -18,17 +18,17 @@ EVENTS = st.lists(
     | st.tuples(st.just(-1), st.lists(st.integers(0, 2), max_size=3), st.integers(0, 9)),
     max_size=8,
 )
-"""Alphas of a drafter with their weight; or tokens emitted (-1), all but some drafters unscored."""
+"""Weighted alphas of a drafter; or tokens emitted (-1) with all but these drafters unscored."""
 
 
 class Book:
-    """One drafter: every alpha it was ever told, with its weight and what each memory keeps."""
+    """One drafter: its past alphas, with weights and with what remains of them in each memory."""
 
     def __init__(self, prior: float, weight: float) -> None:
         self.prior, self.weight = prior, weight
         self.slow: list[list[float]] = []  # [alpha, weight left]
         self.fast: list[list[float]] = []
-        self.errors: list[list[float]] = []  # [slow's less fast's, weight left]
+        self.errors: list[list[float]] = []  # [error of slow minus error of fast, weight left]
 
     def rate(self, told: list[list[float]], prior: float, weight: float) -> float:
         known = sum(w * alpha for alpha, w in told) + weight * prior
@@ -108,7 +108,7 @@ def test_where_nothing_is_said_an_alpha_weighs_one_and_a_prior_two() -> None:
 
 
 def test_where_everything_fails_an_unknown_drafter_is_granted_less_and_stays_where_it_was() -> None:
-    """Its own alphas are judged by what it was granted then, not by the whole prior."""
+    """Its later alphas are judged by the lower prior of that time, not by the full prior."""
     rates = Rates(2, 1.0)
     rates.add(0, [0.0] * 40)
     share = 4 * 0.55 / 44 / 0.2

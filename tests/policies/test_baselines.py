@@ -43,7 +43,7 @@ def test_router_sends_prompts_to_their_kind() -> None:
 
 def test_naive_bayes_by_hand() -> None:
     """Counts (3, 0) and (0, 1) in two cells, smoothed by 1: cell 0 has 4/5 under plan 0 and 1/3
-    under plan 1; a text of two cells 0 and one cell 1 has the products of these."""
+    under plan 1; a text with cell 0 twice and cell 1 once has the products of these."""
     counts = np.array([[3.0, 0.0], [0.0, 1.0]])
     scores = naive_bayes_scores(counts, np.array([0, 0, 1]))
     expected = [4 / 5 * 4 / 5 * 1 / 5, 1 / 3 * 1 / 3 * 2 / 3]
@@ -83,7 +83,7 @@ def test_router_takes_short_and_odd_prompts() -> None:
 
 def test_router_never_picks_a_plan_without_examples() -> None:
     """Under plans 0 and 4 nothing was counted, so every cell has its full 1/1024; under the others
-    a cell that their 3,000 trigrams left empty has 1/4,000."""
+    a cell without any of their 3,000 trigrams has 1/4,000."""
     router = Router(5)
     router.fit([text for text, _ in PROMPTS] * 40, [plan + 1 for _, plan in PROMPTS] * 40)
     assert {router.route(odd) for odd in ("ÄÖÜ ß", "0123456789", "XQZ#" * 50)} <= {1, 2, 3}
@@ -93,14 +93,14 @@ PLANS = [Plan("none", 0), Plan("sql", 2), Plan("sql", 4), Plan("code", 2), Plan(
 
 
 def write(path: Path, lines: list[object]) -> str:
-    """A jsonl file of these objects (text stays as it is); its name."""
+    """Write a jsonl file of these objects (strings unchanged); returns its name."""
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("\n".join(texts) + "\n", encoding="utf-8")
     return str(path)
 
 
 def test_router_is_fitted_by_a_file_of_examples(tmp_path: Path) -> None:
-    """A drafter's name stands for its first plan, a number for itself; one empty line."""
+    """A drafter's name stands for its first plan, a number for that plan; one line is empty."""
     names = {0: {"drafter": "sql"}, 1: {"drafter": "code"}, 2: {"plan": 4}}
     keys = ("text", "prompt")
     lines: list[object] = [
@@ -178,7 +178,7 @@ def test_random_is_uniform() -> None:
 
 
 class Stub:
-    """A generator that always answers the same number."""
+    """A generator that always returns the same number."""
 
     def __init__(self, number: float) -> None:
         self.number = number
@@ -191,7 +191,7 @@ class Stub:
     ("number", "plan"), [(0.0, 1), (0.2499, 1), (0.25, 3), (0.9999999999999999, 3)]
 )
 def test_draw_never_draws_probability_0(number: float, plan: int) -> None:
-    """p = (0, 1/4, 0, 3/4, 0) at both ends of every step, the rounding at 1 included."""
+    """p = (0, 1/4, 0, 3/4, 0) at both ends of every step, including rounding at 1."""
     stub: np.random.Generator = Stub(number)  # type: ignore[assignment]
     assert draw(np.array([0, 0.25, 0, 0.75, 0]), stub) == plan
 

@@ -31,7 +31,7 @@ def test_phases_by_hand() -> None:
 
 @pytest.mark.parametrize("num_plans", [1, 2, 3, 5, 7, 8, 13, 64])
 def test_one_is_left_within_the_budget(num_plans: int) -> None:
-    """The printed floor(log2 K) phases would leave two of 3, 5 or 7; and the best one is left."""
+    """The printed floor(log2 K) phases would leave two of 3, 5 or 7; the best one must be left."""
     budget = 4 * num_plans * max(1, math.ceil(math.log2(num_plans)))
     values = np.random.default_rng(num_plans).random(num_plans).tolist()
     policy = SequentialHalving(num_plans, budget)
@@ -41,7 +41,7 @@ def test_one_is_left_within_the_budget(num_plans: int) -> None:
 
 
 def test_the_better_half_is_kept_not_the_worse() -> None:
-    """Line 6 of Algorithm 5 as printed would keep the ascending half: plans 0 and 2."""
+    """Line 6 of Algorithm 5 as printed would keep the worse half: plans 0 and 2."""
     policy = SequentialHalving(5)
     policy.load_state(policy.state() | {"alive": [True] * 4 + [False]})
     values = Feedback(np.array([0.1, 0.9, 0.2, 0.8, 0.99]), np.ones(5, dtype=bool))
@@ -69,7 +69,7 @@ def test_a_small_budget_still_tries_every_plan_once() -> None:
 
 
 def test_late_feedback_keeps_exploring() -> None:
-    """Eight decisions in flight before any is learned go round the four plans."""
+    """Eight decisions before any feedback must cycle through the four plans."""
     policy = SequentialHalving(4, budget=16)
     made = [policy.choose() for _ in range(8)]
     assert [decision.plan for decision in made] == [0, 1, 2, 3] * 2
@@ -89,7 +89,7 @@ def test_petc_explores_for_c_ln_b_rounds() -> None:
 
 @pytest.mark.parametrize("num_plans", [2, 5, 7, 16])
 def test_petc_commits_early_in_a_short_request(num_plans: int) -> None:
-    """A request of 200 tokens is some 70 rounds: at most half of them are spent on finding out."""
+    """A request of 200 tokens has about 70 rounds: at most half of them may go to exploration."""
     policy = make_policy("petc", num_plans, request_tokens=200)
     values = [0.9 if plan == 1 else 0.3 for plan in range(num_plans)]
     plans = play(policy, values, 70)

@@ -17,7 +17,7 @@ FLAT = Costs(np.ones(9), {"sums": 0.05, "tales": 0.05})
 
 
 def taught(passages: int = 20) -> Experience:
-    """Each of two drafters is good at its own kind of text, and bad at the other."""
+    """Each of two drafters is good at one kind of text, and bad at the other."""
     known = Experience(["none", "sums", "tales"])
     for _ in range(passages):
         for drafter, good, bad in ((1, SUMS, TALES), (2, TALES, SUMS)):
@@ -71,8 +71,7 @@ def test_one_step_by_hand() -> None:
 
 
 def test_a_drafter_that_has_changed_is_forgotten_and_learnt_again() -> None:
-    """Useless 200 times, then good: within six passages more is expected of it than nothing known
-    would be."""
+    """Bad 200 times, then good: within six passages its prediction exceeds the prior."""
     known = Experience(["a"])
     for _ in range(200):
         known.add(0, features(SUMS), 0.02, 16.0)
@@ -124,7 +123,7 @@ def test_a_saved_memory_predicts_the_same() -> None:
     known, twin = taught(), Experience(["tales", "sums", "new"])
     twin.load_state(json.loads(json.dumps(known.state())))
     assert rates(twin, SUMS)[:2] == pytest.approx(rates(known, SUMS)[:0:-1], abs=1e-3)
-    assert rates(twin, SUMS)[2] == pytest.approx(0.53, abs=0.02)  # new here: optimistic
+    assert rates(twin, SUMS)[2] == pytest.approx(0.53, abs=0.02)  # unknown here: optimistic
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def test_tables_that_cannot_be_are_refused() -> None:
 
 
 def test_what_was_learnt_stays_until_it_is_contradicted() -> None:
-    """A hundred other requests change nothing of it."""
+    """A hundred unrelated requests must not change the prediction."""
     memory, text = Experience(["a"]), features([1, 2, 3, 4])
     memory.add(0, text, 0.0, 30.0)
     failed = float(memory.predict(text)[0][0])

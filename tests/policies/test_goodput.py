@@ -18,7 +18,7 @@ FLAT = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001})
 
 
 def evidence(**facts: Any) -> Feedback:
-    """Round 0 evidence, or any other: nothing seen."""
+    """Feedback of round 0 by default: evidence without observed values."""
     facts = {"costs": FLAT} | facts
     told = Evidence(PLANS[0], 0, 0, **facts)
     return Feedback(np.zeros(len(PLANS)), np.zeros(len(PLANS), dtype=bool), told)
@@ -55,9 +55,9 @@ def test_fresh_prices_by_hand() -> None:
 
 
 def two_rates(alphas: list[float], fading: float = 1.0, prior: float = 0.55) -> float:
-    """The two rates and their weights as plain loops; what was learnt fades by ``fading`` then.
+    """The mixture of slow and fast rates as plain loops; ``fading`` discounts the result.
 
-    prior: by then; it was 0.55 while they were learnt.
+    prior: after the fading; it was 0.55 during learning.
     """
     rates, errors = [], []
     for g in (0.97, 0.8):
@@ -73,8 +73,8 @@ def two_rates(alphas: list[float], fading: float = 1.0, prior: float = 0.55) -> 
 
 def test_rate_by_hand() -> None:
     """Alphas 1, 0, 0.5. Slow: num = 0.97^2 + 0.5 = 1.4409, den = 0.97^2 + 0.97 + 1 = 2.9109; fast:
-    num = 0.8^2 + 0.5 = 1.14, den = 2.44. Both foretold 0.55 and 0.7; the third was foretold as 2.07
-    / 3.97 and as 1.9 / 3.8 = 0.5, so the fast one is ahead by (2.07 / 3.97 - 0.5)^2."""
+    num = 0.8^2 + 0.5 = 1.14, den = 2.44. Both predicted 0.55 and 0.7; their predictions of the
+    third were 2.07 / 3.97 and 1.9 / 3.8 = 0.5, so the fast one leads by (2.07 / 3.97 - 0.5)^2."""
     played = learn(policy(), evidence(scores=lm([1.0, 0.0, 0.5])))
     slow, fast = (1.4409 + 1.1) / 4.9109, (1.14 + 1.1) / 4.44
     odds = 0.12 / 0.88 * np.exp(3 * (2.07 / 3.97 - 0.5) ** 2)
@@ -84,7 +84,7 @@ def test_rate_by_hand() -> None:
 
 
 def test_a_change_is_believed_sooner_than_the_slow_rate_would() -> None:
-    """Perfect for 60 tokens, then useless: after six of them drafting four no longer pays."""
+    """Perfect for 60 tokens, then useless: after six more tokens drafting four no longer pays."""
     told = [evidence(scores=lm([1.0] * 60)), evidence(scores=lm([0.0] * 6))]
     played = learn(policy(), *told, evidence(matches={"lookup": 0}))
     assert two_rates([1.0] * 60 + [0.0] * 6) < 0.5
@@ -98,8 +98,8 @@ def test_scores_in_pieces_or_at_once_are_the_same() -> None:
 
 
 def test_retrieval_table_by_hand() -> None:
-    """Match lengths 3 and 4 share a bucket (prior 0.6): alphas 1, 1 make (0.995 + 1 + 2.4) /
-    (0.995 + 1 + 4); a match of 2 and one of 5 keep their priors. No match says nothing."""
+    """Match lengths 3 and 4 share a bucket (prior 0.6): alphas 1, 1 make (0.995 + 1 + 2.4) / (0.995
+    + 1 + 4); a match of 2 and one of 5 keep their priors. No match is not counted."""
     played = learn(policy(), evidence(scores=lookup([1.0, 0.0, 1.0], [3, 0, 4])))
     assert played.state()["tables"]["lookup"]["den"][0] == 0.0
     learn(played, evidence(matches={"lookup": 2}))
@@ -115,9 +115,9 @@ WITH_TREES = [Plan(NONE, 0), Plan("eagle", 4), Plan("eagle", 4, tree=SHAPE)]
 
 
 def with_trees(wide_s: float, accepted: tuple[int, int] = (0, 0), num: int = 0) -> Goodput:
-    """Forwards of 1 s and wide_s more for each token, draft steps of 0.05 s; a chain's tokens are
-    accepted with 0.5. accepted: tokens of each of ``num`` trees, and how many were the likeliest.
-    """
+    """Forwards of 1 s and wide_s more per token, draft steps of 0.05 s; a chain's tokens are
+    accepted with 0.5. accepted: tokens of each of ``num`` trees, and how many of them were the
+    likeliest."""
     costs = Costs(1.0 + wide_s * np.arange(14), {"eagle": 0.05})
     made = Goodput(num_plans=3, plans=WITH_TREES)
     tree = Evidence(
@@ -131,9 +131,9 @@ def with_trees(wide_s: float, accepted: tuple[int, int] = (0, 0), num: int = 0) 
 
 
 def test_a_tree_by_hand() -> None:
-    """12 tokens at 4 depths: 2 siblings, 0.28 after a rejection of the likeliest. Of a tree with 2
-    accepted tokens, the first of them the likeliest: firsts 1, 0, 0 and others 1, 0. A step of its
-    draft reads 4 tokens, each further one at 1% of 0.05 s."""
+    """12 tokens at 4 depths: 2 siblings, 0.28 after a rejection of the likeliest. A tree with 2
+    accepted tokens, the first of them the likeliest, gives firsts 1, 0, 0 and others 1, 0. A step
+    of its draft reads 4 tokens; each further token costs 1% of 0.05 s."""
     seconds = 1.12 + 4 * (0.05 + 3 * 0.0005)
     made = with_trees(0.01)
     found, rate = prices(made)[2], float(made._rates.of()[0])
@@ -167,7 +167,7 @@ def test_trees_of_retrieval_climb_the_ladder() -> None:
         plans[0], 0, 0, matches={"lookup": 2}, costs=costs)))  # fmt: skip
     steps = [alpha + (1 - alpha) * 0.28 for alpha in (0.4, 0.6, 0.6, 0.65)]
     expected = (1 + np.cumprod(steps).sum()) / 1.012
-    # before any tree the likeliest tokens have the acceptance of the ladder
+    # before any tree the likeliest tokens have the acceptance rates by match length
     assert prices(made)[2] == pytest.approx(expected)
     assert made.choose().plan == 2
 
@@ -187,7 +187,7 @@ def test_long_matches_stay_in_the_last_bucket() -> None:
 
 
 def test_no_match_no_retrieval() -> None:
-    """A retrieval drafter that always hit is not played where it has nothing to propose."""
+    """A retrieval drafter with perfect scores must not play without a match."""
     hits = evidence(scores=lookup([1.0] * 30, [5] * 30), matches={"lookup": 9})
     assert PLANS[learn(policy(), hits).choose().plan].drafter == "lookup"
     for matches in ({"lookup": 0}, {}):
@@ -197,7 +197,7 @@ def test_no_match_no_retrieval() -> None:
 
 
 def test_matches_alone_tell_a_retrieval_drafter() -> None:
-    """Before any score: the context says that ``lookup`` retrieves, and has nothing."""
+    """Before any score, ``matches`` alone shows that ``lookup`` retrieves and has no match."""
     fresh = learn(policy(), evidence(matches={"lookup": 0}))
     assert prices(fresh)[4:].tolist() == [0.0, 0.0, 0.0]
 
@@ -209,7 +209,7 @@ def test_matches_alone_tell_a_retrieval_drafter() -> None:
         ([1.0], 0.05, 0.0, "none"),  # nothing is accepted
         ([1.0], 0.95, 0.9, "none"),  # 1.9 / 1.95: the drafter costs as much as it saves
         ([1.0, 1.9, 2.8, 3.7, 4.6], 0.05, 0.9, "none"),  # the target is loaded: 1.9 / 1.95
-        ([1.0, 1.02, 2.5, 4.0, 5.5], 0.05, 0.9, "lmx1"),  # the second token more doubles it
+        ([1.0, 1.02, 2.5, 4.0, 5.5], 0.05, 0.9, "lmx1"),  # a second token doubles the cost
     ],
 )
 def test_prices_decide(target_s: list[float], draft_s: float, alpha: float, best: str) -> None:
@@ -241,7 +241,7 @@ def test_every_price_against_a_plain_loop() -> None:
 
 
 def test_a_draft_longer_than_any_measured_costs_what_the_longest_did() -> None:
-    """Overestimating the target stops drafting, and then nothing is learned ever after."""
+    """Overestimating the cost would stop drafting, and the estimate would never be corrected."""
     costs = Costs(np.array([1.0, 1.5]), {"lm": 0.0})
     played = learn(policy(), evidence(scores=lm([1.0] * 500), costs=costs))
     rate = two_rates([1.0] * 500)
@@ -254,7 +254,7 @@ def test_unmeasured_costs_keep_the_latest_or_the_default() -> None:
     unknown = Costs(np.zeros(0), {})
     of = learn(policy(), evidence(costs=dear), evidence(costs=None))
     assert prices(of)[1] == pytest.approx((1.55 / 2.5) / (1 / 2))
-    learn(of, evidence(costs=unknown))  # the target's stay, the drafter's are 5% of it
+    learn(of, evidence(costs=unknown))  # the target's seconds stay, the drafter's are 5% of them
     assert prices(of)[1] == pytest.approx((1.55 / 2.1) / (1 / 2))
 
 
@@ -264,7 +264,7 @@ def test_a_clock_that_saw_nothing_divides_nothing_by_zero() -> None:
 
 
 def test_plain_decoding_is_left_again_when_drafting_pays_again() -> None:
-    """Reversible: a drafter that failed is dropped; scores of a backlog bring it back."""
+    """A drafter that failed is dropped, but scores from its backlog bring it back."""
     of = learn(policy(), evidence(scores=lm([0.0] * 100), matches={"lookup": 0}))
     assert of.choose().plan == 0
     learn(of, evidence(scores=lm([1.0] * 40), matches={"lookup": 0}))
@@ -289,9 +289,9 @@ def test_without_evidence_it_ranks_by_seen_values() -> None:
     assert of.estimates()[2] == pytest.approx((0.97 + 1.1) / 3.97)
     assert of.estimates()[0] == pytest.approx(0.55)
     learn(of, evidence())
-    assert prices(of)[1] == pytest.approx(1.55 / 1.05)  # evidence: prices
+    assert prices(of)[1] == pytest.approx(1.55 / 1.05)  # with evidence: prices
     of.learn(Decision(2, 1.0, 1), Feedback(np.zeros(len(PLANS)), seen))
-    assert prices(of)[1] == pytest.approx(1.55 / 1.05)  # for good: a round's evidence comes once
+    assert prices(of)[1] == pytest.approx(1.55 / 1.05)  # evidence comes once a round
 
 
 def test_state_carries_prices_and_context() -> None:
@@ -305,10 +305,9 @@ def test_state_carries_prices_and_context() -> None:
 
 
 def test_a_drafter_that_is_not_scored_fades_by_hand() -> None:
-    """Eight zeros, then 3 tokens emitted without it: all that was learnt counts 0.97^3. The pool of
-    LM drafters has a mean of 0.55 * 4 / (4 + 8 * 0.97^3), a little below 0.2, which lowers the
-    prior.
-    """
+    """Eight zeros, then 3 tokens emitted without a score: all observations are weighted by 0.97^3.
+    The pool of LM drafters has a mean of 0.55 * 4 / (4 + 8 * 0.97^3), a little below 0.2, which
+    lowers the prior."""
     failed = learn(policy(), evidence(scores=lm([0.0] * 8)))
     unscored = Feedback(
         np.zeros(len(PLANS)),
@@ -323,7 +322,7 @@ def test_a_drafter_that_is_not_scored_fades_by_hand() -> None:
 
 
 def test_no_drafter_is_given_up_for_good() -> None:
-    """Useless on the prompt, it is tried again when enough text has passed without it."""
+    """A drafter that failed on the prompt is tried again after enough text."""
     nothing = {"lookup": 0}  # no match to play
     failed = learn(policy(), evidence(scores=lm([0.0] * 64), matches=nothing))
     assert failed.choose().plan == 0
@@ -333,7 +332,7 @@ def test_no_drafter_is_given_up_for_good() -> None:
 
 
 def test_where_six_drafters_failed_the_seventh_is_not_tried_as_if_nothing_were_known() -> None:
-    """Zeros of all other drafters lower its expectation, until they have decayed."""
+    """Zeros of all other drafters lower its prior, until they have decayed."""
     names = [f"lm{i}" for i in range(7)]
     plans = [Plan(NONE, 0), *(Plan(name, 1) for name in names)]
     costs = Costs(np.array([1.0, 1.2]), dict.fromkeys(names, 0.1))
@@ -353,7 +352,7 @@ def test_where_six_drafters_failed_the_seventh_is_not_tried_as_if_nothing_were_k
 
 
 def test_a_look_that_read_little_counts_for_little() -> None:
-    """16 zeros of a look at the last tokens alone weigh 4."""
+    """16 zeros of a probe that read only the last tokens weigh as much as 4."""
     zeros = {"lm": Scores(0, np.zeros(16), np.zeros(16), weight=0.25)}
     hasty = learn(policy(), evidence(scores=zeros))
     whole = learn(policy(), evidence(scores=lm([0.0] * 16)))
@@ -361,14 +360,14 @@ def test_a_look_that_read_little_counts_for_little() -> None:
 
 
 def test_what_was_missed_is_paid_for_over_the_tokens_that_are_left() -> None:
-    """100 tokens of 0.01 s to read, 20 left: 0.05 s a token more; V(1) = 1 / (1.05 / 1.55 +
+    """100 tokens of 0.01 s to catch up on, 20 left: 0.05 s more a token; V(1) = 1 / (1.05 / 1.55 +
     0.05)."""
     costs = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001}, read_s={"lm": 0.01})
     of = learn(policy(), evidence(emitted_start=100, costs=costs, num_left=20))
     assert prices(of)[1] == pytest.approx(1 / (1.05 / 1.55 + 0.05))
     learn(of, evidence(emitted_start=100, costs=costs, num_left=20, scores=lm([]) | {
         "lm": Scores(99, np.zeros(1), np.zeros(1))}))  # fmt: skip
-    assert prices(of)[1] > 1.2 / 1.05  # it has read that far: nothing is missed
+    assert prices(of)[1] > 1.2 / 1.05  # it has caught up to this position
 
 
 @pytest.mark.parametrize(("read_s", "missed", "mixes"), [(0.01, 100, True), (0.2, 100, False),
@@ -376,7 +375,7 @@ def test_what_was_missed_is_paid_for_over_the_tokens_that_are_left() -> None:
 def test_no_draft_is_mixed_by_a_drafter_that_would_read_more_than_it_brings(
     read_s: float, missed: int, mixes: bool
 ) -> None:
-    """Retrieval alone is played then, although mixing would need the drafter to catch up."""
+    """Retrieval plays alone where catching up costs the model drafter more than it gains."""
     costs = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001}, read_s={"lm": read_s})
     of = learn(policy(), evidence(emitted_start=missed, costs=costs, num_left=20,
                                   matches={"lookup": 8}))  # fmt: skip
@@ -399,7 +398,7 @@ TOLD = st.tuples(
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.lists(TOLD, max_size=6))
 def test_any_alphas_and_seconds_leave_prices_that_choose(told: list[Any]) -> None:
-    """Whatever was measured, also nothing or 0 s, prices are finite and the best is chosen."""
+    """Whatever was measured, including 0 s, prices are finite and the best one is chosen."""
     of = policy()
     for start, (alphas, found, target_s, draft_s, num) in enumerate(told):
         scores = lm(alphas) | lookup([a for a, _ in found], [m for _, m in found])

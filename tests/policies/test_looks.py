@@ -26,7 +26,7 @@ def due(
     rate: float, weight: float, *, best: float = 2.0, left: float = 100.0, step_s: float = 0.05,
     rows: int = 1, emitted: int = 0, looks: ProbeScheduler | None = None,
 ) -> list[int]:  # fmt: skip
-    """Whether ``a`` is to be looked at, ``b`` and ``none`` being out of the question."""
+    """Whether a probe of ``a`` is due, ``b`` and ``none`` being excluded."""
     known = looks or ProbeScheduler(3, 33.0)
     known.scored(1, 100, False)
     known.reached(140, emitted)
@@ -36,21 +36,21 @@ def due(
 
 def test_a_look_is_due_where_it_may_bring_more_than_it_costs() -> None:
     assert due(0.55, 2.0) == [0]
-    assert due(0.55, 2.0, step_s=5.0) == []  # too dear to look at, and to play
-    assert due(0.55, 2.0, left=1.0) == []  # nothing left to gain by it
+    assert due(0.55, 2.0, step_s=5.0) == []  # too expensive to probe and to play
+    assert due(0.55, 2.0, left=1.0) == []  # nothing left to gain
     assert due(0.02, 40.0) == []  # known to be useless
-    assert due(0.55, 2.0, best=9.0) == []  # what is played now is as good as any
-    assert due(0.55, 2.0, rows=1000) == []  # all rows of a batch wait for it
+    assert due(0.55, 2.0, best=9.0) == []  # the current plan cannot be improved
+    assert due(0.55, 2.0, rows=1000) == []  # all rows of a batch wait for the probe
 
 
 def test_what_is_not_known_is_worth_more_than_what_is() -> None:
-    """Acceptance 0.3: of weight 1 it may well be 0.9, of weight 30 it is not."""
+    """Acceptance 0.3: at weight 1 it may well be 0.9, at weight 30 hardly."""
     assert due(0.3, 1.0) == [0]
     assert due(0.3, 30.0) == []
 
 
 def test_what_is_missed_adds_up_until_a_look_is_due() -> None:
-    """A drafter that is hardly worth it is looked at in the end, and then not again at once."""
+    """A drafter of little promise is probed eventually, and then not again at once."""
     looks = ProbeScheduler(3, 33.0)
     looks.scored(1, 100, False)
     rounds = 0
@@ -64,7 +64,7 @@ def test_what_is_missed_adds_up_until_a_look_is_due() -> None:
 
 
 def test_a_drafter_that_surely_fails_may_be_better_by_now() -> None:
-    """With doubt it is looked at once in a while; else never."""
+    """If acceptance may drift, such a drafter is probed once in a while; otherwise never."""
     looks, sure = ProbeScheduler(3, 33.0), ProbeScheduler(3, 33.0)
     looks.remember(np.zeros(3), np.zeros(3))
     for one in (looks, sure):
@@ -96,7 +96,7 @@ def test_before_the_first_round_all_that_are_worth_it() -> None:
 def test_catching_up_is_spread_over_what_it_may_be_played_for() -> None:
     looks = ProbeScheduler(2, 33.0)
     looks.scored(0, 60, False)
-    looks.scored(1, 90, True)  # hastily: nothing before it was read
+    looks.scored(1, 90, True)  # a partial read: nothing before it is cached
     looks.reached(100, 0)
     read_s = np.array([0.01, 0.01])
     assert looks.catching_up(read_s, 20.0).tolist() == pytest.approx([0.4 / 20, 1.0 / 20])
@@ -122,7 +122,7 @@ def test_a_single_model_is_played_and_not_looked_at() -> None:
 
 
 def test_a_drafter_that_could_not_win_is_not_looked_at() -> None:
-    """A long match that is always right against drafters: cheap ones may beat it, dear ones not."""
+    """Against a long match that is always right only a cheap drafter can win and is probed."""
     plans = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "copy", "other") for k in (4, 16))]
     nothing = Feedback(np.zeros(7), np.zeros(7, dtype=bool))
     for cost, expected in ((0.001, ["lm"]), (0.2, [])):

@@ -1,4 +1,4 @@
-"""The writer of each token of a draft: bins and prices by hand, and implied choices."""
+"""The source of each token of a draft: bins and prices by hand, and implied choices."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def step(depth: int, confidence: float = NAN) -> DraftStep:
 
 def test_bins_by_hand() -> None:
     """Confidences 0.7, 0.95, (a copy), 0.7 with alphas 1, 0, 1, 0.5: the bin of 0.7 gets 1 and 0.5,
-    the second discounting the first by 0.995, and 0 as what followed; that of 0.95 gets 0 and no
-    next."""
+    the second discounting the first by 0.995, and 0 for the next token; that of 0.95 gets 0 and no
+    next token."""
     bins = Bins()
     bins.add([0.7, 0.95, NAN, 0.7], [1.0, 0.0, 1.0, 0.5])
     middle, high = bin_of(0.7), bin_of(0.95)
@@ -77,7 +77,7 @@ def test_nobody_writes_what_does_not_pay() -> None:
 
 
 def test_a_draft_ends_where_it_is_no_longer_believed() -> None:
-    """Flat costs: after unsure tokens the next is hardly reached; after sure ones it goes on."""
+    """With flat costs a draft ends after unsure tokens, as the next is hardly reached."""
     for confidence, length in ((0.1, 2), (0.995, 8)):
         made, depth = mixer(), 0
         while depth < 8 and made.pick(step(depth, confidence), {}) is not None:
@@ -86,8 +86,8 @@ def test_a_draft_ends_where_it_is_no_longer_believed() -> None:
 
 
 def test_copied_tokens_count_by_their_match() -> None:
-    """After a copied token the drafter's next is believed as a first one; what was copied with 0.3
-    leaves less to gain than what was copied with 0.95."""
+    """A token after a copied one has the acceptance of a first token; copied tokens of acceptance
+    0.4 leave less to gain than those of a long match."""
     sure, unsure = mixer(draft_s=0.25), mixer(draft_s=0.25, ladder={5: 0.4})
     assert sure.pick(step(0), {"copy": 20}) == "copy"
     assert sure.pick(step(1), {}) == "lm"
@@ -96,7 +96,7 @@ def test_copied_tokens_count_by_their_match() -> None:
 
 
 def test_what_bins_learnt_decides() -> None:
-    """The same confidence, once followed by accepted tokens, once by rejected ones."""
+    """The same confidence, followed by accepted tokens once and by rejected ones once."""
     for alpha, picked in ((1.0, "lm"), (0.0, None)):
         bins = Bins()
         for _ in range(50):
@@ -134,7 +134,7 @@ def test_siblings_are_learnt_by_confidence_and_rank() -> None:
 
 
 def test_siblings_leave_room_for_the_chain() -> None:
-    """A chain that is nearly always kept is worth more than alternatives of its tokens."""
+    """A chain that is nearly always accepted is worth more than alternatives to its tokens."""
     bins = Bins()
     bins.add([0.97] * 60, [1.0] * 60)
     made = mixer(alpha=0.95, bins=bins)
@@ -143,8 +143,8 @@ def test_siblings_leave_room_for_the_chain() -> None:
 
 
 def test_branches_are_bought_where_the_draft_may_be_rejected() -> None:
-    """A match of 20 proposes another token than a draft that is 0.275 or 0.995 likely to stand:
-    its tokens add (1 - a) * 0.4 * (1, 0.95, 0.95^2, ..), and a token of width costs 0.1."""
+    """A match of 20 differs from a draft that is accepted with 0.275 or 0.995: its tokens add (1 -
+    a) * 0.4 * (1, 0.95, 0.95^2, ..), and a token of width costs 0.1."""
     prices = [1.0 + 0.1 * width for width in range(17)]
     made = mixer(target_s=prices)
     made.pick(step(0), {})

@@ -42,7 +42,7 @@ SURE = ([0.9, 0.902, 0.5, 0.7], [0.003, 0.0003, 0.4, 0.1])
     ("means", "sds"),
     [
         ([0.5, 0.6], [0.1, 0.1]),
-        ([0.5, 0.52, 0.3], [0.5, 0.01, 0.02]),  # an untried plan beside a sure one
+        ([0.5, 0.52, 0.3], [0.5, 0.01, 0.02]),  # an untried plan next to well-known ones
         ([0.2, 0.9, 0.5, 0.5], [0.3, 0.05, 0.2, 0.5]),
         ([0.5, 0.5001], [0.001, 0.001]),
         SURE,
@@ -65,7 +65,7 @@ def test_gaussian_law_of_two_is_exact_in_closed_form(scale: float) -> None:
 
 
 def test_cells_are_as_fine_as_every_number_needs() -> None:
-    """Beside a wide number, a sure one still lies on several cells, wherever it is."""
+    """Next to a wide distribution a narrow one still covers several cells, wherever it is."""
     means, sds = np.array(SURE[0]), np.array(SURE[1])
     alive, middles, widths = shared_cells(means, sds, 96)
     for plan in alive.tolist():
@@ -75,7 +75,7 @@ def test_cells_are_as_fine_as_every_number_needs() -> None:
 
 
 def test_bernoulli_posterior_and_law() -> None:
-    """Beta(1 + 3, 1 + 1) mean 4/6; Beta(1, 1) mean 1/2; and the law against 400,000 samples."""
+    """Beta(1 + 3, 1 + 1) mean 4/6; Beta(1, 1) mean 1/2; and the argmax against 400,000 samples."""
     policy = ThompsonBernoulli(3, np.random.default_rng(0))
     learn(policy, 0, [1.0, 1.0, 0.0, 1.0])
     learn(policy, 1, [0.5, 0.25])
@@ -86,7 +86,7 @@ def test_bernoulli_posterior_and_law() -> None:
 
 
 def test_bernoulli_law_with_much_evidence() -> None:
-    """Beta(601, 401) against Beta(651, 351), sd 0.015: two cells each, and still right."""
+    """Beta(601, 401) against Beta(651, 351), sd 0.015: two cells each are still accurate."""
     policy = ThompsonBernoulli(2, np.random.default_rng(0))
     for plan, successes in ((0, 600), (1, 650)):
         learn(policy, plan, [1.0] * successes + [0.0] * (1000 - successes))
@@ -110,7 +110,7 @@ def test_argmax_law_of_equals_is_uniform() -> None:
 
 
 def test_argmax_law_is_the_sum_over_cells_of_its_docstring() -> None:
-    """P_i = sum_g m_i(g) prod_{j != i} F_j(g), each product written out, the i-th left out; a tenth
+    """P_i = sum_g m_i(g) prod_{j != i} F_j(g), each product written out without factor i; a tenth
     of every mass lies below the first cell."""
     masses = np.random.default_rng(0).random((4, 6))
     masses *= 0.9 / masses.sum(axis=1, keepdims=True)

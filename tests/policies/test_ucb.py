@@ -21,7 +21,7 @@ from draftwise.types import Decision, Feedback
 
 
 def bandit(plan: int, value: float, num_plans: int) -> tuple[Decision, Feedback]:
-    """One round in which ``plan`` was played and was worth ``value``."""
+    """One round in which ``plan`` was played and had this value."""
     seen = np.arange(num_plans) == plan
     return Decision(plan, 1.0, 1), Feedback(np.where(seen, value, 0.0), seen)
 
@@ -37,7 +37,7 @@ def test_ucb1_indices_are_metasd_algorithm_2_line_7() -> None:
 
 
 def test_ucb1_plays_each_once_then_the_best_index() -> None:
-    """Values 0.6, 0.5, 0.1 in rounds 1-3; then t = 3 and every n = 1: the bonus is shared, plan 0.
+    """Values 0.6, 0.5, 0.1 in rounds 1-3; then t = 3 and every n = 1: equal bonuses, plan 0.
 
     It gets 0: mean 0.3, n = 2, t = 4. Indices at beta 1: 0.3 + sqrt(ln 4) = 1.477, 0.5 + sqrt(2 ln
     4) = 2.165, 0.1 + 1.665 = 1.765: plan 1.
@@ -98,7 +98,7 @@ def test_ucbspec_on_lengths_makes_the_papers_choices() -> None:
             theirs = int((sums / counts + radius).argmax())
         decision = policy.choose()
         assert decision.plan == theirs
-        emitted = 1 + longest * rng.beta(1, 2 - 0.2 * theirs)  # a real number, so nothing ties
+        emitted = 1 + longest * rng.beta(1, 2 - 0.2 * theirs)  # real numbers cannot tie
         counts[theirs] += 1
         sums[theirs] += emitted
         policy.learn(*bandit(theirs, (emitted - 1) / longest, num_plans))
@@ -149,7 +149,7 @@ def test_ucb_tuned_uses_the_empirical_variance() -> None:
     steady = 0.505 + math.sqrt(log_rate * math.sqrt(2 * log_rate))
     assert steady < varied < 0.505 + math.sqrt(log_rate / 4)
     assert policy.choose().plan == 0
-    for _ in range(200):  # a lift of the steady plan's mean past both bonuses
+    for _ in range(200):  # raises the steady plan's mean above both bonuses
         policy.learn(*bandit(1, 0.9, 2))
     assert policy.choose().plan == 1
 
@@ -179,8 +179,8 @@ def test_discounted_ucb_at_discount_1_is_ucb1() -> None:
 
 
 def test_discounted_ucb_does_not_end_in_playing_all_plans_alike() -> None:
-    """With counts bounded, ln of all rounds would grow for ever, and with it the share of the worse
-    plan; the discounted total does not grow."""
+    """With bounded counts the logarithm of all rounds would grow for ever, and with it the share of
+    the worse plan; the discounted total does not grow."""
     policy, shares = DiscountedUCB(2, beta=0.2, discount=0.98), []
     for t in range(40_000):
         plan = policy.choose().plan
@@ -192,8 +192,8 @@ def test_discounted_ucb_does_not_end_in_playing_all_plans_alike() -> None:
 
 
 def test_discounted_means_do_not_fall_to_0() -> None:
-    """What line 9 of Algorithm 6 would do as printed: the sum stays below 1 / (1 - discount) while
-    the plain count grows, so after 1,000 ones its mean is 0.05."""
+    """Line 9 of Algorithm 6 as printed divides a sum below 1 / (1 - discount) by a growing plain
+    count, so that after 1,000 ones the mean would be 0.05."""
     policy = DiscountedUCB(1, discount=0.98)
     for _ in range(1000):
         policy.learn(*bandit(0, 1.0, 1))
@@ -236,7 +236,7 @@ def test_sliding_ucb_tries_the_longest_unplayed_first() -> None:
 )
 def test_a_change_of_the_best_plan_is_found(policy: Any) -> None:
     """The plans swap their values of 0.8 and 0.3 after 300 rounds; UCB1 with 300 rounds of evidence
-    would hold on to the old one for 500 more (until the means cross)."""
+    would keep the old one for 500 more (until the means cross)."""
     plain, shares = UCB1(2, beta=0.01), []
     for each in (policy, plain):
         chosen = []

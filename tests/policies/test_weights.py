@@ -48,7 +48,7 @@ def test_exp3spec_two_rounds_by_hand() -> None:
 
 
 def test_exp3spec_divides_by_the_probability_at_the_time_of_the_choice() -> None:
-    """Late feedback: the loss is over the decision's 0.1, not over today's probability."""
+    """Late feedback: the loss is divided by the decision's 0.1, not by the current probability."""
     policy = EXP3Spec(2, generator())
     for _ in range(10):
         policy.learn(*bandit(0, 0.5, 0.0, 2))
@@ -93,8 +93,8 @@ def test_hedge_anytime_rate() -> None:
 
 @pytest.mark.parametrize("make", [Hedge, NormalHedge, AdaNormalHedge])
 def test_hedging_keeps_below_its_regret_bound_against_an_adversary(make: Any) -> None:
-    """HedgeSpec A.3 states 2 sqrt(T log K) for Hedge. The adversary gives value 1 to whatever has
-    had least probability so far, and 0 to the rest; the regret is that of the draw's mean."""
+    """HedgeSpec A.3 states 2 sqrt(T log K) for Hedge. The adversary gives value 1 to the plan with
+    the least probability so far, and 0 to the rest; the regret is that of the draw's mean."""
     num_plans, num_rounds = 8, 400
     policy, owed, earned, totals = make(num_plans, generator()), np.zeros(8), 0.0, np.zeros(8)
     for _ in range(num_rounds):
@@ -108,8 +108,8 @@ def test_hedging_keeps_below_its_regret_bound_against_an_adversary(make: Any) ->
 
 
 def test_instant_regret_by_hand() -> None:
-    """p = (1/2, 1/8, 3/8), values (1, 0, 1/2): the draw earns 11/16. Seeing the first two alone,
-    weights (4/5, 1/5): it earns 4/5, and the third sleeps."""
+    """p = (1/2, 1/8, 3/8), values (1, 0, 1/2): the draw earns 11/16. With only the first two
+    observed, weights (4/5, 1/5), it earns 4/5, and the third has no regret."""
     values, probabilities = np.array([1.0, 0.0, 0.5]), np.array([0.5, 0.125, 0.375])
     assert instant_regrets(values, ALL3, probabilities).tolist() == [5 / 16, -11 / 16, -3 / 16]
     two = np.array([True, True, False])
@@ -122,7 +122,7 @@ def test_instant_regret_by_hand() -> None:
 def with_regrets(
     policy: NormalHedge | AdaNormalHedge, regrets: list[float], **more: list[float]
 ) -> NormalHedge | AdaNormalHedge:
-    """The policy once its cumulative regrets are these."""
+    """The policy with these cumulative regrets."""
     policy.load_state(policy.state() | {"regrets": regrets} | more)
     return policy
 
@@ -239,7 +239,7 @@ def test_adanormalhedge_two_rounds_by_hand() -> None:
 
 @pytest.mark.parametrize("make", [Hedge, NormalHedge, AdaNormalHedge])
 def test_hedging_does_not_move_on_bandit_feedback(make: Any) -> None:
-    """With one plan observed there is no regret, as the docstrings say: nothing is learnt."""
+    """With one plan observed there is no regret, as the docstrings say: nothing is learned."""
     policy = make(3, generator())
     for plan, value in ((0, 0.0), (1, 1.0), (2, 0.5)):
         policy.learn(*bandit(plan, 1 / 3, value, 3))
@@ -249,7 +249,7 @@ def test_hedging_does_not_move_on_bandit_feedback(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [Hedge, NormalHedge, AdaNormalHedge])
 def test_hedging_moves_on_what_prefix_feedback_shows(make: Any) -> None:
-    """Two of three plans seen, the first always better: it takes over from the second."""
+    """Two of three plans are observed, the first always better: it overtakes the second."""
     policy, seen = make(3, generator()), np.array([True, True, False])
     for _ in range(200):
         policy.learn(Decision(0, 0.5, 1), Feedback(np.array([0.8, 0.2, 0.0]), seen))

@@ -31,7 +31,7 @@ def test_delayed_passes_on_in_order() -> None:
 
 
 def test_delayed_feedback_leaves_a_stream_without_delay() -> None:
-    """HedgeSpec Algorithm 1: after T rounds at delay d, the base is what it was at T - d."""
+    """HedgeSpec Algorithm 1: after T rounds at delay d, the base is in its state of T - d."""
     late, prompt = make_policy("delayed:base=exp3spec,rounds=5", 3), make_policy("exp3spec", 3)
     rng = np.random.default_rng(0)
     for t in range(50):
@@ -52,7 +52,7 @@ def test_delayed_keeps_what_the_caller_overwrites() -> None:
 
 
 def test_copies_take_turns_under_a_constant_delay() -> None:
-    """Delay 2: three copies, each makes every third decision and never waits (Weinberger and
+    """Delay 2: each of three copies makes every third decision and never waits (Weinberger and
     Ordentlich's case of the reduction)."""
     policy, waiting, made = make_policy("copies:ucb1", 4), [], []
     for _ in range(12):
@@ -66,7 +66,7 @@ def test_copies_take_turns_under_a_constant_delay() -> None:
 
 
 def test_copies_feedback_reaches_the_copy_that_made_the_decision() -> None:
-    """Two in flight, answered in the wrong order: each copy has its own value."""
+    """Two decisions in flight, answered in the wrong order: each copy learns its own value."""
     policy = make_policy("copies:ucb1", 1)
     first, second = policy.choose(), policy.choose()
     tell(policy, 0, 0.9, second.round)
@@ -78,8 +78,8 @@ def test_copies_feedback_reaches_the_copy_that_made_the_decision() -> None:
 
 
 def test_copies_in_the_token_level_game_keep_all_feedback_of_a_decision_together() -> None:
-    """HedgeSpec Theorem 4: a round of three tokens has three loss vectors, and all are its copy's;
-    the copy is free again after the last of them."""
+    """HedgeSpec Theorem 4: a round of three tokens has three loss vectors, all for the copy of the
+    decision, which is free again only after the last one."""
     policy = make_policy("copies:ucb1", 1)
     first, second = policy.choose(), policy.choose()
     for more, value in ((2, 0.1), (1, 0.2), (0, 0.3)):
@@ -113,8 +113,8 @@ def test_copies_refuse_a_state_of_other_plans_whole() -> None:
 
 
 def test_batched_by_hand() -> None:
-    """warmup 2, batch 3, skip 2. Rounds 1-2 at once; then of feedbacks 3, 4, 5, .. every other is
-    kept (3, 5, 7, ..) and learned at rounds 5, 8, 11: counts 2, 2, then 4, 4, 4, then 5 (7)."""
+    """warmup 2, batch 3, skip 2. Rounds 1-2 at once; then every second feedback is kept (3, 5, 7,
+    ..) and learned at rounds 5, 8, 11: counts 2, 2, then 4, 4, 4, then 5 (7)."""
     policy = make_policy("batched:base=ucb1,warmup=2,batch=3,skip=2", 1)
     counts = []
     for value in range(1, 10):
@@ -140,7 +140,7 @@ def test_batched_defaults_are_those_of_the_paper() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 16])
 def test_batched_learns_from_rows_that_share_it(rows: int) -> None:
-    """So many rows choose before the first of them learns; one feedback in 6 counts."""
+    """All rows choose before the first of them learns; one feedback in 6 counts."""
     policy = make_policy("batched:ucb1", 2)
     for _ in range(4800 // rows):
         made = [policy.choose() for _ in range(rows)]
@@ -152,7 +152,7 @@ def test_batched_learns_from_rows_that_share_it(rows: int) -> None:
 
 
 def test_one_plan_is_the_whole_batchs() -> None:
-    """BanditSpec 6.2: eight rows play one length from the first round on, and all rows teach it."""
+    """BanditSpec 6.2: eight rows play one length from the first round on, and all teach it."""
     shared, other = (make_policy("one-plan:base=ucb1:beta=1", 5) for _ in range(2))
     rows = [shared] * 8 + [other] * 2
     for t in range(1, 6):
@@ -198,7 +198,7 @@ def test_evidence_survives_json_whole() -> None:
 
 @pytest.mark.parametrize("spec", ["delayed:base=goodput,rounds=3", "batched:base=goodput,skip=1"])
 def test_evidence_in_flight_is_saved_and_loaded(spec: str) -> None:
-    """A pricing policy after a queue goes on with the same prices after a round trip."""
+    """After a save and load a pricing policy behind a delay queue must have the same prices."""
     policy = make_policy(spec, 3, plans=PLANS)
     nothing = np.zeros(3), np.zeros(3, dtype=bool)
     for seed in range(8):

@@ -21,7 +21,7 @@ bundled = module_of(drafter_specs)
 self_prompts = module_of(make_prompts)
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-"""Benchmark data next to the repository, if there is any."""
+"""Benchmark data next to the repository, if any."""
 MOST_BYTES = 30_000_000
 OWN = [(target, folder) for target in PRETRAINED for folder in own_folders(target)]
 
@@ -52,7 +52,7 @@ def test_no_prompt_is_of_a_benchmark(target: str, folder: Path, benchmarks: Runs
 
 
 class Parrot:
-    """Says a question of a benchmark, and one of its own; the template is a word."""
+    """Stands in for a tokenizer; its chat template is the word "plain"."""
 
     chat_template = "plain"
 
@@ -60,7 +60,7 @@ class Parrot:
 def test_questions_of_benchmarks_are_never_written(
     benchmarks: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ``make_prompts`` writes, where a model says Spec-Bench's questions by heart."""
+    """``make_prompts`` must drop benchmark questions even if a model reproduces them exactly."""
     lines = (SHARED / "spec_bench" / "question.jsonl").read_text("utf-8").splitlines()[::9]
     asked = [json.loads(line)["turns"][0] for line in lines]
     long = [text for text in asked if len(re.findall(r"\w+", text)) >= RUN]
@@ -89,7 +89,7 @@ def test_every_drafter_has_a_card_and_stays_small(target: str, folder: Path) -> 
 
 
 def test_all_of_them_together_stay_small_in_git() -> None:
-    """As git keeps them: deflated."""
+    """Sizes after deflate, as git stores files."""
     files = [f for _, folder in OWN for f in folder.iterdir()]
     assert sum(len(zlib.compress(file.read_bytes(), 1)) for file in files) < MOST_BYTES
 
@@ -104,7 +104,7 @@ def test_a_target_drafts_with_retrieval_and_its_own() -> None:
 
 
 def test_what_comes_along_is_named_by_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``smollm2`` is all of it, ``smollm2:NAME`` one; a name that is not there says which are."""
+    """``smollm2`` is all its drafters, ``smollm2:NAME`` one; refusals list the names."""
     there = {"eagle": "eagle:PATH", "layer": "lm:PATH"}
     monkeypatch.setattr(settings, "own_specs", {"smollm2": there, "gemma3": {}}.__getitem__)
     everything = ["eagle=eagle:PATH", "layer=lm:PATH"]
@@ -113,7 +113,7 @@ def test_what_comes_along_is_named_by_its_target(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DraftwiseError, match=r"no smollm2 drafter 'x'; there are: eagle, layer"):
         settings.expand(["smollm2:x"])
     assert (settings.ZOO, *PRETRAINED) == BUNDLED
-    check_spec("smollm2:layer")  # what commands ask before they load anything
+    check_spec("smollm2:layer")  # commands ask this before they load anything
     for name in ("zoo", "gemma3"):
         with pytest.raises(DraftwiseError, match=f"no {name} drafter 'layer'"):
             check_spec(f"{name}:layer")
@@ -122,7 +122,7 @@ def test_what_comes_along_is_named_by_its_target(monkeypatch: pytest.MonkeyPatch
 
 
 def test_own_drafters_are_loaded_by_what_they_are(tmp_path: Path) -> None:
-    """Folders of weights become specs: a head by its folder's name, else a causal LM."""
+    """A folder of weights becomes a spec: a head by its folder's name, else a causal LM."""
     for name in ("eagle", "layer"):
         (tmp_path / "smollm2" / name).mkdir(parents=True)
         (tmp_path / "smollm2" / name / "config.json").write_text("{}")

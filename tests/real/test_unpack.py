@@ -25,7 +25,7 @@ SIZES = {"vocab": len(WORDS), "hidden": 32, "inner": 64, "heads": 2, "layers": 2
 
 
 def write_gguf(path: Path) -> dict[str, np.ndarray]:
-    """A tiny Llama with a byte-pair tokenizer; the weights that it was given, by GGUF's names."""
+    """A tiny Llama with a byte-pair tokenizer; returns its weights by GGUF's names."""
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_block_count(SIZES["layers"])
@@ -87,9 +87,9 @@ def test_a_gguf_file_becomes_a_plain_folder_with_its_very_weights(tmp_path: Path
 
     again: list[str] = []
     assert unpack.unpacked(str(tmp_path / "tiny.gguf"), again.append) == folder
-    assert again == []  # once
+    assert again == []  # unpacked only once
     assert resolve_target(tmp_path / "tiny.gguf") == (str(folder), ["lookup", "suffix"])
-    assert [p.name for p in folder.parent.iterdir()] == [folder.name]  # nothing half made
+    assert [p.name for p in folder.parent.iterdir()] == [folder.name]  # no partial results
 
 
 def test_another_file_of_the_same_name_is_not_taken_for_it(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
 
 
 def a_package(folder: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> catalog.Pretrained:
-    """A package with a file in two pieces, and its entry in a catalogue of one."""
+    """A package with a file in two pieces, and a catalogue with this one entry."""
     (folder / "packed_model").mkdir(parents=True)
     (folder / "packed_model" / "__init__.py").write_text("raise RuntimeError('no code is run')")
     for number, piece in enumerate((content[:5], content[5:])):

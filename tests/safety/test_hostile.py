@@ -23,7 +23,7 @@ CODE = "from pathlib import Path\nPath({!r}).touch()\n"
 
 
 class Payload:
-    """Unpickled, it makes a file."""
+    """Creates a folder when unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark
@@ -34,12 +34,12 @@ class Payload:
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Path:
-    """What hostile code would make."""
+    """A folder that hostile code would create."""
     return tmp_path / "ran"
 
 
 def test_the_payload_works(mark: Path, tmp_path: Path) -> None:
-    """Loaded as pickle it runs, so the tests below can fail."""
+    """The payload runs when loaded as a pickle, so the tests below can fail."""
     torch.save({"a": Payload(mark)}, tmp_path / "x.bin")
     torch.load(tmp_path / "x.bin", weights_only=False)
     assert mark.exists()
@@ -65,7 +65,7 @@ def test_heads_that_are_pickles(mark: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_brings_code(mark: Path, tmp_path: Path) -> None:
-    """Known and unknown types alike, and the way of generating that a folder may bring."""
+    """For known and unknown model types, and for a folder's custom generation code."""
     folder = save_model(tmp_path / "model", make_target())
     for name in ("modeling.py", "custom_generate/generate.py"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ def test_a_model_that_brings_code(mark: Path, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModelForCausalLM": "modeling.Model", "AutoConfig": "modeling.Config"}
     (folder / "config.json").write_text(json.dumps(config))
-    load_model(folder)  # of a known type: the library's own code serves it
+    load_model(folder)  # a known type: the library's own code is used
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "unheard-of"}))
     with pytest.raises(DraftwiseError, match="which is not run here"):
         load_model(folder)

@@ -20,7 +20,7 @@ _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 
 class Browser:
-    """One window."""
+    """A browser window."""
 
     def __init__(self, port: int) -> None:
         self._port, self._session = port, ""
@@ -36,7 +36,7 @@ class Browser:
         wanted = {"browserName": "chrome", "goog:chromeOptions": chrome, "goog:loggingPrefs": logs}
         made = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
         self._session = f"/session/{made['sessionId']}"
-        # a window is never as narrow as a phone: the page's own size is set instead
+        # windows have a minimum width above a phone's: set the page's size instead
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.devtools("Emulation.setDeviceMetricsOverride", metrics)
 
@@ -55,7 +55,6 @@ class Browser:
         self._call("POST", f"{self._find(selector)}/value", {"text": text})
 
     def run(self, script: str) -> Any:
-        """What a script returns."""
         return self._call("POST", f"{self._session}/execute/sync", {"script": script, "args": []})
 
     def wait(self, script: str, timeout_s: float = 60) -> Any:
@@ -67,7 +66,7 @@ class Browser:
         return found
 
     def complaints(self) -> list[str]:
-        """Errors in the browser's console."""
+        """Errors and warnings in the browser's console."""
         found = self._call("POST", f"{self._session}/se/log", {"type": "browser"})
         return [entry["message"] for entry in found if entry["level"] in {"SEVERE", "WARNING"}]
 
@@ -96,7 +95,7 @@ class Browser:
 
 @contextmanager
 def browsing(folder: Path) -> Iterator[Callable[..., Browser]]:
-    """Opens windows; ends them all."""
+    """A function that opens windows; closes all of them at the end."""
     assert DRIVER is not None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -19,12 +19,12 @@ PLANS = [PLAIN, Plan("parrot", 2)]
 
 
 def expected(prompt: Sequence[int], num: int) -> list[int]:
-    """What a fake engine answers."""
+    """The answer of a fake engine."""
     return [prompt[i % len(prompt)] for i in range(num)]
 
 
 class FakeLogprob:
-    """A certain token."""
+    """Log-probabilities of a token and one alternative of probability 0."""
 
     def __init__(self, token: int) -> None:
         self.token, self.logprob = token, -0.5
@@ -48,7 +48,7 @@ class FakeRow:
             self.prompt_logprobs = list(map(FakeLogprob, self.prompt[1:]))
 
     def grow(self, num: int) -> RequestOutput:
-        """One round of ``num`` tokens: all drafted but the last."""
+        """Run one round of ``num`` tokens, all drafted but the last."""
         start, num_chars = len(self.tokens), len(self.answer.text)
         wanted = expected(self.prompt, start + num)[start:]
         kept = wanted[: self.answer.push(wanted)]
@@ -74,14 +74,14 @@ class FakeRow:
         )  # fmt: skip
 
     def output(self) -> RequestOutput:
-        """Nothing is new between two rounds."""
+        """Return an empty output: between two rounds nothing is new."""
         return RequestOutput(self.id, stats=self.stats)
 
 
 class FakeEngine:
     """Rows of up to ``max_rows`` grow by 1, 2, 3, 1, ... tokens a step.
 
-    pace_s: how long a step takes. fails: asked before each step with its number; raises.
+    pace_s: seconds of a step. fails: called before each step with its number; may raise.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class FakeEngine:
 
 
 class Fake:
-    """A tokenizer, an engine and how its requests are made."""
+    """A tokenizer, an engine and a factory of its requests."""
 
     def __init__(self, **engine: Any) -> None:
         self.tokenizer = byte_tokenizer()

@@ -1,4 +1,4 @@
-"""A server on a free port of this machine, in a thread of the test."""
+"""A server on a free local port, in a thread of the test."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_POSITIONS = 4096
 
 @dataclass
 class Said:
-    """A response."""
+    """An HTTP response."""
 
     status: int
     headers: dict[str, str]
@@ -51,7 +51,7 @@ class Said:
 
     @property
     def events(self) -> list[Any]:
-        """The events of a stream, which has to end properly."""
+        """The events of a stream, which must end properly."""
         lines = [line for line in self.text.split("\n\n") if line]
         assert all(line.startswith("data: ") for line in lines)
         assert lines[-1] == "data: [DONE]"
@@ -59,7 +59,7 @@ class Said:
 
 
 class Live:
-    """Talks to a server. State: none between requests."""
+    """A client of a server, stateless between requests."""
 
     def __init__(self, port: int, service: Service) -> None:
         self.port, self.service = port, service
@@ -68,7 +68,7 @@ class Live:
     def ask(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None, method: str = ""
     ) -> Said:
-        """GET, or POST where there is a body (bytes go as they are)."""
+        """Send a GET, or a POST if there is a body (bytes are sent unchanged)."""
         raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **(headers or {})}
         connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -88,7 +88,7 @@ class Live:
         return self.ask("/v1/chat/completions", {"messages": messages, **fields})
 
     def settle(self) -> None:
-        """Wait until no answer is on its way."""
+        """Wait until no request is open."""
         until = time.monotonic() + 20
         while self.service.worker.num_open and time.monotonic() < until:
             time.sleep(0.005)
@@ -123,7 +123,7 @@ def fake_service(
 
 @contextmanager
 def serving(service: Service, gate: ServerSettings | None = None, port: int = 0) -> Iterator[Live]:
-    """Serve until the block ends. port: 0 = one that is free."""
+    """Serve until the block ends. port: 0 = any free one."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""Many clients, some of them misbehaving; each other one gets its complete, right answer.
+"""Many clients, some of them misbehaving; all others get their complete, correct answers.
 
 Run by a test on an engine without a model.
 """
@@ -29,7 +29,7 @@ KINDS = {
     "unknown field": 5,
     "many": 5,
 }
-"""What clients do, and how often."""
+"""Kinds of client behaviour, with their weights."""
 _BAD: dict[str, Sequence[bytes]] = {
     "malformed": [b"", b"{", b'{"prompt": ', b"[]", b"nonsense", b'{"prompt": "a"}}'],
     "wrong type": [
@@ -44,9 +44,9 @@ _BAD: dict[str, Sequence[bytes]] = {
 class Soak:
     """Sends requests of all kinds. expected: (prompt, tokens) to the text of the right answer.
 
-    patience_s: how long one that met a full queue waits until it asks again.
+    patience_s: wait before a retry when the queue is full.
 
-    State: what came back, by kind; what was wrong.
+    State: the answers by kind, and the errors found.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Soak:
     def _one(self, number: int) -> None:
         rng = random.Random(self._seed * 1_000_003 + number)
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-        for _ in range(1000):  # a full queue is an answer, too: come again
+        for _ in range(1000):  # retry while the queue is full
             try:
                 wrong = self._play(kind, rng)
             except (OSError, HTTPException, ValueError, KeyError) as error:
@@ -104,7 +104,7 @@ class Soak:
                 self.wrong.append(f"{kind} {number}: {wrong}")
 
     def _play(self, kind: str, rng: random.Random) -> str:
-        """One request; what was wrong with the answer, or nothing."""
+        """Send one request; returns what was wrong with the answer, or nothing."""
         prompt, num = rng.choice(self._prompts), rng.randint(1, self._max_tokens)
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": num, **self._fields}
         if kind in _BAD:

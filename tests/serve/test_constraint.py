@@ -18,7 +18,7 @@ from engine.scripted import VOCAB, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 TOKENIZER.add_special_tokens({"eos_token": "<end>"})
-EOS = TOKENIZER.eos_token_id  # the model's vocabulary is larger than the tokenizer's, as many are
+EOS = TOKENIZER.eos_token_id  # the model has more tokens than the tokenizer, as is common
 GRAMMARS = Grammars(TOKENIZER, VOCAB, {EOS})
 
 
@@ -49,7 +49,7 @@ def test_only_what_the_grammar_allows() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.sampled_from([*ids("abc"), EOS]), max_size=6), max_size=8))
 def test_the_order_of_questions_changes_nothing(paths: list[list[int]]) -> None:
-    """Drafts are asked about path by path, back and forth, and beyond what is allowed."""
+    """Masks are requested path by path, back and forth, and beyond what is allowed."""
     made = regex("(ab|ba)*c")
     for path in paths:
         assert allowed(made, path) == allowed(regex("(ab|ba)*c"), path)

@@ -43,7 +43,7 @@ LIKELY: dict[str, Any] = {
 
 
 def bodies(model: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """Mostly likely values, some of any kind, in some of the fields."""
+    """Random subsets of the fields, with plausible values or arbitrary JSON."""
     fields = {name: LIKELY.get(name, JSON) | JSON for name in model.model_fields}
     needed = {"prompt", "messages"} & fields.keys()
     return st.fixed_dictionaries(

@@ -45,7 +45,7 @@ def live() -> Iterator[Live]:
 
 @contextmanager
 def held(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> Iterator[threading.Event]:
-    """While the block runs, ``kind.name`` waits; the event is set when it is reached."""
+    """Block calls of ``kind.name`` inside the block; the event is set when one is reached."""
     reached, over, sound = threading.Event(), threading.Event(), getattr(kind, name)
 
     def waits(*given: Any, **more: Any) -> Any:
@@ -131,7 +131,7 @@ def test_schemas_have_a_largest_size(live: Live) -> None:
 
 
 class Seen(dict[str, Any]):
-    """A parsed object whose end can be seen."""
+    """A parsed object whose deallocation can be observed."""
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ class Seen(dict[str, Any]):
 def test_nothing_of_a_request_waits_for_the_collector(
     live: Live, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error's traceback once kept the whole body until the next full collection."""
+    """Otherwise an error's traceback keeps the whole body until the next full collection."""
     bodies: list[weakref.ref[Seen]] = []
     loads = json.loads
 
@@ -185,7 +185,7 @@ print(kept, own_kib() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc alone is told to give pages back")
 def test_freed_pages_are_given_back() -> None:
-    """In a process of its own, since the heap of this one has holes of other tests."""
+    """In a separate process, since this one's heap is fragmented by other tests."""
     line = [sys.executable, "-c", GIVE_BACK]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     kept, left = map(int, done.stdout.split())

@@ -111,7 +111,7 @@ def test_plans_are_few_and_different(live: Live) -> None:
 
 
 def test_settings_of_requests_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes up to 200 KB, and every request may name another."""
+    """Each setting takes up to 200 KB, and every request may name a new one."""
     speculator = Speculator.from_pretrained(
         tiny_model(), ["lookup"], tokenizer=byte_tokenizer(), dtype="float32", scope="auto"
     )
@@ -127,14 +127,14 @@ def test_settings_of_requests_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPa
         speculator.request([1, 2], policy=f"ucb1:beta=0.{index + 1:03}")
     assert len(made) == 60
     held = [sys.getrefcount(learning) for learning in made]
-    freed = min(held)  # what this list itself holds
+    freed = min(held)  # references held by this list itself
     assert sum(count > freed for count in held) <= 16
     speculator.request([1, 2], policy="ucb1:beta=0.060")
     assert len(made) == 60, "the last ones are still there"
 
 
 def lists_of(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every list of a JSON schema, however deep."""
+    """Every list of a JSON schema, at any depth."""
     if isinstance(schema, dict):
         if schema.get("type") == "array":
             yield schema
@@ -339,7 +339,7 @@ def test_polling_leaves_no_lines(live: Live, caplog: pytest.LogCaptureFixture) -
         for path in (*paths, "/stats?since=x"):
             live.ask(path)
         until = time.monotonic() + 5
-        while not lines() and time.monotonic() < until:  # a line follows its response
+        while not lines() and time.monotonic() < until:  # a line is logged after its response
             time.sleep(0.01)
     assert lines() == [("/stats", 400)], "what is refused is told"
 

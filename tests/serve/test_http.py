@@ -28,7 +28,7 @@ def live() -> Iterator[Live]:
 
 
 def raw_post(body: dict[str, object]) -> bytes:
-    """A completion as it goes over a socket."""
+    """The raw HTTP request of a completion."""
     raw = json.dumps(body).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw
@@ -127,7 +127,7 @@ def test_token_ids_echo_and_logprobs(live: Live) -> None:
 
 
 def test_an_echo_is_the_text_that_was_given() -> None:
-    """The token that a tokenizer sets in front of it is listed, and is no part of the text."""
+    """A token that the tokenizer prepends is listed but is not part of the echoed text."""
     fake = Fake()
     fake.tokenizer.add_special_tokens({"bos_token": "<s>"})
     begin = ("<s>", fake.tokenizer.bos_token_id)
@@ -350,7 +350,7 @@ def test_metrics_count_what_was_done() -> None:
 
 
 def test_the_speed_relative_to_plain_decoding_is_told_everywhere() -> None:
-    """A fake round takes 3 ms and 2.5 ms without drafts, whatever it emits."""
+    """A fake round takes 3 ms, and 2.5 ms without drafts, whatever it emits."""
     with serving(fake_service(Fake())) as live:
         said = live.complete("abc", max_tokens=10, draftwise={"label": "code"}).json
         for number in range(40):
@@ -389,7 +389,7 @@ def test_keys() -> None:
 def test_bodies_that_are_too_large() -> None:
     with serving(fake_service(Fake()), ServerSettings(max_body=1000)) as live:
         assert live.complete("a" * 2000).status == 413
-        with socket.create_connection(("127.0.0.1", live.port)) as chunked:  # no length given
+        with socket.create_connection(("127.0.0.1", live.port)) as chunked:  # no Content-Length
             chunked.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
                 + b"400\r\n" + b"a" * 1024 + b"\r\n"
@@ -399,7 +399,7 @@ def test_bodies_that_are_too_large() -> None:
 
 
 def test_prompts_that_cannot_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their tokens would take a hundred times the memory of their text."""
+    """The tokens of such a text would take a hundred times its memory."""
     fake = Fake()
     with serving(fake_service(fake)) as live:
         monkeypatch.setattr(module_of(Codec), "encode", None)
@@ -454,7 +454,7 @@ def test_a_reader_that_does_not_read_holds_no_row() -> None:
             client.sendall(raw_post(body))
             while len(fake.rows) < 4:
                 time.sleep(0.005)
-            live.settle()  # although nothing was read
+            live.settle()  # although the client has read nothing
             assert [len(row.tokens) for row in fake.rows] == [500] * 4
             got = b""
             while b"[DONE]" not in got:

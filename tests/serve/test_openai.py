@@ -29,7 +29,7 @@ MESSAGES: list[Any] = [{"role": "user", "content": "say the word"}]
 @pytest.fixture(scope="module")
 def speculator() -> Speculator:
     tokenizer = byte_tokenizer()
-    alphabet = '{}":,_0123456789-'  # what JSON needs beside letters
+    alphabet = '{}":,_0123456789-'  # the characters besides letters that JSON needs
     tokenizer.add_tokens(list(alphabet))
     tokenizer.add_special_tokens({"eos_token": "<end>"})
     tokenizer.chat_template = TEMPLATE
@@ -114,7 +114,7 @@ def test_answers_belong_to_their_tenants(
     tenant: str,
     is_private: bool,
 ) -> None:
-    """What the suffix drafters make of it, tests/engine/test_suffix.py says."""
+    """tests/engine/test_suffix.py tests how the suffix drafter uses tenants."""
     worker, rows = live.service.worker, list[Any]()
     sound = worker._make
     monkeypatch.setattr(worker, "_make", lambda *a, **b: rows.append(sound(*a, **b)) or rows[-1])
@@ -146,7 +146,7 @@ def test_sampling_fields(client: openai.OpenAI, speculator: Speculator) -> None:
     assert say(temperature=1.5, extra_body={"top_k": 1}) == greedy
     assert say(temperature=1.5, top_p=1e-6) == greedy
     assert say(temperature=1.0, extra_body={"min_p": 1.0}) == greedy
-    # both count the answer's own tokens alone, so it must be long enough to repeat itself
+    # both penalties count only the answer's tokens, so it must be long enough to repeat itself
     long = {"max_tokens": 90, "extra_body": {"ignore_eos": True}}
     assert say(**long, frequency_penalty=2.0) != say(**long)
     assert say(**long, presence_penalty=2.0) != say(**long)
@@ -283,7 +283,7 @@ def test_usage_with_each_chunk(client: openai.OpenAI) -> None:
 
 
 def test_a_form_changes_no_token_that_it_allows(client: openai.OpenAI) -> None:
-    """Drafted or plain, the same masks give the same text."""
+    """The masks are the same with and without drafts, and so is the text."""
     texts = set()
     for preset in ("plain", "draftwise", "banditspec"):
         made = client.completions.create(
@@ -359,7 +359,7 @@ def test_keys_reach_the_service(speculator: Speculator) -> None:
 
 
 def test_a_trace_holds_rounds_and_no_text(speculator: Speculator, tmp_path: Path) -> None:
-    """What ``draftwise advise`` reads; the clients' tokens are not in it."""
+    """The trace is for ``draftwise advise`` and must not contain the clients' tokens."""
     trace = tmp_path / "rounds.jsonl"
     settings = ServerSettings(models=("tiny",), trace=trace)
     with (

@@ -13,7 +13,7 @@ from serve.fake import Fake
 from serve.live import fake_service, serving
 
 SHIFT, ENTER = "\ue008", "\ue007"
-"""Keys as WebDriver names them; a second SHIFT lets go."""
+"""Keys as WebDriver names them; a second SHIFT releases the key."""
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="no Chromium found: apt install chromium chromium-driver"
 )
@@ -296,7 +296,7 @@ def test_a_key_is_asked_for(window: Callable[..., Browser]) -> None:
         browser.type("#text", "abc")
         browser.click("#send")
         browser.wait("return document.querySelector('.plainly')")
-    assert fake.rows  # the answer came with the key
+    assert fake.rows  # the answer required the key
 
 
 @pytest.mark.parametrize(

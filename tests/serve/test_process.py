@@ -81,7 +81,7 @@ def served(pair: tuple[Path, Path], folder: Path, *more: object) -> Iterator[Ser
 
 
 def test_killed_and_begun_again_and_drained(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    """A broken state, a crash in mid-answer, and a proper end, in two processes: each is slow."""
+    """A damaged state file, a kill in mid-answer, and a proper shutdown, in two slow processes."""
     state = tmp_path / "state.json"
     state.write_text("{half")
     with served(pair, tmp_path, "--state", state, "--state-every", "0.05") as server:
@@ -131,7 +131,7 @@ def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_signal_ends_a_process_in_mid_answer(
     pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """What comes between the two is sent away properly."""
+    """A request that arrives between the two signals is refused properly."""
     with served(pair, tmp_path) as server:
         server.ask()
         many = {"n": 16, "max_tokens": 200, "ignore_eos": True, "stream": True}
@@ -148,7 +148,7 @@ def test_a_second_signal_ends_a_process_in_mid_answer(
 
 
 def went_away(server: Served) -> bool:
-    """Whether a new request is told to ask elsewhere, by a status or by no connection."""
+    """Whether a new request is refused, with status 503 or without a connection."""
     try:
         with closing(server.begin()) as connection:
             response = connection.getresponse()
@@ -208,7 +208,7 @@ def test_answers_that_take_longer_than_the_drain_end_properly() -> None:
     ],
 )
 def test_refusals(more: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.cli.options.load", None)  # all of it is said before
+    monkeypatch.setattr("draftwise.cli.options.load", None)  # refused before loading
     assert words in run_command("serve", *more).refusal
 
 
@@ -250,7 +250,7 @@ def test_broken_templates(tmp_path: Path, pair: tuple[Path, Path]) -> None:
         file.write_text(text)
         said = run_command("serve", "--chat-template", file).refusal
         assert f"--chat-template {file}, line 1: " in said
-    file.write_text("{{ messages[0].content.no.such.thing }}")  # parses, and renders nothing
+    file.write_text("{{ messages[0].content.no.such.thing }}")  # parses, but fails to render
     said = run_command("serve", "--target", pair[0], "--port", 0, "--chat-template", file).refusal
     assert said.startswith("--chat-template: ")
     file.write_text("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"

@@ -38,6 +38,6 @@ def test_a_crowd_of_500() -> None:
         text = live.ask("/metrics").text
         assert 'status="500"' not in text
     started = set(threading.enumerate()) - before
-    for thread in started:  # on a loaded machine a worker may still be on its way out
+    for thread in started:  # on a loaded machine a worker thread may still be ending
         thread.join(10)
     assert not [thread for thread in started if thread.is_alive()]

@@ -19,7 +19,7 @@ NO_ENGINE: Any = None
 
 
 class Learnt:
-    """Something that was learnt: a number."""
+    """Stands in for learned state: a number."""
 
     def __init__(self) -> None:
         self.number, self.fails = 0, False

@@ -12,7 +12,7 @@ CALL = '{"name": "add", "arguments": {"a": 1}}'
 
 
 def run(text: str, size: int) -> tuple[str, list[dict[str, object]]]:
-    """The content and the calls of a text that comes in pieces of a size."""
+    """The content and the calls of a text that arrives in pieces of ``size`` characters."""
     made = ToolText(["add", "mul"])
     content = "".join(made.push(text[i : i + size]) for i in range(0, len(text), size))
     rest, calls = made.finish()

@@ -14,7 +14,7 @@ from serve.fake import Fake, expected
 
 
 class Reader:
-    """A sink that adds up what it is given."""
+    """A callback that adds up its outputs."""
 
     def __init__(self) -> None:
         self.whole, self.parts = RequestOutput(), 0
@@ -37,7 +37,7 @@ class Clock:
 
 
 class Books(Observer):
-    """An observer that keeps all."""
+    """An observer that records all events."""
 
     def __init__(self) -> None:
         self.ends: list[RequestHandle] = []
@@ -123,12 +123,12 @@ def test_cancelled_rows_leave_at_once() -> None:
     worker.cancel([tickets[0], tickets[2]])
     worker.turn()
     assert readers[0].whole.finish_reason == readers[2].whole.finish_reason == "cancelled"
-    assert readers[0].whole.tokens  # what there was is not taken back
+    assert readers[0].whole.tokens  # earlier tokens are kept
     assert readers[2].whole.tokens == []
     while fake.engine.has_work:
         worker.turn()
     assert readers[1].whole.tokens == [2] * 3
-    worker.cancel(tickets)  # all have ended: nothing happens
+    worker.cancel(tickets)  # all have ended: no effect
     worker.turn()
     assert worker.num_open == 0
 
@@ -152,7 +152,7 @@ def test_deadlines() -> None:
     worker.turn()
     assert readers[0].whole.finish_reason == "late"
     assert "deadline" in str(readers[0].whole.error)
-    assert readers[0].whole.stats.num_rounds == 1  # a late answer still says what drafting brought
+    assert readers[0].whole.stats.num_rounds == 1  # counts rounds before the deadline
     assert not readers[1].ended.is_set()
 
 
@@ -200,7 +200,7 @@ def test_the_thread_sleeps_while_there_is_nothing_to_do() -> None:
     worker.start()
     _, readers = submit(worker, ask([1, 2], 9))
     assert readers[0].ended.wait(10)
-    time.sleep(0.05)  # the turn that ended the answer ends
+    time.sleep(0.05)  # let the turn that ended the answer finish
     num, cpu = len(turns), time.process_time()
     time.sleep(0.3)
     assert len(turns) == num

@@ -93,7 +93,7 @@ def test_the_outcome_read_off_has_exactly_the_law_of_playing(rule: str, seed: in
 @pytest.mark.parametrize("name", ["good", "lookup"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_watched_draft_is_the_one_the_rule_would_have_made(name: str, rule: str) -> None:
-    """The same drafter, text and stream, with the rule looking on and with the rule deciding."""
+    """A rule must stop at the same token when it watches as when it decides."""
     num_stops = 0
     for seed in range(12):
 

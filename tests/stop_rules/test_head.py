@@ -29,7 +29,7 @@ SIZE = 4
 
 
 def linear(folder: Path, size: int = SIZE) -> Path:
-    """A head without residual layers: the log-odds are the first number of the state."""
+    """A head without residual layers whose log-odds are the first number of the state."""
     head = AcceptanceHead(size, 0)
     with torch.no_grad():
         for weights in head.parameters():
@@ -40,12 +40,12 @@ def linear(folder: Path, size: int = SIZE) -> Path:
 
 
 def state(acceptance: float, size: int = SIZE) -> Any:
-    """A state that the linear head predicts this acceptance of."""
+    """A state for which the linear head predicts this acceptance."""
     return np.array([np.log(acceptance / (1 - acceptance)), *[9.0] * (size - 1)], np.float32)
 
 
 def depth_of(spec: str, acceptances: list[float], length: int = 20) -> int:
-    """Tokens that are drafted when these are the predictions of the first, second, ... token."""
+    """Number of drafted tokens when these are the predictions of the first, second, ... token."""
     guide, step = make_guide(spec), DraftStep(0, length)
     while step.depth < length and guide.should_continue(step):
         states = (state(acceptances[step.depth]), step.hidden)
@@ -56,7 +56,7 @@ def depth_of(spec: str, acceptances: list[float], length: int = 20) -> int:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        # 1 - 0.8 = 0.2; 1 - 0.8 * 0.7 = 0.44; 1 - 0.56 * 0.5 = 0.72; stop where it is above h
+        # 1 - 0.8 = 0.2; 1 - 0.8 * 0.7 = 0.44; 1 - 0.56 * 0.5 = 0.72; stop above h
         ("h=0.1", 1),
         ("h=0.3", 2),
         ("h=0.5", 3),
@@ -100,7 +100,7 @@ def test_numpy_computes_what_torch_does(num_layers: int, tied: bool, tmp_path: P
 
 
 def authors_file(folder: Path, kind: str) -> AcceptanceHead:
-    """Two tied layers as the released code writes them: one module twice, class 1 = accept."""
+    """Two tied layers in the released code's format: one module twice, class 1 = accept."""
     torch.manual_seed(1)
     head = AcceptanceHead(SIZE, 2, tied=True)
     config = {"hidden_size": SIZE, "num_layers": 2}
@@ -183,7 +183,7 @@ def test_a_drafter_without_a_head_is_told_how_to_get_one(tmp_path: Path) -> None
 
 
 def fresh(home: Path | None = None) -> LMDrafter:
-    """A drafter whose hidden states have not been read yet."""
+    """A drafter that does not expose hidden states yet."""
     model = CausalModel(near_copy(target().module, noise=0.04), "good")
     return LMDrafter("good", model, target(), home or head_home())
 
@@ -197,7 +197,7 @@ def test_hidden_states_are_shown_only_where_a_rule_reads_them() -> None:
 
 
 class Spy:
-    """Goes on and writes down each step."""
+    """A rule that always continues, up to five tokens, and records each step."""
 
     needs_probs = is_pure = never_stops = False
     needs_hidden = 0
@@ -222,7 +222,7 @@ def expected_states(drafter: LMDrafter, tokens: list[int]) -> Any:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_step_shows_the_state_of_the_very_token(waits: bool, temperature: float) -> None:
-    """And a guide that does not wait for it is asked before the token is read: one forward less."""
+    """A rule that does not wait is asked before the token is read: one forward less."""
     drafter = fresh()
     drafter.show_hidden()
     num_calls, extend = 0, drafter.model.extend
@@ -257,7 +257,7 @@ def test_retrieval_shows_no_states_and_is_never_ended() -> None:
 @pytest.mark.parametrize("options", ["", "h=0.2,lag=true"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_the_draft_that_stopped_late_scores_its_last_q(options: str, temperature: float) -> None:
-    """What was read for the head alone is known of the bonus token's position, too."""
+    """The token read for the head alone also gives q at the bonus token's position."""
     rule = f"head:{head_home() / 'head'},{options}" if options else "head"
     made = speculator(["good"], "fixed:0", rules=(rule,), lengths=(8,), with_none=False,
                       feedback="bandit")  # fmt: skip
@@ -272,7 +272,7 @@ def test_the_draft_that_stopped_late_scores_its_last_q(options: str, temperature
 
 
 def test_the_preset_of_the_paper() -> None:
-    """One drafter, its own head, 20 tokens at most; the tokens are the target's."""
+    """One drafter with an acceptance head and at most 20 tokens; the text is the target's."""
     setting = preset("specdecpp")
     assert [(p.length, p.rule) for p in setting.plans(["good"])] == [(20, "head")]
     made = Speculator(target(), None, [fresh()], setting)

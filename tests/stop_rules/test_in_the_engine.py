@@ -18,7 +18,7 @@ LEARNING = ("adaedl:epsilon=0.5", "tapout-token:bandit=thompson-bernoulli", "tap
 
 
 def start(made: Speculator, rows: list[int], params: SamplingParams) -> Generation:
-    """Requests with the streams of their own numbers, in one batch."""
+    """Start requests in one batch, each with the random streams of its number."""
     streams = np.random.SeedSequence(5).spawn(len(PROMPTS))
     requests = [
         made._learning.request(
@@ -30,7 +30,7 @@ def start(made: Speculator, rows: list[int], params: SamplingParams) -> Generati
 
 
 def run(made: Speculator, rows: list[int], params: SamplingParams) -> list[Any]:
-    """What each row said, in drafts of which lengths."""
+    """Each row's tokens, their sources and the draft lengths."""
     generation = start(made, rows, params)
     rounds = list(generation)
     return [
@@ -50,7 +50,7 @@ def test_a_row_is_the_same_alone_and_in_any_company(rule: str, params: SamplingP
 
 
 class Spy:
-    """A guide that goes on and writes down what it is told."""
+    """A stop rule that always continues and records the outcomes it learns."""
 
     needs_probs = is_pure = never_stops = waits_for_hidden = False
     needs_hidden = 0
@@ -87,7 +87,7 @@ def test_the_guide_of_the_played_plan_hears_how_its_draft_ended(pool: str) -> No
 
 
 def test_a_guide_s_stream_leaves_the_others_alone() -> None:
-    """The fourth stream of a seed: policy, draft and acceptance keep the numbers they had."""
+    """With a fourth stream of a seed, the streams of policy, draft and acceptance stay the same."""
     three, four = (np.random.SeedSequence(7).spawn(num) for num in (3, 4))
     for ours, theirs in zip(three, four, strict=False):
         assert ours.generate_state(4).tolist() == theirs.generate_state(4).tolist()
@@ -114,7 +114,7 @@ def test_an_unknown_rule_is_said_at_load() -> None:
 
 @pytest.mark.parametrize("names", [["good"], ["bad", "lookup"]])
 def test_preset_tapout(names: list[str]) -> None:
-    """Plans that differ in their rule alone; with several drafters, drafters times rules."""
+    """Plans differ in their rule only; with several drafters, there is a plan for each pair."""
     setting = preset("tapout")
     plans = setting.plans(names)
     assert len(plans) == 5 * len(names)
@@ -129,7 +129,7 @@ def test_preset_tapout(names: list[str]) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(GUIDES) - {"fixed"}))
 def test_every_rule_ends_drafts_early(name: str) -> None:
-    """A rule that never stopped anything would pass every test of losslessness."""
+    """A rule that never stopped a draft would pass every test of losslessness."""
     made = speculator(["good"], "fixed:0", rules=(spec(GUIDES, name),), lengths=(8,),
                       with_none=False)  # fmt: skip
     rounds = [r for r in made.start(PROMPTS[2] * 2, max_new_tokens=60, temperature=1.0)]

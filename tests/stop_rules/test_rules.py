@@ -18,7 +18,7 @@ def entropy_of(*probs: float) -> float:
 
 
 def step_of(*probs: float, depth: int = 1, before: float = math.nan) -> DraftStep:
-    """What is known after a token drawn from q = ``probs`` (its first entry is the token's)."""
+    """The step after a token drawn from q = ``probs``, whose first entry is the token's."""
     top, second = sorted(probs)[-1:-3:-1]
     return DraftStep(depth, 8, probs[0], top, entropy_of(*probs), top - second, before)
 
@@ -30,7 +30,7 @@ CASES: list[tuple[str, DraftStep, bool]] = [
     # max-confidence: stop when max q < 0.8
     ("max-confidence", step_of(0.81, 0.19), True),
     ("max-confidence", step_of(0.79, 0.21), False),
-    ("max-confidence", step_of(0.19, 0.81), True),  # max q, not the drawn token's own
+    ("max-confidence", step_of(0.19, 0.81), True),  # max q, not the drawn token's probability
     ("max-confidence:0.5", step_of(*HALVES), True),
     # svip: stop when sqrt(H) > 0.6, so H > 0.36
     ("svip", step_of(*SURE), True),
@@ -42,8 +42,8 @@ CASES: list[tuple[str, DraftStep, bool]] = [
     ("svip-difference", step_of(*HALVES, depth=2, before=0.42), True),  # 0.833 - 0.648 = 0.185
     ("svip-difference", step_of(*HALVES, depth=2, before=0.25), False),  # 0.833 - 0.5 = 0.333
     ("svip-difference:0.4", step_of(*HALVES, depth=2, before=0.25), True),
-    ("svip-difference", step_of(*SURE, depth=2, before=2.0), True),  # it fell
-    ("svip-difference", step_of(*HALVES), True),  # nothing before the first token
+    ("svip-difference", step_of(*SURE, depth=2, before=2.0), True),  # the entropy fell
+    ("svip-difference", step_of(*HALVES), True),  # no entropy before the first token
     ("svip-difference", step_of(*HALVES, depth=2, before=-1e-9), False),  # rounding below 0
     # logit-margin: stop when q1 - q2 < 0.2
     ("logit-margin", step_of(0.5, 0.25, 0.25), True),
@@ -83,7 +83,7 @@ def test_lambda_moves_as_printed() -> None:
     for drafted, accepted in ((4, 1), (4, 4), (4, 4), (4, 3)):
         rule.learn(drafted, accepted)
         found.append(rule.threshold)
-    # r = 0.25 < alpha: up by 0.5 * 0.1; r = 1: down, twice; r = alpha: sign 0, nothing
+    # r = 0.25 < alpha: up by 0.5 * 0.1; r = 1: down, twice; r = alpha: sign 0, no change
     assert found == pytest.approx([0.55, 0.5, 0.45, 0.45])
 
 

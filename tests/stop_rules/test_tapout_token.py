@@ -15,11 +15,11 @@ from draftwise.stop_rules import TapOutToken
 from draftwise.types import Decision, DraftStep, Feedback
 
 STOPS, GOES = "max-confidence:1", "max-confidence:0"
-"""Rules that always stop after the first token, and never."""
+"""Rules that stop always after the first token, and never."""
 
 
 class Noted:
-    """A bandit that picks as it is told and writes down what it hears."""
+    """A bandit that makes scripted choices and records its rewards."""
 
     def __init__(self, picks: list[int], heard: list[Any], num_plans: int) -> None:
         self._picks, self.heard, self._num_plans = picks, heard, num_plans
@@ -33,7 +33,7 @@ class Noted:
 
 
 def draft(guide: TapOutToken, length: int) -> int:
-    """Tokens that are drafted when every q has a largest probability of a half."""
+    """Number of drafted tokens when every q has a largest probability of 0.5."""
     depth = 0
     while depth < length and guide.should_continue(DraftStep(depth, length, max_prob=0.5)):
         depth += 1
@@ -41,7 +41,7 @@ def draft(guide: TapOutToken, length: int) -> int:
 
 
 def noted(picks: list[list[int]]) -> tuple[TapOutToken, list[list[Any]]]:
-    """A guide whose bandit at each position picks these rules: 0 stops, 1 goes on."""
+    """A stop rule whose bandit at each position picks these rules: 0 stops, 1 continues."""
     heard: list[list[Any]] = [[] for _ in picks]
     made = iter(zip(picks, heard, strict=True))
 
@@ -87,7 +87,7 @@ def test_rules_inside_learn_from_every_draft() -> None:
 
 @pytest.mark.parametrize("bandit", ["ucb1:beta=1", "thompson-bernoulli"])
 def test_a_rule_that_is_liked_better_is_obeyed_more_often(bandit: str) -> None:
-    """Told that tokens are accepted exactly when the second rule was obeyed at position 1."""
+    """Tokens are accepted exactly when the second rule was followed at position 1."""
     make_bandit = functools.partial(make_policy, seed=np.random.default_rng(0))
     guide = TapOutToken(make_guide, make_bandit, bandit, f"{STOPS}+{GOES}")
     lengths = []

@@ -44,7 +44,7 @@ def target() -> Any:
 
 @pytest.fixture(scope="module")
 def texts() -> list[Text]:
-    """What the target says greedily, so that there is something to learn."""
+    """Greedy text of the target, which a head can learn."""
     return [Text((*p, *plain_greedy(p, 40)), max(1, len(p) - 2)) for p in PROMPTS for _ in range(2)]
 
 
@@ -53,7 +53,7 @@ def a_head(target: Any, **changes: Any) -> EagleHead:
 
 
 def drafted(head: EagleHead, states: torch.Tensor, tokens: list[int], start: int) -> torch.Tensor:
-    """States along a draft after slot ``start``, whose tokens are those of the text."""
+    """States along a draft after slot ``start``, with the text's tokens."""
     cache = RaggedCache(1, 80)
     hidden = head.fuse(states[: start + 1])
     (found,) = read(head, cache, [0], [tokens[1 : start + 2]], [hidden])
@@ -92,7 +92,7 @@ def test_the_loss_is_soft_cross_entropy_over_what_can_be_drafted(
         losses = []
         for row, text in enumerate(texts[:3]):
             logits = target(torch.tensor([text.tokens])).logits[0]
-            for position in range(text.start, len(text.tokens)):  # the token to be predicted
+            for position in range(text.start, len(text.tokens)):  # position of the predicted token
                 slot = position - 2 - step
                 p = logits[position - 1]
                 if slot < 0 or int(p.argmax()) not in ids:
@@ -106,7 +106,7 @@ def test_the_loss_is_soft_cross_entropy_over_what_can_be_drafted(
 
 
 def test_a_head_learns_what_its_target_says(target: Any, texts: list[Text], tmp_path: Path) -> None:
-    """Deep tokens too; a finished run is only loaded."""
+    """Deeper draft tokens improve too, and a finished run is loaded instead of repeated."""
     settings = TrainingSettings(60, lr=5e-3, warmup_steps=10, decay_steps=30)
 
     def run(name: str) -> tuple[EagleHead, list[float]]:
@@ -148,7 +148,7 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_weights(
 
 
 def test_what_the_target_said_is_kept(target: Any, texts: list[Text], tmp_path: Path) -> None:
-    """Of each lesson apart, so that two heads can learn from one."""
+    """The target's outputs are cached by data set, so that several heads can learn from one."""
     taps, options = (0, 1, 2), {"seed": 0, "tokens_per_batch": 128}
     lessons = {"one": texts[:4], "two": texts[4:]}
     asked = observed_batches(target, lessons, taps, keep=tmp_path, **options)
@@ -164,7 +164,7 @@ def test_what_the_target_said_is_kept(target: Any, texts: list[Text], tmp_path: 
 
 
 def test_states_that_float16_cannot_hold_are_kept_in_bfloat16() -> None:
-    """Gemma 3's are above 65,504: as infinity they made the second epoch's loss no number."""
+    """Gemma 3's exceed 65,504: as infinity they made the loss NaN in the second epoch."""
     small, large = torch.tensor([1.0, 0.1]), torch.tensor([1.0, 90_000.0])
     assert halved(small, torch.float32).equal(small.half())
     assert halved(large, torch.float32).equal(large.bfloat16())
@@ -187,7 +187,7 @@ def test_logits_of_some_tokens_are_those_of_all(target: Any, texts: list[Text]) 
 def test_a_lent_head_learns_without_touching_what_it_was_lent(
     target: Any, texts: list[Text], tmp_path: Path
 ) -> None:
-    """Neither trained nor stored, read back from the target; drawn towards its states, too."""
+    """Shared rows are neither trained nor stored; with a regression loss on the states."""
     ids = draft_vocabulary(texts, 40, target.config.vocab_size)
     head = new_head(target, ids, seed=0, lends=True)
     assert head.lent_rows is not None

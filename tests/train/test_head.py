@@ -54,7 +54,7 @@ def judged(temperature: float = 1.0, mixing: float = 0.25, num: int = 24) -> Jud
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_labels_and_states_are_those_of_the_drawn_tokens(temperature: float) -> None:
-    """Done again by hand for one text: its draws, ratios, overlaps and the state of each draw."""
+    """Recomputed by hand for one text: its draws, ratios, overlaps and the state of each draw."""
     generator = torch.Generator().manual_seed(0)
     found = judge(Setting(TARGET, DRAFTER, temperature, 0.25), TEXTS[:1], generator)
     generator = torch.Generator().manual_seed(0)
@@ -81,7 +81,7 @@ def test_labels_and_states_are_those_of_the_drawn_tokens(temperature: float) -> 
 
 
 def test_both_labels_have_the_same_mean() -> None:
-    """E_{Y ~ q} min(1, p(Y)/q(Y)) = sum_v min(p, q): the draws differ, their mean does not."""
+    """E_{Y ~ q} min(1, p(Y)/q(Y)) = sum_v min(p, q): labels differ by draw, not their mean."""
     setting = Setting(TARGET, DRAFTER, temperature=1.0, mixing=0.0)
     draws = [judge(setting, TEXTS, torch.Generator().manual_seed(seed)) for seed in range(40)]
     sampled = torch.stack([found.sampled for found in draws]).mean()
@@ -111,7 +111,7 @@ def test_the_loss_by_hand() -> None:
 
 @pytest.mark.parametrize("w_rej", [1.0, 6.0])
 def test_the_weight_makes_heads_doubt_and_can_be_undone(w_rej: float) -> None:
-    """States that say nothing: the best constant has odds P / (w (1 - P))."""
+    """With uninformative states the best constant has odds P / (w (1 - P))."""
     data = Judgements(torch.zeros(64, 4), torch.full((64,), 0.8), torch.full((64,), 0.8))
     head = train_head(data, HeadOptions(0, w_rej, epochs=300, lr=0.05))
     odds = head(torch.zeros(1, 4)).detach().double().numpy()
@@ -155,7 +155,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_weights(tmp_path
 
 
 def test_a_full_disk_is_said_and_costs_nothing_that_was_kept(tmp_path: Path) -> None:
-    """A file that may not grow stands for the disk."""
+    """A limit on the file size simulates the full disk."""
     data, options, file = judged(), HeadOptions(2, 6.0, epochs=2), tmp_path / "run.pt"
     train_head(data, options, checkpoint=file, stop_at=3)
     before = file.read_bytes()
@@ -166,7 +166,7 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_kept(tmp_path: Path) -> 
         train_head(data, options, checkpoint=file)
     assert file.read_bytes() == before
     assert not list(tmp_path.glob("*.tmp"))
-    train_head(data, options, checkpoint=file)  # room was made
+    train_head(data, options, checkpoint=file)  # there is room again
 
 
 def test_the_divergence_by_hand() -> None:
@@ -186,7 +186,7 @@ def test_calibration_by_hand(tmp_path: Path) -> None:
 
 
 def test_chains_are_drafts_and_stand_where_the_models_agree() -> None:
-    """Where both are one model every draft stands; states are those of its own tokens."""
+    """If both models are the same, every draft is accepted; states are of the draft's tokens."""
     found = draft_chains(Setting(TARGET, TARGET), TEXTS, length=3, num_chains=8)
     assert found.truth.shape == (8, 3)
     assert found.hidden.shape == (8, 3, 32)
@@ -196,7 +196,7 @@ def test_chains_are_drafts_and_stand_where_the_models_agree() -> None:
 
 
 def test_the_bias_of_products_by_hand() -> None:
-    """A head that always says 0.5, of drafts that stand with 0.8 and 0.5 a token."""
+    """A head that always predicts 0.5, on drafts with acceptance 0.8 and 0.5 per token."""
     head = AcceptanceHead(2, 0)
     with torch.no_grad():
         for weights in head.parameters():

@@ -37,7 +37,7 @@ def stream(module: Any, heats: list[float], rows: int, longest: int = 12) -> dic
 
 @pytest.mark.parametrize("rows", [1, 4, 15, 99])
 def test_greedy_rows_say_what_each_says_alone(rows: int) -> None:
-    """For any batch size, and any earlier request in the row."""
+    """For any batch size, and after any earlier request in the row."""
     module = tiny_model("llama")
     found = stream(module, [0.0], rows)
     for index, prompt in enumerate(PROMPTS):
@@ -153,4 +153,4 @@ def test_prompts_are_sampled_behind_the_bare_prefix_and_kept(tmp_path: Path) -> 
     kept = [json.loads(line)[1] for line in path.read_text().splitlines()]
     assert [text for text in kept if text in texts] == texts
     again = make_prompts(model, Letters(), 3, path, longest=200, rows=8)
-    assert again == (texts, share)  # only read
+    assert again == (texts, share)  # loaded from the cache

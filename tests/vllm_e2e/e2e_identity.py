@@ -24,7 +24,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
-    """What vLLM answers without speculation."""
+    """vLLM's answers without speculation."""
     job = job_of({}, None, 16)
     (answers,) = run(tmp_path_factory.mktemp("plain"), "plain", job, **IN_PROCESS)["answers"]
     return answers
@@ -52,12 +52,12 @@ def test_identical_at_1_4_and_16_at_once(name: str, expected: list, tmp_path: Pa
 
 
 def can_ask(name: str, request: dict[str, Any]) -> bool:
-    """Beside a drafter of its own, vLLM refuses requests with a logit bias."""
+    """Whether a pool can serve a request: with a draft model, vLLM refuses a logit bias."""
     return "draft model" not in name or "logit_bias" not in request
 
 
 def test_log_probabilities_are_those_of_plain_decoding(tmp_path: Path) -> None:
-    """Values, not only tokens: of the token itself and the two likeliest ones, at every place."""
+    """The log-probabilities agree, of each token and of the two likeliest at its position."""
     requests = [
         r for r in mixed_requests(24) if r.keys() <= {"prompt", "temperature", "max_tokens"}
     ]
@@ -76,7 +76,7 @@ def test_log_probabilities_are_those_of_plain_decoding(tmp_path: Path) -> None:
 
 
 def test_requests_choose_for_themselves(expected: list, tmp_path: Path) -> None:
-    """Every third request is switched off, every third uses retrieval alone: the texts stay."""
+    """Some requests have no drafts, some only short retrieval: the texts stay the same."""
     job = job_of(DRAFT_MODEL, {}, 16)
     asked = [i for i, r in enumerate(mixed_requests()) if can_ask("draft model", r)]
     wishes = [{"speculation": 0}, {"drafters": ["retrieval"], "max_draft": 2}, {"private": 1}]
@@ -99,7 +99,7 @@ def test_identical_with_two_ranks(expected: list, tmp_path: Path) -> None:
 
 
 def test_no_draft_holds_the_text_of_another_tenant(tmp_path: Path) -> None:
-    """Both tenants' prompts lead to the first one's answer, and their first token is given."""
+    """Both tenants' prompts lead to the first one's answer and contain its first token."""
     prompt, told = mixed_requests()[0]["prompt"], 16
     program = f"""
 import json, sys
@@ -143,7 +143,7 @@ with open({str(tmp_path / "out.json")!r}, "w") as file:
 
 
 def grams(*texts: list[int]) -> set[tuple[int, ...]]:
-    """All three tokens in a row."""
+    """All trigrams of the texts."""
     return {tuple(text[i : i + 3]) for text in texts for i in range(len(text) - 2)}
 
 

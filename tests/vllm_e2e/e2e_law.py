@@ -14,14 +14,14 @@ from vllm_e2e.jobs import DRAFT_MODEL, IN_PROCESS, run
 
 NUM = int(os.environ.get("DRAFTWISE_E2E_ANSWERS", "4000"))
 FALSE_ALARM = 1e-3
-"""Of each comparison; there are nine, so one run in 112 fails where all is right."""
+"""The false alarm rate of each comparison; there are nine, so a sound run fails once in 112."""
 
 ARMS: dict[str, dict[str, Any]] = {
     "retrieval": {"drafters": ["retrieval"]},
     "model": {"drafters": ["model"]},
     "both": {},
 }
-"""What requests may draft with; drafted tokens are believed to cost nothing, so all do."""
+"""The drafters that requests may use; drafted tokens are treated as free, so all are used."""
 
 
 PROMPTS = {
@@ -29,7 +29,7 @@ PROMPTS = {
     "and the and the and ": 0.95,
     "### python\ndef pop(self, key": 0.95,
 }
-"""With their top-p: texts that go on in many ways; two for retrieval, one for the draft model."""
+"""Prompts with top-p and diverse continuations: two for retrieval, one for the draft model."""
 
 
 def requests(**wishes: Any) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def requests(**wishes: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The answers of plain vLLM, and of every arm in one engine; and what it counted."""
+    """The answers of plain vLLM, and of every arm in one engine; and the adapter's counts."""
     folder = tmp_path_factory.mktemp("law")
     engine = {"model": str(zoo.target_path()), "max_num_seqs": 256}
     tasks = [{"requests": requests(), "at_once": NUM}]
@@ -77,14 +77,14 @@ def test_every_arm_was_kept_now_and_then_and_not_always(answers: dict[str, Any])
 
 
 def test_answers_are_spread(answers: dict[str, Any]) -> None:
-    """The comparison has something to compare: outcomes of three tokens that are not rare."""
+    """Each prompt has at least six outcomes of three tokens that are not rare."""
     for kind in range(len(PROMPTS)):
         seen = Counter(tuple(answer[:3]) for answer in answers["plain"][kind :: len(PROMPTS)])
         assert sum(num >= NUM / 400 for num in seen.values()) >= 6
 
 
 def p_value(plain: Counter, ours: Counter) -> float:
-    """Of the two samples having one law; outcomes with fewer than ten of both are one outcome."""
+    """The homogeneity p-value of two samples; outcomes with fewer than ten in total are pooled."""
     common = [key for key in plain | ours if plain[key] + ours[key] >= 10]
     table = np.array([[sample[key] for key in common] for sample in (plain, ours)], dtype=float)
     rest = [[sum(sample.values()) - table[i].sum()] for i, sample in enumerate((plain, ours))]

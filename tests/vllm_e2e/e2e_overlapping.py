@@ -1,8 +1,8 @@
 """vLLM's real AsyncScheduler under draftwise, driven as by runner V2, without model or GPU.
 
 Steps overlap as in ``EngineCore.step_with_batch_queue``: a step is scheduled before the one before
-it has come back. What the device would do is played: it drafts as many tokens as it was told, and
-accepts them with a given probability.
+it returns. The device is simulated: it drafts as many tokens as scheduled, and accepts them with a
+given probability.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
-    """Of a server with an EAGLE head on runner V2, by way of one that the CPU build makes."""
+    """The config of a server with an EAGLE head on runner V2, derived from one of the CPU build."""
     from vllm.engine.arg_utils import EngineArgs
 
     args = EngineArgs(
@@ -47,7 +47,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
 
 
 class Device:
-    """The scheduler's other side. clock: seconds; a step costs a part for each token in it."""
+    """The simulated device. token_s: seconds per token of a step."""
 
     def __init__(self, config: Any, acceptance: float, token_s: float) -> None:
         import torch
@@ -115,7 +115,7 @@ class Device:
 
     @staticmethod
     def num_left(request: Any) -> int:
-        """Tokens of its prompt that are not read yet."""
+        """Prompt tokens that are not prefilled yet."""
         return int(request.num_prompt_tokens - request.num_computed_tokens)
 
 
@@ -171,7 +171,7 @@ def test_deferred_work_runs_while_the_model_computes(config: Any) -> None:
 def test_the_mark_of_a_server_reaches_its_workers(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the config that is pickled for them; a server of vLLM's alone has none."""
+    """The mark is in the config pickled for the workers; a server of plain vLLM has none."""
     from vllm.engine.arg_utils import EngineArgs
 
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")

@@ -21,7 +21,7 @@ import pytest
 from draftwise import zoo
 
 IS_PLAIN = bool(os.environ.get("DRAFTWISE_E2E_PLAIN"))
-"""vLLM alone under the same requests, to compare its memory: nothing of draftwise is asserted."""
+"""Run vLLM without draftwise, to compare its memory; draftwise's counters are not checked then."""
 NUM = int(os.environ.get("DRAFTWISE_E2E_REQUESTS", "2000"))
 AT_ONCE = 16
 MAX_TOKENS = 20
@@ -41,11 +41,11 @@ WISHES: list[dict[str, Any]] = [
     {"vllm_xargs": {"speculation": 0}},
     {"vllm_xargs": {"max_draft": 2, "label": "short", "private": 1}},
 ]
-"""Of the requests whose answers are compared: none of these changes a text."""
+"""Options of the requests whose answers are compared; none of them changes a text."""
 
 
 class Server:
-    """A server whose caches, and so draftwise's state, lie in a folder of the test's."""
+    """A server with its caches, and so draftwise's state, in a folder of the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.number = folder, 0
@@ -54,7 +54,7 @@ class Server:
 
     @property
     def log(self) -> str:
-        """Of the present process, and those it started."""
+        """The log of the current server and its child processes."""
         return (self.folder / f"log{self.number}").read_text()
 
     def start(self) -> None:
@@ -66,7 +66,7 @@ class Server:
             *("--model", str(zoo.target_path()), "--served-model-name", "zoo"),
             *("--port", str(port), "--enforce-eager", "--dtype", "float32"),
             *("--max-num-seqs", str(AT_ONCE)),
-            *("--num-gpu-blocks-override", "64"),  # of 128 tokens: all are soon in use
+            *("--num-gpu-blocks-override", "64"),  # of 128 tokens: soon all are in use
         ]
         if not IS_PLAIN:
             command += ["--scheduler-cls", "draftwise.integrations.vllm.Scheduler"]
@@ -82,12 +82,12 @@ class Server:
         asyncio.run(until_ready(self.address, self.process, self.folder / f"log{self.number}"))
 
     def stop(self) -> None:
-        """As an operator does: SIGTERM, which vLLM does not hand on to the engine in time."""
+        """Send SIGTERM, as operators do; vLLM does not forward it to the engine in time."""
         self.process.terminate()
         self.process.wait(60)
 
     def num_steps(self) -> int:
-        """Steps that the state's prices rest on."""
+        """The number of steps that the saved cost model has seen."""
         (file,) = (self.folder / "draftwise").glob("*.json")
         return int(json.loads(file.read_text())["learnt"]["costs"]["num_steps"])
 
@@ -117,7 +117,7 @@ async def until_ready(address: str, process: Any, log: Path) -> None:
 
 
 def memory_mb(pid: int) -> dict[str, float]:
-    """By process, of this one and its children, as they are now."""
+    """Resident memory in MB of a process and its descendants, by name and id."""
     found, resident = [pid], {}
     while found:
         one = found.pop()
@@ -141,7 +141,7 @@ async def complete(session: Any, address: str, prompt: str, **wishes: Any) -> st
 
 
 async def cut_off(session: Any, address: str, prompt: str) -> None:
-    """Read a little of a stream, and hang up."""
+    """Read a little of a stream and disconnect."""
     body = {"model": "zoo", "prompt": prompt, "max_tokens": 200, "stream": True, "ignore_eos": True}
     async with session.post(f"{address}/v1/completions", json=body) as response:
         await response.content.readany()
@@ -154,7 +154,7 @@ async def bad(session: Any, address: str, body: dict[str, Any]) -> None:
 
 
 async def storm(address: str, num: int, expected: dict[str, str]) -> Counter:
-    """So many requests of all kinds, 16 at once; what became of them."""
+    """Send ``num`` requests of all kinds, 16 at once; returns the outcomes."""
     rng, done = random.Random(11), Counter()
     gate = asyncio.Semaphore(AT_ONCE)
 
@@ -185,7 +185,7 @@ async def storm(address: str, num: int, expected: dict[str, str]) -> Counter:
 
 
 async def first_answers(address: str, prompts: list[str]) -> dict[str, str]:
-    """One at a time, before anything was learnt."""
+    """One answer to each prompt, one at a time, before anything is learned."""
     async with aiohttp.ClientSession() as session:
         return {prompt: await complete(session, address, prompt) for prompt in prompts}
 
@@ -232,7 +232,7 @@ def test_learning_survives_sigterm_with_default_flags(server: Server) -> None:
     expected = asyncio.run(first_answers(server.address, prompts))
     learnt = 0
     for _ in range(2):
-        time.sleep(3)  # the engine is idle, and its state is written
+        time.sleep(3)  # the engine is idle and writes its state
         server.stop()
         assert server.num_steps() > learnt
         learnt = server.num_steps()

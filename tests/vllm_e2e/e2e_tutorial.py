@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "vllm.md"
 
 
 def test_the_tutorial_runs(tmp_path: Path) -> None:
-    """As one program in a process of its own: vLLM starts another from it."""
+    """As one program in a separate process, which vLLM needs in order to start another."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
     assert len(blocks) == 2
     lines = "\n".join(blocks).splitlines()

@@ -1,7 +1,7 @@
 """One vLLM engine in a process of its own: ``python engine.py JOB.json`` writes ``OUT.json``.
 
 A job holds engine arguments, options of draftwise (None = plain vLLM) and tasks, each a list of
-requests that run at once; the answers' tokens come back, and what the adapter counted.
+concurrent requests; the output holds the answers' tokens and the adapter's counts.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def main(path: Path) -> None:
 def run(llm: Any, task: dict[str, Any]) -> list[Any]:
     """The answers' tokens of one task's requests, ``at_once`` at a time.
 
-    With ``logprobs``: of each token, those of the likeliest ones. With ``free``: draftwise believes
-    that a drafted token costs nothing, so whatever may be drafted is.
+    ``logprobs``: also return the log-probabilities of each token and the likeliest ones. ``free``:
+    drafted tokens seem to cost nothing, so that everything is drafted.
     """
     if task.get("free") and scheduler_of(llm) is not None:
         make_drafts_free(scheduler_of(llm))
@@ -73,13 +73,13 @@ def sampling(request: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def scheduler_of(llm: Any) -> Any:
-    """The scheduler, where the engine runs in this process; else None."""
+    """The scheduler if the engine runs in this process, else None."""
     core = getattr(llm.llm_engine.engine_core, "engine_core", None)
     return None if core is None else core.scheduler
 
 
 class Ticks:
-    """A clock on which every step takes as long as any other."""
+    """A clock on which every step takes the same time."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -90,13 +90,13 @@ class Ticks:
 
 
 def make_drafts_free(scheduler: Any) -> None:
-    """Prices are learnt from a clock that knows no dearer step."""
+    """Replace the clock by one on which drafts cost nothing."""
     if hasattr(scheduler, "draftwise") and not isinstance(scheduler.draftwise.clock, Ticks):
         scheduler.draftwise.clock = Ticks()
 
 
 def counts(llm: Any) -> dict[str, Any]:
-    """Drafted and accepted tokens by drafter, and who is left, where the scheduler can be seen."""
+    """Drafted and accepted tokens by drafter, and remaining rows, of a scheduler in-process."""
     scheduler = scheduler_of(llm)
     if scheduler is None or not hasattr(scheduler, "draftwise"):
         return {}

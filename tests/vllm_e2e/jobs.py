@@ -32,7 +32,7 @@ SPECIAL: list[dict[str, Any]] = [
 
 
 def mixed_requests(num: int = 64) -> list[dict[str, Any]]:
-    """Prompts of every kind that the zoo has, some twice, some under rules of their own."""
+    """Prompts of all kinds in the zoo, some repeated, a third with special sampling options."""
     rng = random.Random(5)
     prompts = [prompt for kind in zoo.prompts().values() for prompt in kind]
     requests = []
@@ -44,7 +44,7 @@ def mixed_requests(num: int = 64) -> list[dict[str, Any]]:
 
 
 def ended(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """This interpreter with these arguments, once it has ended."""
+    """Run this interpreter with these arguments and wait for it."""
     return subprocess.run(
         [sys.executable, *arguments],
         env=os.environ | environment,
@@ -56,7 +56,7 @@ def ended(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def run(folder: Path, name: str, job: dict[str, Any], **environment: str) -> dict[str, Any]:
-    """Run a job in a process of its own."""
+    """Run a job in a separate process."""
     job = {"out": str(folder / f"{name}.out.json")} | job
     (folder / f"{name}.json").write_text(json.dumps(job))
     done = ended(str(ENGINE), str(folder / f"{name}.json"), **environment)

@@ -11,7 +11,7 @@ from draftwise.controller import Controller, Limits
 from draftwise.integrations.vllm.adapter import Adapter
 
 Model = Callable[[Sequence[int]], int]
-"""All tokens so far to the next one: what a greedy target says."""
+"""Maps all tokens so far to the greedy target's next token."""
 
 
 def params(**given: Any) -> SimpleNamespace:
@@ -32,7 +32,7 @@ def params(**given: Any) -> SimpleNamespace:
 
 @dataclass
 class FakeRequest:
-    """What of vLLM's ``Request`` is read."""
+    """The fields of vLLM's ``Request`` that draftwise reads."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -62,9 +62,9 @@ class FakeRequest:
 
 
 class FakeEngine:
-    """Runs requests as ``EngineCore.step`` does, verifying greedily; a step costs what it is told.
+    """Runs requests as ``EngineCore.step`` does, with greedy verification and given step costs.
 
-    model_drafter: writes vLLM's own drafts. chunk: prompt tokens read in a step.
+    model_drafter: writes vLLM's own drafts. chunk: prompt tokens prefilled in a step.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class FakeEngine:
         self.num_read[request.request_id] = 0
 
     def run(self, num_steps: int = 10_000) -> dict[str, list[int]]:
-        """Step until all requests are done; their outputs."""
+        """Step until all requests are done; returns their outputs."""
         while self.requests and num_steps:
             self.step()
             num_steps -= 1

@@ -15,12 +15,12 @@ CYCLE = [5, 9, 2, 7, 7, 1, 3]
 
 
 def repeats(text: list[int]) -> int:
-    """Goes round a cycle by position: retrieval is right once it has come round."""
+    """A repeating cycle by position: retrieval is right from the second repetition on."""
     return CYCLE[len(text) % len(CYCLE)]
 
 
 def noise(text: list[int]) -> int:
-    """Nothing can be drafted."""
+    """A text in which nothing can be drafted."""
     return random.Random(hash(tuple(text[-3:])) ^ len(text)).randrange(50_000)
 
 
@@ -38,7 +38,7 @@ def plain(model, request: FakeRequest) -> list[int]:
 
 
 def dear(rows: int, tokens: int, drafted: int) -> float:
-    """A step in which a drafted token costs a little, and the model drafter a tenth of a step."""
+    """Seconds of a step: 0.02 a token, and 0.1 a draft step of the model drafter."""
     return 1.0 + 0.02 * tokens + 0.1 * drafted
 
 
@@ -64,7 +64,7 @@ def test_retrieval_saves_steps_where_text_repeats() -> None:
     assert len(engine.steps) < 40
     counts = engine.adapter.counts
     assert counts.accepted["retrieval"] > 70
-    assert counts.emitted == 119  # the first token comes with the prompt
+    assert counts.emitted == 119  # the first token is emitted by the prefill
     assert counts.rounds == len(engine.steps) - 1
 
 
@@ -83,7 +83,7 @@ def test_a_perfect_drafter_of_vllms_is_used_and_a_useless_one_is_given_up() -> N
 
 @pytest.mark.parametrize("slowness", [0.8, 1.0, 2.0, 3.0])
 def test_the_drafter_is_priced_right_although_the_engine_was_cold(slowness: float) -> None:
-    """Its first 20 steps are slower."""
+    """The first 20 steps of the engine are slower."""
     steps = itertools.count()
 
     def cost(rows: int, tokens: int, drafted: int) -> float:
@@ -182,7 +182,7 @@ SECRET = [500, 501, 502, 503, 504, 505, 506, 507, 508, 509]
 
 
 def says_the_secret(text: list[int]) -> int:
-    """A tenant's own words: after 500 always the same ones."""
+    """Repeats the tokens of ``SECRET``, which stand for a tenant's text."""
     at = SECRET.index(text[-1]) if text[-1] in SECRET else -1
     return SECRET[(at + 1) % len(SECRET)]
 
@@ -214,13 +214,13 @@ def test_no_text_of_another_tenant_or_of_a_private_request_is_proposed(
     engine = FakeEngine(says_the_secret, cost=lambda rows, tokens, drafted: 1 + 0.01 * tokens)
     engine.add(FakeRequest("a", [500], 60, **first))
     engine.run()
-    for number in range(3):  # a first step says the first tokens of the secret
+    for number in range(3):  # a first step emits the first tokens of the secret
         engine.add(FakeRequest(f"b{number}", [1, 2, 3, 4, 500], 9, **second))
         engine.run()
     drafted = [
         token for n in range(3) for draft in engine.verified.get(f"b{n}", ()) for token in draft
     ]
-    if not is_shared:  # what it drafts, it knows from the others of its own tenant
+    if not is_shared:  # later requests may draft from earlier answers of the same tenant
         drafted = [token for draft in engine.verified.get("b0", ()) for token in draft]
     assert any(token in SECRET for token in drafted) == is_shared
 
@@ -256,7 +256,7 @@ def test_cancelled_requests_leave_nothing_behind() -> None:
 
 
 def test_a_text_that_changed_starts_over() -> None:
-    """A preempted request keeps its text; a session whose prompt grew is read again."""
+    """A request whose text changed between two steps must be indexed again."""
     engine = FakeEngine(repeats)
     request = requests(1, max_tokens=100)[0]
     engine.add(request)
@@ -270,7 +270,7 @@ def test_a_text_that_changed_starts_over() -> None:
 
 
 def test_prices_are_learnt_while_prompts_are_read_all_the_time() -> None:
-    """Never a step in which all decode; a prompt token costs a hundredth of a drafted one."""
+    """Every step contains prefill, so costs must be learned without steps that only decode."""
 
     def seconds(rows: int, tokens: int, drafted: int) -> float:
         return 0.01 + 1e-5 * tokens
@@ -293,7 +293,7 @@ def test_prices_are_learnt_while_prompts_are_read_all_the_time() -> None:
 
 
 def test_one_slow_step_does_not_stop_drafting() -> None:
-    """A kernel is compiled when a draft is first verified: two hundred times as long as a step."""
+    """The first draft verification compiles a kernel and takes two hundred times a usual step."""
     slow = iter([2.0])
 
     def seconds(rows: int, tokens: int, drafted: int) -> float:

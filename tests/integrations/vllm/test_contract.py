@@ -21,7 +21,7 @@ SAME_LENGTH = [
 RELEASES: dict[str, list[str]] = {
     "0.30.0": SAME_LENGTH, "0.31.0": SAME_LENGTH, "0.32.0": [], "0.33.0": []
 }  # fmt: skip
-"""vLLM's releases, and what ``AsyncScheduler`` lacks in each."""
+"""vLLM's releases, and the features that ``AsyncScheduler`` lacks in each."""
 
 
 @pytest.fixture(params=RELEASES)
@@ -48,11 +48,11 @@ def test_the_releases_are_those_that_are_downloaded() -> None:
 
 
 def test_the_code_relied_on_is_there(root: Path) -> None:
-    """By statement, as vLLM writes it; a change here has to be read before it is believed."""
+    """Statements of vLLM that draftwise relies on; review any change before updating them."""
     scheduler = code(root / "v1/core/sched/scheduler.py")
-    # what vLLM does not keep of a step is cut from the list that draftwise reads afterwards
+    # vLLM cuts rejected tokens from the list that draftwise reads afterwards
     assert "del new_token_ids[num_new:]" in scheduler
-    # new decode requests are padded to the longest draft only where no length is looked up
+    # new decode requests are padded to the longest draft only without a length lookup
     assert "self.num_spec_tokens > 0 and self.dynamic_sd_lookup is None" in scheduler
     assert "self.dynamic_sd_lookup[len(num_scheduled_tokens)]" in scheduler
     overlapping = code(root / "v1/core/sched/async_scheduler.py")
@@ -65,7 +65,7 @@ def test_the_code_relied_on_is_there(root: Path) -> None:
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 5, 6, 64])
 def test_graphs_are_captured_for_the_longest_draft_and_none(root: Path, max_num_seqs: int) -> None:
-    """By what vLLM makes of the list of lengths."""
+    """Graph lengths as vLLM derives them from the list of lengths."""
     lookup_of = runpy.run_path(str(root / "v1/spec_decode/dynamic/utils.py"))[
         "build_dynamic_sd_schedule_lookup"
     ]
@@ -77,7 +77,7 @@ def test_graphs_are_captured_for_the_longest_draft_and_none(root: Path, max_num_
 
 
 def code(file: Path) -> str:
-    """Source with vLLM's line breaks and comments taken out."""
+    """Source without vLLM's line breaks and comments."""
     return ast.unparse(ast.parse(file.read_text("utf-8")))
 
 

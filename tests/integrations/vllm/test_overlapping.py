@@ -15,7 +15,7 @@ from integrations.vllm.fakes import params
 
 
 class FakeAsync:
-    """Schedules a step before the one before it has come back, as ``AsyncScheduler`` does."""
+    """Schedules a step before the previous one's result arrives, as ``AsyncScheduler`` does."""
 
     def __init__(self, acceptance: float, token_s: float, num: int = 4, longest: int = 4) -> None:
         self.now, self.longest, self.token_s = 0.0, longest, token_s
@@ -94,7 +94,7 @@ def test_good_drafts_are_verified_whole_and_bad_ones_hardly() -> None:
 
 
 def test_kernels_that_load_when_a_shape_first_occurs_do_not_end_drafts() -> None:
-    """On a GPU the first step of a shape takes up to hundreds of usual ones."""
+    """On a GPU the first step of a shape takes up to hundreds of times a usual step."""
 
     class Loading(FakeAsync):
         def comes_back(self, scheduled: Any) -> None:
@@ -112,7 +112,7 @@ def test_kernels_that_load_when_a_shape_first_occurs_do_not_end_drafts() -> None
 
 
 class Traffic(FakeAsync):
-    """A GPU with 64 requests that replace each other: steps are reported late, those with a prompt
+    """A GPU with 64 requests that replace each other: steps are reported late, steps with prefill
     take longer, and shapes load kernels when they first occur."""
 
     def __init__(self, seed: int, acceptance: float) -> None:
@@ -158,7 +158,7 @@ class Traffic(FakeAsync):
 @pytest.mark.parametrize(("acceptance", "least"), [(0.42, 1.2), (0.02, 0.99)])
 @pytest.mark.parametrize("seed", [0, 2, 3, 4])
 def test_traffic_of_a_gpu(seed: int, acceptance: float, least: float) -> None:
-    """The first kernels and prompts must not end drafts that gain a third."""
+    """The first kernels and prefills must not end drafts that gain a third."""
     engine = Traffic(seed, acceptance)
     engine.run(200)
     now_s, plain_s = engine.now, engine.plain_s
@@ -167,7 +167,7 @@ def test_traffic_of_a_gpu(seed: int, acceptance: float, least: float) -> None:
 
 
 def test_acceptance_is_learnt_of_the_step_that_comes_back() -> None:
-    """Half of all tokens are accepted, whatever was chosen since for the steps under way."""
+    """Half of all tokens are accepted, whatever lengths were chosen for later steps in flight."""
     engine = FakeAsync(0.5, token_s=0.01)
     engine.run(800)
     table = np.array(engine.controller.state()["acceptance"]["model"])
@@ -178,7 +178,7 @@ def test_acceptance_is_learnt_of_the_step_that_comes_back() -> None:
 
 
 def test_its_own_time_is_a_part_of_the_steps() -> None:
-    """Charged to drafts, left out of prices, and counted once."""
+    """draftwise's own time is charged to drafts, left out of the cost model, and counted once."""
     engine = FakeAsync(0.9, token_s=0.01)
     choose, observe, seen = engine.controller.choose, engine.controller.observe, []
 

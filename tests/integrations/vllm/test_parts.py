@@ -37,7 +37,7 @@ torch = pytest.importorskip("torch")
 
 
 def server(**changes: Any) -> SimpleNamespace:
-    """A ``VllmConfig`` that can have it; changes are ``part__field``."""
+    """A ``VllmConfig`` that draftwise accepts; changes are ``part__field``."""
     parts: dict[str, dict[str, Any]] = {
         "speculative": {
             "method": "custom_class",
@@ -131,7 +131,7 @@ def test_lengths_only_for_asynchronous_scheduling() -> None:
 
 
 def test_drafters_of_runner_v2_that_take_no_length_are_refused() -> None:
-    """Several MTP layers, one for each token; and a device that divides the drafts by itself."""
+    """Multi-layer MTP has a fixed length; adaptive verification divides drafts on the device."""
     several = {"speculative__method": "mtp", "speculative__use_multi_module_mtp": lambda: True}
     given = {"scheduler__async_scheduling": True, "use_v2_model_runner": True}
     with pytest.raises(DraftwiseError, match="mtp does with several layers"):
@@ -256,14 +256,14 @@ def test_tenants_are_told_apart_and_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     first = [number(salt) for salt in (None, "a", "b")]
     assert len(set(first)) == 3
     assert [number(salt) for salt in (None, "a", "b")] == first
-    number("c")  # the table is full: None, the oldest, is forgotten and comes back as someone new
+    number("c")  # the table is full: the oldest entry, None, is dropped and comes back as a new one
     assert number(None) not in first
     tenants.forget()
     assert number("b") not in first
 
 
 def arguments(**given: Any) -> SimpleNamespace:
-    """vLLM's ``EngineArgs`` as they come."""
+    """vLLM's ``EngineArgs`` before they are resolved."""
     names = ("speculative_config", "spec_method", "spec_model", "spec_tokens", "async_scheduling")
     plain = dict.fromkeys((*names, "max_num_seqs", "scheduler_cls", "logits_processors"))
     graphs = {"compilation_config": SimpleNamespace(cudagraph_mode="FULL")}
@@ -276,7 +276,7 @@ def test_what_need_not_be_typed_is_filled_in() -> None:
     assert ours.speculative_config["model"] == NULL_PROPOSER
     assert ours.speculative_config["num_speculative_tokens"] == PluginOptions().max_draft
     assert ours.async_scheduling is False
-    assert ours.compilation_config.cudagraph_mode == "FULL"  # what the user chose stays
+    assert ours.compilation_config.cudagraph_mode == "FULL"  # the user's choice stays
     again = arguments(speculative_config=ours.speculative_config)
     plugin.prepare(again, plugin.SCHEDULER)
     assert again.speculative_config == ours.speculative_config
@@ -297,7 +297,7 @@ def test_flags_and_config_are_prepared_alike(given: dict[str, Any]) -> None:
     plugin.prepare(args, plugin.SCHEDULER)
     assert args.speculative_config.pop("method").endswith("mtp")
     assert args.speculative_config == {"num_speculative_tokens": 3, plugin.LENGTHS: [[1, 8, 3]]}
-    assert args.spec_method is args.spec_tokens is None  # vLLM refuses to be told twice
+    assert args.spec_method is args.spec_tokens is None  # vLLM refuses duplicate settings
     args = arguments(max_num_seqs=8, **given)
     plugin.prepare(args, plugin.ASYNC_SCHEDULER)
     assert [k for *_, k in args.speculative_config[plugin.LENGTHS]] == [0, 1, 2, 3]
@@ -369,7 +369,7 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
 
 
 def test_the_plug_in_does_not_import_numba(tmp_path: Path) -> None:
-    """vLLM's CPU backend ends at its start where it was imported before the worker was made."""
+    """vLLM's CPU backend ends at start-up if numba was imported before the worker was created."""
     costs = tmp_path / "costs.json"
     costs.write_text('{"target_s": [0.006, 0.0061]}')
     program = f"""
@@ -390,7 +390,7 @@ print([name for name in ("numba", "llvmlite", "draftwise.controller.controller")
 
 
 def test_what_others_wrapped_is_wrapped_once() -> None:
-    """A marker of its own says what was wrapped: another plug-in's functools.wraps does not."""
+    """The mark of a wrapped method must not be one that functools.wraps copies."""
     calls = []
 
     def original(value: int) -> int:
@@ -415,7 +415,7 @@ def test_what_others_wrapped_is_wrapped_once() -> None:
 
 
 VLLMS_OWN = SimpleNamespace(method="mtp", model="m", **{plugin.LENGTHS: [[1, 8, 3]]})
-"""Of a server without draftwise whose lengths vary with the number of requests."""
+"""The config of a server without draftwise that varies lengths by the number of requests."""
 MTP = SimpleNamespace(**vars(VLLMS_OWN) | {plugin.MARK: True})
 NULL = SimpleNamespace(method="custom_class", model=NULL_PROPOSER, **{plugin.MARK: True})
 
@@ -435,7 +435,7 @@ def test_bad_wishes_are_refused_where_draftwise_drafts_and_nowhere_else() -> Non
 
 
 class FakeRejectionSampler:
-    """vLLM's module: its caller names it, its ``forward`` runs."""
+    """Stands in for vLLM's module, whose caller runs ``forward``."""
 
     def __init__(self, sampler: Any, spec_config: Any = None, device: Any = None) -> None:
         self.sampler, self.device = sampler, device
@@ -458,7 +458,7 @@ class FakeRejectionSampler:
 def test_steps_without_drafts_are_sampled_as_without_speculation(
     monkeypatch: pytest.MonkeyPatch, config: Any, num_draft_tokens: list[int], is_plain: bool
 ) -> None:
-    """In draftwise's servers only."""
+    """Servers without draftwise must keep vLLM's own sampling."""
     monkeypatch.setattr(FakeRejectionSampler, "__init__", FakeRejectionSampler.__init__)
     plugin.wrap(FakeRejectionSampler, "__init__", plugin.with_plain_steps)
     sampler = FakeRejectionSampler(lambda **given: given, config, "cpu")
@@ -553,7 +553,7 @@ def test_what_was_learnt_is_written_within_seconds_and_taken_up(tmp_path: Path) 
     ours, theirs = (e.controller.costs.seconds(1, 100, 0, 4) for e in (engine, again))
     assert theirs == pytest.approx(ours, rel=0.05)
     engine.run()
-    upkeep.tick()  # the engine is idle: what it learnt since is written, too
+    upkeep.tick()  # the engine is idle: what it learned since then is saved, too
     upkeep._writer.flush()  # type: ignore[union-attr]
     last = learnt_engine()
     Upkeep(last.adapter, lambda: 0.0, StateFile(path, {"model": "m"})).load()
@@ -605,7 +605,7 @@ def test_figures_reach_the_api_server_by_a_file(tmp_path: Path) -> None:
     upkeep = Upkeep(
         engine.adapter, lambda: engine.now, figures=folder / "engine1.json", labels=labels
     )
-    (folder / "engine0.json").write_text("{")  # being written by someone else's way
+    (folder / "engine0.json").write_text("{")  # half-written by a non-atomic writer
     assert "draftwise" not in generate_latest(registry).decode()
     engine.run()
     upkeep.close()
@@ -629,7 +629,7 @@ def test_a_server_started_by_another_engines_process_reads_its_own_folder(tmp_pa
 
 
 def test_closed_batches_that_rest_are_told(caplog: Any) -> None:
-    """The account of closed batches is empty, and the guard's is not."""
+    """The account of closed batches is empty while the guard still allows drafts."""
     engine = learnt_engine()
     upkeep = Upkeep(engine.adapter, lambda: engine.now)
     for is_closed in (False, True):

@@ -1,4 +1,4 @@
-"""One small bench on tiny models, run once for many tests."""
+"""One small benchmark on tiny models, run once for many tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["pair", "questions", "speculator"]
 
 @dataclass(frozen=True)
 class Bench:
-    """What `draftwise bench` left after."""
+    """The files written by ``draftwise bench``."""
 
     folder: Path
     arguments: tuple[str, ...]
@@ -36,7 +36,7 @@ class Bench:
 def bench(
     pair: tuple[Path, Path], questions: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Bench:
-    """Presets, fixed plans and peers on two domains, three questions."""
+    """Presets, fixed plans and other libraries' methods on two domains with three questions."""
     folder = tmp_path_factory.mktemp("bench")
     methods = ["metasd", "hedgespec", "draftwise", "fixed", "fixed:smallx3", "peers"]
     arguments = (

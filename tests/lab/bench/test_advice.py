@@ -45,12 +45,12 @@ STEP_S, TOKEN_S, DRAFT_S = 0.010, 0.001, 0.0005
 
 
 def verify_s(width: int, batch: int) -> float:
-    """What a forward takes: tokens cost the more, the more requests run."""
+    """Seconds of a forward of ``width`` tokens for each of ``batch`` requests."""
     return STEP_S + TOKEN_S * width * batch
 
 
 def write_log(path: Path, accepted: Sequence[float], drafter: str, sizes: Sequence[int]) -> Path:
-    """A request for each rate of acceptance, 60 tokens each, alone; and timed steps of batches."""
+    """A request of 60 tokens for each acceptance rate, alone; and timed steps of batches."""
     rng, lines = np.random.default_rng(0), []
     for request, rate in enumerate(accepted):
         hits = (rng.random(60) < rate).astype(int).tolist()
@@ -124,16 +124,16 @@ def test_sglang_gets_its_adaptive_config(log: Path) -> None:
 
 
 def pasted(out: str, engine: str) -> str:
-    """What the command prints for an engine, up to the expected gain."""
+    """The text printed for an engine, up to the expected gain."""
     return out.partition(f"{engine}:")[2].partition("\n  expected")[0].strip()
 
 
 def test_what_transformers_gets_runs(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The assistant drafts as many tokens as advised, and so does the lookup."""
+    """The assistant model and prompt lookup both draft the advised number of tokens."""
     model = AutoModelForCausalLM.from_pretrained(pair[0])
-    model.generation_config.eos_token_id = None  # a draft ends with the assistant's eos
+    model.generation_config.eos_token_id = None  # a draft ends with the assistant's EOS
     ids = torch.tensor([list(b"abcabcabcabc")])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     inputs |= {"max_new_tokens": 48, "do_sample": False, "return_dict_in_generate": True}
@@ -164,11 +164,11 @@ def test_what_transformers_gets_runs(
         assert 1 < wanted < 20
         assert max(drafted) == wanted
         if name == "small":
-            assert set(drafted[:-wanted]) == {wanted}  # the answer's end cuts the last ones
+            assert set(drafted[:-wanted]) == {wanted}  # the last drafts are cut by the answer's end
 
 
 def test_a_trace_does_not_know_where_weights_lie(tmp_path: Path) -> None:
-    """A placeholder and what to write for it, or the path that the user gives."""
+    """Without the path of the weights the advice has a placeholder and explains it."""
     log = write_log(tmp_path / "log.jsonl", [0.9, 0.8], "sql", [])
     out = run_command("advise", log).out
     for engine, mark in (
@@ -194,7 +194,7 @@ def test_a_trace_does_not_know_where_weights_lie(tmp_path: Path) -> None:
 
 
 def counted(log: Path, length: int, batch: int) -> np.ndarray:
-    """Seconds of each request at a fixed length, played from the log by hand; plain for 0."""
+    """Seconds of each request at a fixed length, replayed by hand; plain decoding for 0."""
     by_request: dict[Any, list[int]] = {}
     for line in map(json.loads, log.read_text().splitlines()):
         for scores in line["scores"].values():
@@ -214,7 +214,7 @@ def counted(log: Path, length: int, batch: int) -> np.ndarray:
 
 
 def test_numbers_are_those_of_a_recount(log: Path) -> None:
-    """The length is the fastest one by hand; the gain is of lengths chosen on the others."""
+    """The length is the fastest by hand; a request's gain is of the length best on the others."""
     found = advise(log, engines=["vllm"])["engines"]["vllm"]
     assert [row["batch_size"] for row in found["by_batch"]] == [1, 16, 64]
     for row in found["by_batch"]:
@@ -250,7 +250,7 @@ def test_one_request_has_no_interval(tmp_path: Path) -> None:
 
 
 def test_intervals_cover_the_gain_of_new_requests() -> None:
-    """Requests of one kind, 200 logs of 24: the gain on very many is inside 88% or more.
+    """At least 88% of 200 intervals from 24 requests each contain the gain on 20,000 requests.
 
     A bootstrap over 24 requests covers a little less than 95%; 88% is four deviations below 95%.
     """
@@ -277,7 +277,7 @@ def test_intervals_cover_the_gain_of_new_requests() -> None:
 
 
 def test_choosing_on_noise_promises_nothing() -> None:
-    """Lengths that only differ by chance: the best one in hindsight looks faster, and is not."""
+    """The best of equally fast lengths looks faster by chance; no gain may be promised."""
     rng = np.random.default_rng(2)
     plans = [PLAIN, *(Plan("small", length) for length in range(1, 17))]
     promised = []
@@ -333,7 +333,7 @@ def test_a_short_run_on_the_users_prompts(pair: tuple[Path, Path], tmp_path: Pat
 
 
 def test_drafters_know_what_they_were_loaded_from(pair: tuple[Path, Path]) -> None:
-    """A folder goes to all but llama.cpp; a hub id and a head's folder are as they were given."""
+    """Models keep their folder and any GGUF file; heads keep the path from their spec."""
     made = Speculator.from_pretrained(str(pair[0]), [f"a=lm:{pair[1]}", "lookup"])
     assert sources_of(made, [f"a=lm:{pair[1]}", "lookup"]) == {
         "a": Source("model", str(pair[1])), "lookup": Source("lookup"),

@@ -60,7 +60,7 @@ document.body.setAttribute("data-found", JSON.stringify(found));
 
 
 def look(bench: Bench, folder: Path, scheme: str) -> dict[str, Any]:
-    """What a browser says about the report in one colour scheme."""
+    """The browser's findings about the report in one colour scheme."""
     file = folder / "report.html"
     file.write_text(bench.report.replace("</body>", LOOK + "</body>"), "utf-8")
     assert BROWSER is not None

@@ -1,4 +1,4 @@
-"""The first look and its files, also when it is interrupted."""
+"""The exploration run ("first look") and its files, also when it is interrupted."""
 
 from __future__ import annotations
 

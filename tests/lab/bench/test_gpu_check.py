@@ -63,7 +63,7 @@ def test_speeds_follow_from_the_steps(found: dict[str, Any]) -> None:
         assert rows["eagle3 3", size]["x_plain"][0] > 2
         mine = rows["draftwise", size]
         assert mine["best_other"] == "eagle3 3"
-        assert mine["x_best"][0] < 1  # the made-up draftwise always drafts five
+        assert mine["x_best"][0] < 1  # the simulated draftwise always drafts five tokens
         assert mine["same_answers"] == 1
 
 
@@ -85,8 +85,8 @@ def test_with_rounds_a_request_begins_when_one_ends(
     monkeypatch.setattr(engine, "step", lambda: ran.append(len(engine._running)) or step())
     task = {"prompts": ["a b"] * 5, "max_tokens": [2, 4, 3, 5, 4], "at_once": 2}
     done = engine(task)
-    # the first ends after 2 steps, then the third begins, and so on: never more than 2, and
-    # one alone only when none is waiting
+    # each request is replaced when it ends, so two always run: one would run alone only if none
+    # were waiting
     assert ran == [2, 2, 2, 2, 2, 2, 2, 2, 2]
     assert [len(answer) for answer in done["answers"]] == task["max_tokens"]
     assert done["tokens"] == 18

@@ -19,7 +19,7 @@ COSTS = {"target_s": [1.0, 1.0], "draft_s": {"good": 0.1, "bad": 0.1, "copy": 0.
 def write_trace(path: Path, hits: dict[str, str], domain: str | None = None) -> Path:
     """Two requests, one token a round; hits: by drafter, 1 where it agrees with the target.
 
-    Verification takes 1 s, 1.5 s for three tokens; a draft step of anybody a tenth of a second.
+    Verification takes 1 s, 1.5 s for three tokens; a draft step of any drafter takes 0.1 s.
     """
     lines = []
     for request in range(2):
@@ -56,7 +56,7 @@ def costs(tmp_path: Path) -> Path:
 
 
 def test_the_best_frozen_setting_is_known(trace: Path, costs: Path) -> None:
-    """Length 3 keeps three and the bonus token: 4 tokens in 1.3 s; plain decoding takes 4 s."""
+    """Length 3 accepts three: with the bonus token 4 tokens in 1.3 s; plain takes 4 s."""
     found = advise(trace, costs=str(costs), weights=["good=org/good"])
     assert (found["best"]["drafter"], found["best"]["length"]) == ("good", 3)
     assert found["best"]["speedup"]["median"] == pytest.approx(4 / 1.3)
@@ -71,11 +71,11 @@ def test_the_best_frozen_setting_is_known(trace: Path, costs: Path) -> None:
     assistant = engines["transformers"]["setting"]["assistant_generation_config"]
     assert assistant["num_assistant_tokens"] == 3
     assert engines["llama.cpp"]["setting"]["--spec-draft-n-max"] == 3
-    assert engines["sglang"]["paste"] is None  # it runs no drafter like this at a length of choice
+    assert engines["sglang"]["paste"] is None  # SGLang runs no draft model with a chosen length
 
 
 def test_measured_seconds_are_used_where_nobody_gives_others(trace: Path) -> None:
-    """Three tokens were seen to take 1.5 s: 4 tokens in 1.8 s, at most."""
+    """Three tokens took 1.5 s in the trace: at most 4 tokens in 1.8 s."""
     found = advise(trace)
     assert found["unit"] == "tok/s"
     assert found["best"]["drafter"] == "good"

@@ -14,19 +14,17 @@ import pytest
 ROOT = Path(__file__).parents[3]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 WITHOUT_HEADER = {"specdecpp_bundled"}
-"""Written by ``draftwise sweep`` before it said what it ran on."""
+"""Results that ``draftwise sweep`` wrote without naming the machine."""
 
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """``benchmarks/shared/results.py``."""
     monkeypatch.syspath_prepend(str(ROOT / "packages" / "lab" / "benchmarks"))
     return importlib.import_module("shared.results")
 
 
 @pytest.fixture
 def tables(shared: ModuleType) -> ModuleType:
-    """``benchmarks/tables.py``."""
     return importlib.import_module("tables")
 
 
@@ -52,7 +50,7 @@ def test_a_written_result_can_be_read(
 
 
 def test_no_table_was_typed_by_hand(tables: ModuleType) -> None:
-    """``make bench-docs`` would change nothing."""
+    """``make bench-docs`` would change no table."""
     found = set()
     for page in tables.pages():
         text = page.read_text("utf-8")
@@ -88,7 +86,7 @@ def test_the_entry_lists_and_runs(tmp_path: Path) -> None:
 def test_the_engine_is_compared_with_plain_at_every_load(
     tables: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches of 4, 16 and 64, and requests that join; each row says what it is relative to."""
+    """Batches of 4, 16 and 64, and joining requests; each row names the speed it is relative to."""
     for name in [name for name in sys.modules if name.split(".")[0] == "engine"]:
         monkeypatch.delitem(sys.modules, name)  # a folder of tests has the same name
     engine = importlib.import_module("engine")

@@ -32,7 +32,7 @@ def test_types_that_are_served(name: str, kinds: tuple[str, ...], has_states: bo
 
 
 def test_texts_and_the_law_are_compared() -> None:
-    """XGLM takes a mask only if it has all rows."""
+    """XGLM accepts only masks with all rows."""
     found = check_type("xglm", num_tokens=20)
     assert found.reason == ""
     assert found.law is not None

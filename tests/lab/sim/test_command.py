@@ -92,7 +92,7 @@ def test_plots_are_drawn_and_the_same_twice(tmp_path: Path) -> None:
                      "--drafters", "2,3", "--tokens", "60", "--seeds", "2", "--json",
                      "--plot", str(tmp_path / folder))  # fmt: skip
         assert [one["num_drafters"] for one in json.loads(result.stdout)] == [2, 3]
-    lone = tmp_path / "lone"  # no bound is known of it, and three panels leave one empty
+    lone = tmp_path / "lone"  # without a regret bound; one panel stays empty
     run("--preset", "geometric", "--policy", "random", "--tokens", "30", "--seeds", "1",
         "--plot", str(lone))  # fmt: skip
     assert sorted(path.name for path in lone.iterdir()) == sorted(names[:3])
@@ -110,7 +110,7 @@ def test_a_drafter_has_the_same_colour_in_every_panel(tmp_path: Path) -> None:
         "--drafters", "3", "--tokens", "40", "--seeds", "1", "--plot", str(tmp_path))  # fmt: skip
     pixels = (imread(tmp_path / "estimates.png")[..., :3] * 255).round().astype(int)
     left, right = (pixels[:, : pixels.shape[1] // 2], pixels[:, pixels.shape[1] // 2 :])
-    for panel in (left, right):  # the first of them also chooses among no drafter at all
+    for panel in (left, right):  # the left panel also shows plain decoding
         found = {"#{:02x}{:02x}{:02x}".format(*one) for one in panel.reshape(-1, 3).tolist()}
         assert found & set(PALETTE) == set(PALETTE[:3])
 

@@ -6,7 +6,7 @@ from draftwise_lab.sim import make_match, run_match, setting
 
 
 def test_a_round_told_token_by_token_teaches_as_much() -> None:
-    """Panoramic, HedgeSpec's token-level game: the evidence comes with the first token only."""
+    """In HedgeSpec's token-level game only a round's first token brings the evidence."""
     played = setting("geometric")
     labels = [f"goodput@0-8/length/panoramic{option}" for option in ("", ":per_token=true")]
     runs = run_match(make_match(played, labels), range(1), 1).runs

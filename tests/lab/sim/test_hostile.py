@@ -18,7 +18,7 @@ from safety.test_hostile import STATES, Payload
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Path:
-    """What hostile code would make."""
+    """A folder that hostile code would create."""
     return tmp_path / "ran"
 
 

@@ -16,7 +16,7 @@ NUM = 16
 
 
 def text_of(entropies: list[float]) -> Text:
-    """A drafter that is always right, with these entropies and then none."""
+    """A drafter that is always right, with these entropies and then 0."""
     sure = np.ones(NUM)
     given = np.array([*entropies, *[0.0] * (NUM - len(entropies))])
     track = Track(sure, sure, runs_of(sure > 0), max_probs=sure, entropies=given, margins=sure)
@@ -31,7 +31,7 @@ def test_a_played_rule_is_taught() -> None:
 
 
 def test_entropies_come_with_the_one_before() -> None:
-    """Roots 0, 0.1, 0.5: the jump is after the third token; the first has none before it."""
+    """Roots 0, 0.1, 0.5: the jump is after the third token; the first token has no predecessor."""
     plan = Plan("a", 4, "svip-difference")
     for entropies, expected in (([0.0, 0.01, 0.25], 3), ([4.0, 4.0, 4.0, 4.0], 4)):
         guides = {plan.rule: make_guide(plan.rule)}

@@ -54,7 +54,7 @@ def test_coins_by_position_give_the_truncated_geometric_law(length: int) -> None
 
 
 def test_a_bernoulli_drafter_has_its_alpha_as_its_coins_law() -> None:
-    """The share of accepted positions; wrong by 5 standard errors once in 1.7 million seeds."""
+    """The share of accepted positions; false alarms at 5 standard errors: 1 in 1.7 million."""
     text = TruncatedGeometric(MEANS, FLAT).texts("x", 0, 40_000, 4)[0]
     for name, alpha in MEANS["x"].items():
         share = (text.tracks[name].runs[:40_000] > 0).mean()
@@ -131,7 +131,7 @@ def test_the_target_ends_the_text_at_its_own_rate() -> None:
 
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_every_preset_draws_proper_texts(name: str) -> None:
-    """Shapes, ranges, and that a longer text begins as a shorter one does."""
+    """Shapes and ranges are valid, and a longer text begins like a shorter one."""
     chosen = setting(name)
     world: Environment = chosen.make(None)
     for domain in world.domains:
@@ -145,7 +145,7 @@ def test_every_preset_draws_proper_texts(name: str) -> None:
 
 
 def test_a_stream_belongs_to_its_drafter_alone() -> None:
-    """Adding a drafter, or asking for more text, changes nothing of what was there."""
+    """Adding a drafter, or requesting more text, must not change existing draws."""
     few = TruncatedGeometric({"x": {"a": 0.5}}, FLAT).texts("x", 0, 20, 4)[0]
     many = TruncatedGeometric({"x": {"b": 0.5, "a": 0.5}}, FLAT).texts("x", 0, 40, 4)[0]
     assert (few.tracks["a"].runs[:10] > 0).tolist() == (many.tracks["a"].runs[:10] > 0).tolist()

@@ -139,7 +139,7 @@ def test_a_policy_plays_the_same_whoever_else_is_in_the_match() -> None:
 
 
 def test_every_policy_sees_the_same_text() -> None:
-    """All runs on a text emit the same number of tokens, and hindsight of it is the same."""
+    """All policies emit the same number of tokens on a text, and its hindsight is the same."""
     match = small_match(*SETTINGS["hedgespec-llama"].panel)
     outcome = run_match(match, [0])
     by_text: dict[str, set[int]] = {}
@@ -160,7 +160,7 @@ def test_progress_is_told_after_each_seed() -> None:
 
 def test_the_best_fixed_plan_has_no_regret_and_the_report_has_its_keys() -> None:
     chosen = setting("geometric")
-    match = make_match(chosen, ["fixed:0", "fixed:1"], tokens=300)  # a x 4 is the best of all
+    match = make_match(chosen, ["fixed:0", "fixed:1"], tokens=300)  # a x 4 is the best plan
     found = report("geometric", match, run_match(match, range(2)))
     assert set(found) >= {"preset", "tokens", "domains", "policies", "results", "average"}
     rows = {row["policy"]: row for row in found["results"]}
@@ -173,7 +173,7 @@ def test_the_best_fixed_plan_has_no_regret_and_the_report_has_its_keys() -> None
     for key in ("mat", "ci95", "rounds", "tok_per_s", "speedup", "regret", "best_plan_ratio"):
         assert key in rows["fixed:1"]
         assert key in found["average"]["fixed:1"]
-    # tokens / seconds by hand: every round costs 1 + 4 * 0.05 while 4 tokens may be drafted
+    # every round costs 1 + 4 * 0.05 as long as 4 tokens fit into the answer
     assert rows["fixed:0"]["tok_per_s"] == pytest.approx(rows["fixed:0"]["mat"] / 1.2, rel=0.01)
 
 

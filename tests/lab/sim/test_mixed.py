@@ -24,7 +24,7 @@ COSTS = CostTable({1: [1.0, 1.5, 2.0]}, {"a": 0.25, "b": 0.5, "r": 0.125}, read_
 
 
 class Script:
-    """A mixer that says what it was told to say, and remembers what it was shown."""
+    """A mixer that returns scripted choices and records its inputs."""
 
     def __init__(self, drafter: str, writers: list[str | None], length: int = 4) -> None:
         self.drafter, self.length = drafter, length
@@ -37,7 +37,7 @@ class Script:
 
 
 def confident(text: Text) -> Text:
-    """``a`` says how sure it is: 0.5, 0.6, 0.7, .. along the text."""
+    """``a`` has max-probabilities of 0.5, 0.51, 0.52, .. along the text."""
     track = text.tracks["a"]
     sure = 0.5 + 0.01 * np.arange(len(track.alphas))
     return replace(text, tracks={**text.tracks, "a": replace(track, max_probs=sure)})
@@ -61,7 +61,7 @@ def test_a_mixed_draft_by_hand() -> None:
     assert evidence.num_accepted == hits.index(False)
     assert evidence.drafted_alphas.tolist() == [0.5, found.alphas[1, 0], 0.5 + 2 / 1024]
     assert np.isnan(evidence.confidences[1])
-    # two steps of a, the second over r's token too; its prompt of 16; a token of r; 4 verified
+    # two steps of a, the second also reads r's token; a's prompt of 16; a token of r; 4 verified
     assert evidence.seconds == 2 * 0.25 + 16 * 0.125 - 0.125 + 0.125 + 0.125 + 2.5
 
 
@@ -79,12 +79,12 @@ def test_where_confidence_is_unknown_plans_are_played_as_they_are() -> None:
 
 
 def test_catching_up_costs_what_was_missed() -> None:
-    """b was last read at the prompt's beginning; a reads each round's bonus token again."""
+    """b has read nothing and catches up on prompt and text in its first step."""
     request = SimulatedRequest(tiny_text(), [NOTHING, A, B], COSTS, {})
-    first = request.play(A)  # 4 steps, 15 tokens of prompt, 5 verified
+    first = request.play(A)  # 4 steps, 15 prompt tokens read beforehand, 5 verified
     assert first.seconds == 4 * 0.25 + 15 * 0.125 + 3.0
     assert request.position == 3
-    second = request.play(B)  # its first step reads 16 of prompt and 3 of text, one at its price
+    second = request.play(B)  # its first step reads 16 + 3 tokens, one at the step's price
     assert second.seconds == 2 * 0.5 + 18 * 0.25 + 2.0
 
 
@@ -101,13 +101,13 @@ def test_a_look_is_paid_and_scores_the_texts_end() -> None:
 
 @pytest.mark.parametrize("prompt", [10, PROBE_TOKENS, 100])
 def test_first_impressions_and_the_first_draft(prompt: int) -> None:
-    """A look at a short prompt reads it; of a long one the first draft reads all once more."""
+    """A probe reads all of a short prompt; the first draft reads a long one from the start."""
     reading = Reading(prompt, {"a": 1.0}, {"a": 0.1})
     seconds, num, _ = reading.probe("a", 0)
     assert num == min(PROBE_TOKENS, prompt - 1)
     assert seconds == pytest.approx(1.0 + 0.1 * (num - 1))
     rest = 0 if prompt - 1 <= PROBE_TOKENS else prompt - 1
-    alone = 1.0 + 0.1 * (rest - 1) if rest else 0.0  # so much has a forward of its own
+    alone = 1.0 + 0.1 * (rest - 1) if rest else 0.0  # the cost of a separate prefill
     assert reading.draft_s("a", 0, 3) == pytest.approx(3.0 + alone)
-    reading.keep("a", 0, 2, 3, 4)  # all three accepted: the last was never fed
+    reading.keep("a", 0, 2, 3, 4)  # all three accepted: the last one was never an input
     assert reading.draft_s("a", 4, 1) == pytest.approx(1.0 + 0.1)

@@ -19,32 +19,32 @@ def new_request(text: Text | None = None) -> SimulatedRequest:
 
 
 def test_a_round_by_hand() -> None:
-    """``a`` drafts 4, the coins keep 2 (positions 0, 1), the third is rejected."""
+    """``a`` drafts 4, the coins accept 2 (positions 0, 1), the third is rejected."""
     request = new_request()
     evidence = request.play(A)
     check_evidence(evidence)
     assert (evidence.num_drafted, evidence.num_accepted, evidence.num_emitted) == (4, 2, 3)
     assert evidence.emitted_start == PROMPT_TOKENS
     assert request.position == 3
-    assert evidence.seconds == 4 * 0.25 + 3.0  # 5 tokens: 1, 1.5, 2 and on by 0.5
+    assert evidence.seconds == 4 * 0.25 + 3.0  # 5 tokens: 1, 1.5, 2, then 0.5 more for each
     assert evidence.drafted_alphas.tolist() == [0.5 + j / 1024 for j in range(4)]
     assert evidence.scores["a"].start == PROMPT_TOKENS - 2
-    assert len(evidence.scores["a"].alphas) == 2 + 3  # the prompt's, and through the rejection
-    assert set(evidence.scores) == {"a", "r"}  # retrieval is free, b costs a forward
+    assert len(evidence.scores["a"].alphas) == 2 + 3  # the prompt's, and up to the rejection
+    assert set(evidence.scores) == {"a", "r"}  # scoring by retrieval is free, by b costs a forward
     assert evidence.matches == {"r": 4}  # at position 3
 
 
 def test_backlog_is_scored_when_a_drafter_plays_again() -> None:
     request = new_request()
-    request.play(A)  # positions 0 .. 2, b sees none of them
+    request.play(A)  # positions 0 to 2, unscored by b
     evidence = request.play(B)  # position 3: rejected at once
     check_evidence(evidence)
     assert (evidence.num_drafted, evidence.num_accepted) == (2, 0)
     assert evidence.scores["b"].start == PROMPT_TOKENS - 2
     assert len(evidence.scores["b"].alphas) == 2 + 4
-    evidence = request.play(A)  # its backlog: position 3, then 4, 5, 6 of its draft
+    evidence = request.play(A)  # a's backlog: position 3, then 4, 5, 6 of its draft
     assert evidence.scores["a"].start == PROMPT_TOKENS + 3
-    assert evidence.num_drafted == 3  # the limit is 8: the bonus token is the target's
+    assert evidence.num_drafted == 3  # the limit of 8 leaves a position for the bonus token
     assert len(evidence.scores["a"].alphas) == 4
     assert request.is_done
 
@@ -86,7 +86,7 @@ def test_plain_rounds_reveal_no_model() -> None:
 def test_the_target_may_end_the_text_inside_a_draft() -> None:
     request = new_request(tiny_text(length=2))
     evidence = request.play(A)
-    assert (evidence.num_accepted, request.position) == (2, 2)  # the engine knows its end only now
+    assert (evidence.num_accepted, request.position) == (2, 2)  # verification finds the end
     assert len(evidence.scores["a"].alphas) == 2 + 2
     assert request.is_done
 
@@ -140,7 +140,7 @@ def test_any_sequence_of_plans_keeps_the_promises(seed: int) -> None:
 
 
 def test_all_plans_at_once_keep_the_best_draft_and_pay_for_every_one() -> None:
-    """Position 0: ``a`` keeps 2 of 4, ``b`` none of 2, ``r`` has no match, ``none`` nothing."""
+    """Position 0: accepted are 2 of 4 for ``a``, none of 2 for ``b``; ``r`` has no match."""
     request = new_request()
     evidence = request.play_all([NOTHING, A, B, R])
     check_evidence(evidence)

@@ -36,7 +36,7 @@ def test_families_are_domains_and_traces_are_texts(npz: Path) -> None:
 
 
 def test_a_model_is_accepted_by_the_ratio_of_the_realised_token(npz: Path) -> None:
-    """Over many seeds of coins the share of accepted positions is r, and 0 and 1 are certain."""
+    """Over many seeds the share of accepted positions is r, and ratios of 0 and 1 are certain."""
     arrays = dict(np.load(npz))
     arrays["r"][0, :3, 0] = [0.0, 1.0, 0.25]
     np.savez(npz, **arrays)
@@ -74,7 +74,7 @@ def test_a_trace_that_is_too_short_or_no_trace_is_refused(npz: Path, tmp_path: P
 
 
 def records() -> list[dict[str, object]]:
-    """Request 0: 3 + 1 tokens from position 10; ``small`` is not scored on the last but one."""
+    """Request 0: 3 + 1 tokens from position 10; ``small`` has no score for the last but one."""
     small = {"start": 9, "alphas": [0.3, 0.5, 0.75], "ratios": [0.3, 1.0, 0.0]}
     last = {"start": 13, "alphas": [1.0], "ratios": [1.0]}
     lookup = {"start": 10, "alphas": [0.5, 0.5, 0.0, 0.25], "ratios": [1, 1, 0, 1]}
@@ -90,16 +90,16 @@ def records() -> list[dict[str, object]]:
 def test_round_records_become_texts(tmp_path: Path) -> None:
     world = RoundTrace(write_jsonl(tmp_path / "t.jsonl", records()))
     assert (world.drafters, world.num_tokens) == (["small", "lookup"], 4)
-    (first,) = world.texts("trace", 0, 300, 4)  # of the second nothing is known
+    (first,) = world.texts("trace", 0, 300, 4)  # the second request has no scores
     assert first.length == 4
     assert world.played()["rounds"] == 3
     small, lookup = first.tracks["small"], first.tracks["lookup"]
-    assert small.alphas[:4].tolist() == [0.5, 0.75, 0.75, 1.0]  # the gap takes the latest value
+    assert small.alphas[:4].tolist() == [0.5, 0.75, 0.75, 1.0]  # a gap takes the latest value
     assert (small.runs[:2] > 0).tolist() == [True, False]
     assert small.retrieval is None
     assert lookup.retrieval is not None
     assert lookup.retrieval.num[:4].tolist() == [16, 16, 0, 16]
-    assert lookup.runs[:4].tolist() == [2, 1, 0, 9 - 3]  # past the end the last stands in
+    assert lookup.runs[:4].tolist() == [2, 1, 0, 9 - 3]  # beyond the end the last value is repeated
 
 
 def test_the_costs_of_a_trace_are_its_own(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ COSTS = CostTable({1: (1.0, 1.5, 2.0)}, {"a": 0.25, "b": 0.125, "r": 0.0625}, sc
 
 
 def track(hits: list[int], alpha: float = 0.5) -> Track:
-    """A drafter whose accepted positions are given; its alphas say where it is."""
+    """A drafter with given accepted positions; each alpha encodes its position."""
     alphas = alpha + np.arange(len(hits)) / 1024.0
     return Track(alphas, alphas / 2, runs_of(np.array(hits, dtype=bool)), prompt=alphas[:2])
 
@@ -36,7 +36,7 @@ def retrieval_track(num: list[int], hits: list[list[int]]) -> Track:
 
 
 def tiny_text(length: int = 8, limit: int = 8) -> Text:
-    """Two drafters and a retrieval one; room for drafts of 4 past the end."""
+    """Two model drafters and a retrieval one; drafts may extend 4 tokens past the end."""
     size = limit + 5
     a = [1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1][:size]
     b = [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0][:size]
@@ -47,7 +47,7 @@ def tiny_text(length: int = 8, limit: int = 8) -> Text:
 
 
 def check_evidence(evidence: Evidence) -> None:
-    """What types.py promises of an Evidence."""
+    """Check the invariants of ``Evidence`` stated in types.py."""
     assert 0 <= evidence.num_accepted <= evidence.num_drafted <= evidence.plan.length
     assert evidence.drafted_alphas.shape == (evidence.num_drafted,)
     assert evidence.seconds > 0.0
@@ -62,7 +62,7 @@ def check_evidence(evidence: Evidence) -> None:
 
 
 def write_npz(path: Path, num: int = 4, positions: int = 60, depth: int = 4) -> Path:
-    """A replay file with the layout of the recorded ones: two models, two retrieval drafters."""
+    """A replay file in the recorded layout: two models, two retrieval drafters."""
     rng = np.random.default_rng(0)
     shape = (num, positions, 2)
     gam = rng.random(shape).astype(np.float32)
@@ -104,6 +104,5 @@ def round_record(request: int, position: int, **fields: Any) -> dict[str, Any]:
 
 
 def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
-    """A trace file."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path

@@ -101,7 +101,7 @@ def test_every_specialist_is_at_home_in_its_domain() -> None:
 
 
 def test_every_eagle_head_is_measured_and_at_home() -> None:
-    """By depth, falling but not collapsing; a specialist is better at home than the generalist."""
+    """Acceptance at most halves with depth; specialists beat the generalist in their domain."""
     matrix = zoo.manifest()["acceptance_by_depth"]
     assert set(matrix) == set(zoo.eagle_paths())
     for name, row in matrix.items():
@@ -151,7 +151,7 @@ def test_the_target_reckons_rightly(target: PreTrainedModel) -> None:
         for a, sign, b, c in equations
     ]
     assert len(right) >= 30
-    assert sum(right) / len(right) > 0.6  # chance is far below: results have up to three digits
+    assert sum(right) / len(right) > 0.6  # far above chance: results have up to three digits
 
 
 @pytest.mark.parametrize("domain", ["sql", "python"])

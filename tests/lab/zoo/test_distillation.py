@@ -1,4 +1,4 @@
-"""Drafters learn from the target's distributions, as the recipe of the bundled models teaches."""
+"""Drafters learn from the target's distributions, as in the recipe of the bundled models."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tiny(num_layers: int, seed: int) -> LlamaForCausalLM:
 def target() -> LlamaForCausalLM:
     model = tiny(2, 0)
     with torch.no_grad():
-        model.model.embed_tokens.weight.mul_(6)  # sharper than chance
+        model.model.embed_tokens.weight.mul_(6)  # sharpens the distributions
     return model
 
 
