@@ -1,4 +1,4 @@
-"""Pretrained targets that ``pip`` installs: found, checked, unpacked once, with their licences."""
+"""Pretrained targets installed by ``pip``: found, checked and unpacked once, with licences."""
 
 from __future__ import annotations
 
