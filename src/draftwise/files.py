@@ -228,7 +228,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's model name, read from ``/proc/cpuinfo`` where that exists."""
+    """The processor's model name, read from ``/proc/cpuinfo`` if that exists."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
         return next(n for n in lines if n.startswith("model name")).partition(":")[2].strip()

@@ -73,7 +73,6 @@ def load_drafters(
 
 
 def models_of(drafters: Sequence[Drafter]) -> list[CausalModel]:
-    """The models of the drafters that are causal LMs."""
     return [drafter.model for drafter in drafters if isinstance(drafter, LMDrafter)]
 
 

@@ -177,7 +177,7 @@ def make_policy(
 
 
 def make_reward(spec: str) -> Reward:
-    """A reward from a spec such as ``"length"``; raises as ``make_policy``."""
+    """A reward from a spec such as ``"length"``. Raises as ``make_policy``."""
     return cast(Reward, build("reward", spec, {}))
 
 

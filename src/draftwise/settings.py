@@ -124,7 +124,7 @@ class Settings(Models):
 
     @property
     def learning(self) -> registry.Preset:
-        """The preset with the given fields replaced; raises DraftwiseError."""
+        """The preset with the fields that are not None replaced; raises DraftwiseError."""
         names = "policy", "reward", "feedback", "lengths", "rules", "trees"
         given = {name: getattr(self, name) for name in names}
         return registry.adjusted(registry.preset(self.preset), **given)

@@ -46,7 +46,7 @@ _IDS = itertools.count()  # of requests, unique in a process
 
 
 class Speculator:
-    """A target with its drafters, made by ``from_pretrained``.
+    """A target with its drafters, created by ``from_pretrained``.
 
     It owns the measured costs, the shared ``memory`` and an engine. Threads may share it: their
     requests are batched, and their calls take turns round by round. Callbacks may run in a
@@ -103,7 +103,7 @@ class Speculator:
             ``"zoo"`` (all bundled ones) and ``"NAME=SPEC"``, or models. Default ``["lookup"]``; for
             the zoo ``["zoo", "lookup"]``.
         trees: draft shapes such as ``"4x16"`` (children x tokens) and ``"chain"``.
-        preset: sets policy, reward, feedback and lengths, unless these are given.
+        preset: sets policy, reward, feedback and lengths, unless these are passed.
         dtype: ``auto``, a name such as ``bfloat16``, or a ``torch.dtype``. device: as in torch, or
             ``map:auto``, ``map:balanced``, or a dict: the target's ``device_map``.
         compile: use ``torch.compile`` for target and model drafters in batches of one. Each input

@@ -148,7 +148,7 @@ class Evidence:
         including the rejected tail (averaged by block divergence, MetaSD eq. 4).
     emitted_start: position in the text of the first emitted token.
     seconds: duration of the round, drafting and verification.
-    costs: predicted costs, or None where they are not measured.
+    costs: predicted costs; None if not measured.
     matches: by retrieval drafter, length of its match at the end of the text, 0 = no proposal.
     confidences: [n] max q of each token of a chain, NaN for retrieved tokens; empty unless drafts
         are mixed.

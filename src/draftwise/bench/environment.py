@@ -50,7 +50,6 @@ def commit() -> str | None:
 
 
 def command() -> str:
-    """The command line of this process."""
     program, *arguments = sys.argv
     name = Path(program).name
     return shlex.join(["draftwise" if name == "__main__.py" else name, *arguments])

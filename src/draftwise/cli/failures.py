@@ -79,7 +79,7 @@ class Output(Console):
 
 @contextmanager
 def standing_streams() -> Iterator[None]:
-    """Make the standard streams safe for a whole process, whatever stdout can encode."""
+    """Make the standard streams safe for the whole process, for any encoding of stdout."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
@@ -128,7 +128,7 @@ def graceful() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def own_warnings() -> Iterator[None]:
-    """Print draftwise's own warnings as lines on stderr, and suppress all others."""
+    """Print warnings of draftwise as lines on stderr, and suppress all others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", module=r"draftwise\b")

@@ -57,7 +57,7 @@ def check_chat(target: str, template: Path | None = None) -> None:
         folder = found if found.is_dir() else cached(target)
         if folder is None or has_template(folder):
             return
-        if "base_model_name_or_path" not in config_of(folder):  # an adapter's base may have a template
+        if "base_model_name_or_path" not in config_of(folder):  # its base may have a template
             check_template(target)
 
 

@@ -1,4 +1,4 @@
-"""The options of commands: declared, read, checked, and made into a ``Speculator``."""
+"""Options of commands: declaration, parsing, checks, and loading of the ``Speculator``."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Aliases:
     prompt_lookup_max: int | None = _alias("Same as --drafter lookup:prompt_lookup_max=N.")
 
     def applied(self, settings: Settings) -> Settings:
-        """The settings with the aliases applied; DraftwiseError for an option given twice."""
+        """The settings with the aliases applied; DraftwiseError for an option passed twice."""
         if self.num_speculative_tokens is not None:
             if settings.lengths is not None:
                 raise DraftwiseError("give --plan-lengths or --num-speculative-tokens, not both")
@@ -222,7 +222,7 @@ def check(wanted: Settings) -> None:
 
 
 def _check_policy(setting: registry.Preset) -> None:
-    """Reject a policy that fails both for one drafter and for many: their number is not known yet."""
+    """Reject a policy that fails for one drafter and for many; their number is still unknown."""
     refusals = []
     for num in (1, 8):
         plans = setting.plans([f"drafter{n}" for n in range(num)])

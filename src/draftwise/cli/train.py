@@ -38,7 +38,7 @@ LAYOUTS = ("authors", "speculators")
 HELD_OUT, MOST_HELD_OUT = 10, 64
 """Every tenth prompt or text is held out; for EAGLE heads at most MOST_HELD_OUT texts."""
 MOST_KEPT_BYTES = 4 << 30  # if the target's hidden states take more, every epoch recomputes them
-SELF = "self"  # instead of a file: the model writes its own prompts
+SELF = "self"  # instead of a file: the model writes the prompts
 PROMPTS = option(
     ...,
     "Prompts like your users': one per line, or jsonl with `prompt` or `messages`. `self`: an "

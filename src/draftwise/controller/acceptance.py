@@ -287,7 +287,6 @@ def _learn_after(row: Floats, survival: Floats, num: int) -> None:
 
 @compiled
 def _shorten(facts: Ints, verified: int) -> None:
-    """Truncate the recorded draft to the verified tokens."""
     if facts[BRANCHES]:
         if verified == 0:
             facts[PLAYED_MODEL] = facts[PLAYED_MATCH] = facts[BRANCHES] = 0

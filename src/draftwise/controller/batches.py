@@ -17,7 +17,7 @@ import numpy as np
 from draftwise.types import Floats, Ints
 
 TOGETHER = 32
-"""Most tokens that any request of a closed batch has emitted when the batch's last one begins."""
+"""Maximum tokens that a request of a closed batch has emitted when the last one begins."""
 CREDIT = 32.0
 """Initial balance in plain steps, times the number of requests: with more requests, drafts help the
 slowest one less often."""

@@ -85,7 +85,7 @@ def _branches(
 def curve(
     survival: Floats, facts: Ints, joint: float, branches: bool, value: Floats, parts: Ints
 ) -> int:
-    """value[w]: most expected tokens of a draft of w tokens, -1 where no draft has w.
+    """value[w]: most expected tokens of a draft of w tokens, -1 if no draft has w.
 
     survival, facts: of one slot. parts[w]: tokens of the model, tokens of retrieval (after the
     model's in one chain), and 1 for two branches. Returns the largest w.

@@ -1,4 +1,4 @@
-"""Compiles functions over flat arrays where numba is installed, and warms them up."""
+"""Compiles functions over flat arrays if numba is installed, and warms them up."""
 
 from __future__ import annotations
 

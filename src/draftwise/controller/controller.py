@@ -43,7 +43,7 @@ FLOOR_SHARE = 0.7
 FLOOR_CHECK = 64  # steps between two searches for continuations of all drafts
 IDLE_STEPS = 64
 """Steps without a draft after which every 2nd step searches texts; after twice as many: 3rd."""
-IDLE_MOST = 8  # most steps between two searches
+IDLE_MOST = 8  # maximum steps between two searches
 SLICE = 4096  # tokens indexed by one call of ``work``
 WORTH_DISCOUNT = 0.998  # discount of the means of the look-ahead, for each observation
 PROBE_EVERY = 64  # steps between two probes with longer drafts of the model

@@ -28,8 +28,6 @@ if HAS_NUMBA:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def _pointer(typing_context: Any, address: Any) -> Any:
-        """Cast an address to a pointer to int32."""
-
         def cast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 

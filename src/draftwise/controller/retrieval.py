@@ -1,8 +1,8 @@
-"""Retrieval for all running requests: propose what followed the longest match of a text's end.
+"""Retrieval for all running requests: propose the continuation of a text's longest match.
 
 Source: SuffixDecoding (Oliaro et al. 2024). Differs: hash chains in place of suffix trees; the
 longest match wins, up to 32 tokens; the 8 newest places with that match vote on each token of the
-continuation; a request's own text takes precedence over its tenant's history.
+continuation; the request's text takes precedence over its tenant's history.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pretrained targets installed by ``pip``: found, checked and unpacked once, with licences."""
+"""Pretrained targets installed by ``pip``: located, checked, unpacked once."""
 
 from __future__ import annotations
 

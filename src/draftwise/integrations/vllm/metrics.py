@@ -1,4 +1,4 @@
-"""Metrics of drafting, for the log and for Prometheus together with vLLM's own.
+"""Metrics of drafting, for the log, and for Prometheus together with vLLM's metrics.
 
 vLLM's engine and API server are separate processes. With ``PROMETHEUS_MULTIPROC_DIR`` (which vLLM
 sets for several API servers) prometheus_client transfers the metrics. Otherwise the engine writes

@@ -1,4 +1,4 @@
-"""A server's limits, and checks that refuse unsupported servers before a model loads."""
+"""A server's limits, and checks that reject unsupported servers before a model loads."""
 
 from __future__ import annotations
 
