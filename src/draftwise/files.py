@@ -148,7 +148,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a plain file to an unused name in its folder, and return that path. OSError."""
+    """Rename a plain file to an unused name in its folder; return that path. Raises OSError."""
     _check_plain(path)
     stamp, number = f"{path.name}.unused-{int(time.time())}", 0
     while (aside := path.with_name(stamp + (f"-{number}" if number else ""))).exists():

@@ -288,7 +288,7 @@ class Preset:
     """One system: specs, and the lengths of its plans, with or without the plan ``none``.
 
     rules: guide specs; plans are drafters x lengths x rules, and x trees (None = a chain) for
-    drafters that can branch. source: the publication.
+    drafters that can branch. source: publication or description.
     """
 
     policy: str

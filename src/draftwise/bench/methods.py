@@ -60,7 +60,7 @@ class Known:
 
 
 def check_methods(specs: Sequence[str]) -> None:
-    """Reject methods that are invalid for all drafters; raises DraftwiseError."""
+    """Raise DraftwiseError for methods that are invalid with any set of drafters."""
     for spec in specs:
         if spec not in GROUPS:
             parse_method(spec)
@@ -86,7 +86,7 @@ def expand(specs: Sequence[str], known: Known) -> list[str]:
 
 
 def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> Ours | Peer:
-    """Parse a method; DraftwiseError. drafters: name -> whether it is a model; None = any."""
+    """Parse a method; raises DraftwiseError. drafters: name -> is it a model; None = any."""
     kind, _, rest = spec.partition(":")
     if kind == TRANSFORMERS:
         return _peer(spec, rest, drafters)

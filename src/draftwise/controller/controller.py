@@ -42,7 +42,8 @@ FLOOR_SHARE = 0.7
 """Share of the average price: a draft is searched for a continuation if its survival exceeds it."""
 FLOOR_CHECK = 64  # steps between two searches for continuations of all drafts
 IDLE_STEPS = 64
-"""Steps without a draft after which every 2nd step searches texts; after twice as many: 3rd."""
+"""Steps without a draft after which only every 2nd step searches texts; after twice as many, only
+every 3rd, and so on."""
 IDLE_MOST = 8  # maximum steps between two searches
 SLICE = 4096  # tokens indexed by one call of ``work``
 WORTH_DISCOUNT = 0.998  # discount of the means of the look-ahead, for each observation
@@ -246,7 +247,7 @@ class Controller:
         return float(plain - alone) / (num - 1)
 
     def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
-        """Record the model drafts that a step verified, before ``observe`` (overlapping steps).
+        """Record which model drafts a step verified, before ``observe`` (overlapping steps).
 
         In such engines ``choose`` has already decided on later steps, and the host does not know
         the drafted tokens: ``emitted`` has 0 for each accepted token and 1 for the bonus token.
@@ -438,7 +439,7 @@ class Controller:
         return number % min(every, IDLE_MOST) == 0
 
     def _most_tokens(self, num: int) -> int:
-        """Maximum drafted tokens of a step: the engine's limit, just above the measured range."""
+        """Maximum drafted tokens of a step, by the engine's limit and the measured range."""
         if not self.costs.is_known:
             return 0
         length = self.limits.max_draft * (2 if self.limits.branches else 1)

@@ -1,4 +1,4 @@
-"""Retrieval for all running requests: propose the continuation of a text's longest match.
+"""Retrieval for running requests: propose the tokens after the longest match of a text's suffix.
 
 Source: SuffixDecoding (Oliaro et al. 2024). Differs: hash chains in place of suffix trees; the
 longest match wins, up to 32 tokens; the 8 newest places with that match vote on each token of the
@@ -276,7 +276,7 @@ class RetrievalIndex:
     def propose_after(
         self, slots: Numbers, drafts: Int32, num_drafted: Numbers, limits: Numbers
     ) -> Proposals:
-        """Propose after the text and num_drafted[i] first tokens of drafts[i]; nothing if 0."""
+        """Propose after the text plus the first num_drafted[i] tokens of drafts[i]; none if 0."""
         num, width = np.shape(drafts)
         if num > len(self._slots):
             self._room(power_of_two(num))

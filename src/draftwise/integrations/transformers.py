@@ -86,7 +86,7 @@ class CustomGenerate:
         pairs = zip(input_ids.tolist(), prompts, strict=True)
         paddings = [ids[: len(ids) - len(prompt)] for ids, prompt in pairs]
         speculator = self._speculators.get(model)
-        if speculator is None:  # proxy: the model can be freed
+        if speculator is None:  # it holds a proxy, so the model can be freed
             speculator = Speculator.from_pretrained(proxy(model), self._drafters, **self._options)
             self._speculators[model] = speculator
         native = (stopping.EosTokenCriteria, stopping.MaxLengthCriteria)
@@ -105,7 +105,7 @@ class CustomGenerate:
                 for i, padding in enumerate(paddings)
             ],
             stop_when=stop_when if criteria else None,
-            eos_token_ids=[int(token) for token in eos if token >= 0],  # some configs use -1 for none
+            eos_token_ids=[int(token) for token in eos if token >= 0],  # -1 means none
             seed=int(torch.randint(2**62, (1,))),
         )
         for output in generation.outputs():

@@ -204,7 +204,7 @@ class Adapter:
     @fused
     @timed
     def draft(self, offered: Any) -> None:
-        """Replace the drafts of the server's model drafter by the controller's."""
+        """Replace the drafts of the server's model drafter with the controller's."""
         may_draft = self.controller.limits.model or any(r.max_draft for r in self._rows.values())
         if may_draft and not self.controller.rests(len(self._rows)):
             self._learn_ended()
