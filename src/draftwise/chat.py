@@ -1,6 +1,6 @@
-"""Renders messages to token ids with the tokenizer's chat template; never doubles special tokens.
+"""Renders messages to token ids with the chat template, without duplicating special tokens.
 
-A message is a mapping with a ``role`` and a ``content``, as transformers and OpenAI's API have it.
+A message is a mapping with a ``role`` and a ``content``, as in transformers and OpenAI's API.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _PROBE = "Certainly"  # an answer whose end shows how a template ends the assist
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt: [T] token ids, and tokens that end a turn besides the model's end tokens."""
+    """A prompt: [T] token ids, and tokens that end a turn in addition to the model's."""
 
     tokens: Sequence[int]
     turn_ends: frozenset[int] = frozenset()
 
 
 def is_messages(given: Any) -> bool:
-    """Whether this is one conversation: a sequence of messages.
+    """Whether ``given`` is one conversation: a sequence of messages.
 
     >>> is_messages([{"role": "user", "content": "Hello"}]), is_messages(["Hello"])
     (True, False)
@@ -35,14 +35,14 @@ def is_messages(given: Any) -> bool:
 
 
 def render(messages: Sequence[Message], tokenizer: Any, **options: Any) -> Prompt:
-    """A conversation as the prompt of the assistant's next turn.
+    """Render a conversation as the prompt of the assistant's next turn.
 
-    options: whatever the template knows (``tools``, ``enable_thinking``, ...). Source:
+    options: arguments of the template (``tools``, ``enable_thinking``, ...). Source:
     ``apply_chat_template`` of transformers with its generation prompt; the text is encoded without
     adding special tokens, since the template wrote them.
-    Raises DraftwiseError for a tokenizer without a template, a message without role or text, the
-    assistant's word as the last, roles in an order that the template refuses, and a message that it
-    leaves out.
+    Raises DraftwiseError for a tokenizer without a template, a message without role or text, a last
+    message by the assistant, an order of roles that the template rejects, and a message that the
+    template omits.
     """
     if getattr(tokenizer, "chat_template", None) is None:
         raise DraftwiseError(
@@ -65,9 +65,9 @@ def render(messages: Sequence[Message], tokenizer: Any, **options: Any) -> Promp
 
 
 def encode(prompt: str | Sequence[Message], tokenizer: Any) -> Prompt:
-    """Text or a conversation as token ids; special tokens that the text begins with stand once.
+    """Encode text or a conversation; special tokens at the start of the text are not duplicated.
 
-    Raises DraftwiseError for what ``render`` refuses, and for text that is empty or no valid
+    Raises DraftwiseError for what ``render`` rejects, and for text that is empty or invalid
     Unicode.
     """
     if tokenizer is None:
@@ -75,7 +75,7 @@ def encode(prompt: str | Sequence[Message], tokenizer: Any) -> Prompt:
         raise DraftwiseError(f"{what} a tokenizer: pass token ids, or tokenizer=...")
     if not isinstance(prompt, str):
         return render(prompt, tokenizer)
-    if not prompt:  # a tokenizer that begins every text with a token would hide it
+    if not prompt:  # a tokenizer that prepends a token would hide it
         raise DraftwiseError(
             "it is empty: there is nothing to continue (to begin with nothing, give the ids of the "
             "tokens that a text begins with)"
@@ -89,10 +89,10 @@ def encode(prompt: str | Sequence[Message], tokenizer: Any) -> Prompt:
 
 
 def check_size(prompt: str | Sequence[Message], tokenizer: Any, max_positions: int) -> None:
-    """DraftwiseError for what cannot fit: encoding takes seconds for each 10 MB."""
+    """Raise DraftwiseError for text that cannot fit, since encoding takes seconds per 10 MB."""
     turns = [{"content": prompt}] if isinstance(prompt, str) else prompt
     num = sum(len(str(turn.get("content", ""))) for turn in turns if isinstance(turn, Mapping))
-    if num <= 16 * max_positions or tokenizer is None:  # to walk a vocabulary takes time as well
+    if num <= 16 * max_positions or tokenizer is None:  # scanning a vocabulary takes time, too
         return
     most = max_positions * max(map(len, tokenizer.get_vocab()))
     if num > most:
@@ -103,7 +103,7 @@ def check_size(prompt: str | Sequence[Message], tokenizer: Any, max_positions: i
 
 
 def check_unicode(what: str, *texts: str) -> None:
-    """Raises DraftwiseError for a text that no tokenizer reads."""
+    """Raise DraftwiseError for a text that no tokenizer can encode."""
     try:
         for text in texts:
             text.encode()
@@ -145,7 +145,7 @@ def _turn(number: int, message: Message, tokenizer: Any) -> dict[str, Any]:
                 f"message {number} has a part that is no text: images and sound are not served"
             )
         content = "".join(map(str, texts))
-    if content is None and role == "assistant":  # it only called tools
+    if content is None and role == "assistant":  # a message with tool calls only
         content = ""
     if not isinstance(content, str):
         raise DraftwiseError(f"message {number} ({role}) has no text under 'content'")
@@ -155,7 +155,7 @@ def _turn(number: int, message: Message, tokenizer: Any) -> dict[str, Any]:
 def _apply(tokenizer: Any, turns: Sequence[Message], **options: Any) -> str:
     try:
         return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
-    except Exception as error:  # templates are programs of their own, and raise what they like
+    except Exception as error:  # templates are programs, and may raise any exception
         raise DraftwiseError(f"the chat template refuses these messages: {error}") from error
 
 

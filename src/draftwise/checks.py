@@ -1,8 +1,8 @@
 """Validation of values: type, range and finiteness; errors name the parameter.
 
-What a person, a file or a request may set goes through these functions once, where it enters:
-``engine.options``, and the constructors of policies, rules, rewards, feedbacks and drafters. They
-raise ``BadValue`` and return the value as a plain Python object.
+Values from users, files and requests pass these functions once, where they enter:
+``engine.options``, and the constructors of policies, rules, rewards, feedbacks and drafters. The
+functions raise ``BadValue`` and return the value as a plain Python object.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 from draftwise.errors import BadValue, DraftwiseError, shown
 
 LARGE = 1e6  # the largest scale of an option: its square, and a sum of many, stay finite
-MANY = 100_000  # the most rounds, tokens or tries that an option counts
+MANY = 100_000  # the largest number of rounds, tokens or tries in an option
 _LARGEST_SEED = 2**128 - 1
 
 
 def whole(
     name: str, value: Any, least: int | None = None, most: int | None = None, note: str = ""
 ) -> int:
-    """An int from ``least`` to ``most``; True and 2.0 are none. note: what the least one means.
+    """An int from ``least`` to ``most``; True and 2.0 are rejected. note: meaning of ``least``.
 
     >>> whole("top_k", 5, 0)
     5
@@ -42,7 +42,7 @@ def number(
     name: str, value: Any, least: float | None = None, most: float | None = None, note: str = "",
     *, above: float | None = None,
 ) -> float:  # fmt: skip
-    """A finite float from ``least`` to ``most``, or larger than ``above``; True is none.
+    """A finite float from ``least`` to ``most``, or larger than ``above``; True is rejected.
 
     >>> number("top_p", 1, above=0, most=1)
     1.0
@@ -60,7 +60,7 @@ def number(
 
 
 def seed(name: str, value: Any) -> int:
-    """A whole number of at most 128 bits: numpy takes minutes to read one of 100,000 digits."""
+    """A whole number of at most 128 bits: numpy takes minutes for one of 100,000 digits."""
     return whole(name, value, 0, _LARGEST_SEED)
 
 
@@ -87,14 +87,14 @@ def flag(name: str, value: Any) -> bool:
 
 
 def string(name: str, value: Any, options: Collection[str] | None = None) -> str:
-    """Text; one of ``options`` where they are given."""
+    """Text; with ``options``, one of these."""
     if isinstance(value, str) and (options is None or value in options):
         return value
     raise BadValue(name, value, "text" if options is None else f"one of {', '.join(options)}")
 
 
 def strings(name: str, value: Any) -> tuple[str, ...]:
-    """One text or a sequence of them, none of them empty; None is none."""
+    """One text or a sequence of texts, none of them empty; None counts as an empty sequence."""
     found = (value,) if isinstance(value, str) else () if value is None else value
     if not isinstance(found, (list, tuple)):
         raise BadValue(name, value, "text or a list of texts")
@@ -125,7 +125,7 @@ def function(name: str, value: Any) -> Any:
 
 
 def path(name: str, value: Any) -> Path:
-    """A file or folder's name, as text or ``pathlib`` has it; a number is none."""
+    """The path of a file or folder, as text or a path object; a number is rejected."""
     if isinstance(value, (str, os.PathLike)) and str(value):
         return Path(value)
     raise BadValue(name, value, "the path of a file")
@@ -137,7 +137,7 @@ def optional(check: Callable[..., Any], name: str, value: Any, *bounds: Any) -> 
 
 
 def comma_separated(text: str, kind: Callable[[str], Any], least: float, said: str) -> list[Any]:
-    """``"1,2,4"`` to numbers; DraftwiseError that says ``said`` for others, or below ``least``."""
+    """Parse numbers such as ``"1,2,4"``; DraftwiseError(said) for invalid or too small ones."""
     try:
         found = [kind(part) for part in text.split(",")]
     except ValueError as error:
@@ -148,7 +148,7 @@ def comma_separated(text: str, kind: Callable[[str], Any], least: float, said: s
 
 
 def known(kind: str, name: Any, names: Collection[str], kinds: str = "") -> None:
-    """Raise DraftwiseError, which lists the names, for what is none. kinds: the plural of kind."""
+    """Raise DraftwiseError, listing ``names``, for an unknown name. kinds: the plural of kind."""
     if name not in names:
         said = f"unknown {kind} {shown(name)}; the {kinds or kind + 's'} are: {', '.join(names)}"
         raise DraftwiseError(said)
@@ -168,12 +168,12 @@ def _written(bound: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How a dataclass' field is checked, and what it is on the command line.
+    """How a dataclass field is checked, and its option on the command line.
 
-    help: empty = it has no option there. flags: as typed; none = ``--`` and the field's name.
-    least, most: bounds that the command line checks itself. known: values that the shell completes.
-    kind: the type that the command line reads, where it is not the field's; read: from that to the
-    field's value.
+    help: empty = no option on the command line. flags: as typed; empty = ``--`` and the field's
+    name. least, most: bounds that the command line checks. known: values for shell completion.
+    kind: the type on the command line if it is not the field's; read: converts such a value to the
+    field's.
     """
 
     help: str = ""
@@ -198,7 +198,7 @@ def option(default: Any, help_: str = "", *flags: str, **more: Any) -> Any:
 
 
 def check_fields(self: Any) -> None:
-    """Check all fields of a frozen dataclass, as the last act of its making; raises BadValue."""
+    """Check all fields of a frozen dataclass, at the end of its construction; raises BadValue."""
     for one in fields(self):
         own = one.metadata.get("option")
         if own is not None and own.check is not None:

@@ -1,4 +1,4 @@
-"""The colour of each drafter: the same on the terminal, on the live page and in every figure."""
+"""The colour of each drafter: the same on the terminal, on the live page and in all figures."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ PALETTE = (
     "#d55e00", "#1a85c8", "#00935a", "#c83c9a", "#8566e8", "#8f7700", "#e0334a", "#008c96",
     "#5f9000", "#a8683f", "#5872a8", "#d0607a",
 )  # fmt: skip
-"""Each at least 3:1 on the light and on the dark background of page and report (WCAG 1.4.11)."""
-_TURN = 0.618033988749895  # a golden section of the circle of hues: no two are ever the same
+"""Contrast of at least 3:1 on the light and dark backgrounds of page and report (WCAG 1.4.11)."""
+_TURN = 0.618033988749895  # golden-ratio step around the hue circle: no hue occurs twice
 _LUMINANCE = 0.205
 
 
 def drafter_colours(drafters: Iterable[str]) -> dict[str, str]:
-    """A colour of its own, ``#rrggbb``, for each drafter, by its place in the pool.
+    """A distinct colour, ``#rrggbb``, for each drafter, by its index in the pool.
 
     >>> drafter_colours(["small", "lookup"])
     {'small': '#d55e00', 'lookup': '#1a85c8'}
@@ -24,11 +24,11 @@ def drafter_colours(drafters: Iterable[str]) -> dict[str, str]:
 
 
 def nth_colour(place: int) -> str:
-    """The colour of the drafter at a place, from 0 on: of ``PALETTE``, then computed."""
+    """The colour of the drafter at an index: from ``PALETTE``, then computed."""
     if place < len(PALETTE):
         return PALETTE[place]
     hue, low, high = place * _TURN % 1.0, 0.0, 1.0
-    for _ in range(20):  # the lightness that has the luminance, whatever the hue
+    for _ in range(20):  # bisect for the lightness that has the luminance at this hue
         middle = (low + high) / 2
         is_dark = luminance(_hex(hue, middle)) < _LUMINANCE
         low, high = (middle, high) if is_dark else (low, middle)

@@ -1,4 +1,4 @@
-"""The errors of draftwise, in a file that imports nothing: commands need it to start fast."""
+"""The errors of draftwise, in a module that imports nothing, so that commands start fast."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class DraftwiseError(Exception):
 class BadValue(DraftwiseError, ValueError):
     """A parameter whose value has the wrong type or is outside its range.
 
-    name: the parameter's name in Python; value: the given value; must: what it must be.
-    Commands and the server replace the name with their own.
+    name: the parameter's name in Python; value: the rejected value; must: what it must be.
+    Commands and the server replace the name with that of their option.
     """
 
     def __init__(self, name: str, value: Any, must: str) -> None:
@@ -29,14 +29,14 @@ class UnknownOption(DraftwiseError, TypeError):
 
 
 def shown(value: Any, num: int = 60) -> str:
-    """A value as a message shows it: never longer than ``num`` characters.
+    """Format a value for a message, in at most ``num`` characters.
 
     >>> shown("5"), shown(None), shown(10**5000)
     ("'5'", 'None', 'a very large int')
     """
     try:
         text = " ".join(repr(value).split())
-    except ValueError:  # Python writes no number of more than 4,300 digits
+    except ValueError:  # Python does not format an int of more than 4,300 digits
         return f"a very large {type(value).__name__}"
     except Exception:
         return f"of the type {type(value).__name__}"

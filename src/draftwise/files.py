@@ -1,4 +1,4 @@
-"""Files: read within bounds and strictly, written whole or not at all, held by one process."""
+"""File access: bounded and strict reads, atomic writes, locks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typing import Any, NoReturn
 
 from draftwise.errors import DraftwiseError
 
-STATE_BYTES = 64 << 20  # no state that was learnt, cost table or list of shards is larger
-TRACE_BYTES = 1 << 30  # nor is a trace, which is read whole, nor a file of prompts or texts
+STATE_BYTES = 64 << 20  # limit for saved states, cost tables and lists of shards
+TRACE_BYTES = 1 << 30  # limit for traces and files of prompts or texts, which are read whole
 
 
 def read_text(file: Path, most: int | None = None, *, pipes: bool = False) -> str:
-    """A whole UTF-8 file, without the byte order mark that some editors write.
+    """Read a whole UTF-8 file, without the byte order mark that some editors write.
 
-    pipes: whether it may also be one, as ``<(...)`` is. Raises OSError that names the file, and
-    ValueError for what is not UTF-8, or where ``most`` bytes are given for a larger file or,
-    without ``pipes``, for what is no plain file: a pipe or a device may never end.
+    pipes: whether ``file`` may be a pipe, such as ``<(...)``. Raises OSError that names the file,
+    and ValueError for text that is not UTF-8. With ``most``, also ValueError for a file of more
+    bytes and, without ``pipes``, for anything but a plain file: a pipe or a device may never end.
     """
     if most is not None and not pipes:
         check_size(file, most)
@@ -44,7 +44,7 @@ def read_text(file: Path, most: int | None = None, *, pipes: bool = False) -> st
 
 
 def not_text(what: str | Path, error: UnicodeDecodeError) -> ValueError:
-    """The error for a file or input that is not UTF-8, with the way to convert it."""
+    """The error for a file or input that is not UTF-8, with the command that converts it."""
     at, file = f"byte 0x{error.object[error.start]:02X}", ""
     if isinstance(what, Path):
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -56,7 +56,7 @@ def not_text(what: str | Path, error: UnicodeDecodeError) -> ValueError:
 
 
 def check_size(file: Path, most: int) -> None:
-    """ValueError for more than ``most`` bytes, or what is no plain file; OSError as ``stat``."""
+    """ValueError for more than ``most`` bytes or for no plain file; OSError as ``stat``."""
     size = file.stat().st_size
     if not file.is_file():
         raise ValueError("it is no plain file")
@@ -77,7 +77,7 @@ def numbered_lines(
 
 
 def prompt_lines(file: Path) -> list[tuple[int, Any]]:
-    """Numbered prompts, or values of a .jsonl file; DraftwiseError for none or no JSON."""
+    """Numbered prompts, or values of a .jsonl file; DraftwiseError if empty or invalid."""
     numbered = numbered_lines(file, TRACE_BYTES, pipes=True)
     if not numbered:
         raise DraftwiseError(f"{file} has no prompts: write one a line")
@@ -87,7 +87,7 @@ def prompt_lines(file: Path) -> list[tuple[int, Any]]:
 
 
 def json_line(line: str, file: Path, number: int) -> Any:
-    """A line of JSON, with NaN; DraftwiseError for others and for huge or deeply nested ones."""
+    """Parse a line of JSON, with NaN; DraftwiseError if invalid, huge or deeply nested."""
     try:
         return _decoded(line, parse_int=_finite_int)
     except ValueError as error:
@@ -95,8 +95,8 @@ def json_line(line: str, file: Path, number: int) -> Any:
 
 
 def strict_json(text: str) -> Any:
-    """One JSON value; ValueError also for what is no finite number, however it is spelt (NaN,
-    Infinity, 1e999, 400 digits), a name given twice and bottomless nesting.
+    """Parse one JSON value; ValueError also for numbers that are not finite (NaN, Infinity, 1e999,
+    400 digits), duplicate names and excessive nesting.
 
     >>> strict_json('{"a": 1}')
     {'a': 1}
@@ -116,12 +116,12 @@ def _decoded(text: str, **hooks: Any) -> Any:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new, empty file to be written, which takes the place of ``path`` when the block ends well.
+    """Yield a new, empty file, which replaces ``path`` atomically when the block succeeds.
 
-    A reader sees the old file or the new one, and a crash or a full disk leaves the old one whole:
-    the new one is on the disk before it is renamed, and is gone if the block raises. A ``path``
-    that is a link stays one: what it points to is replaced. Raises OSError that names ``path``,
-    also for what is no plain file: as root, ``/dev/null`` would be replaced for the whole machine.
+    Readers see the old file or the new one, and a crash or a full disk leaves the old file intact:
+    the new file is synced before it is renamed, and deleted if the block raises. If ``path`` is a
+    link, the file that it points to is replaced. Raises OSError that names ``path``, also if it is
+    no plain file: as root, ``/dev/null`` would be replaced for the whole machine.
     """
     final = Path(os.path.realpath(path))
     _check_plain(final)
@@ -148,7 +148,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a plain file to a free name next to it, and return that name. Raises OSError."""
+    """Rename a plain file to an unused name in its folder; return that path. Raises OSError."""
     _check_plain(path)
     stamp, number = f"{path.name}.unused-{int(time.time())}", 0
     while (aside := path.with_name(stamp + (f"-{number}" if number else ""))).exists():
@@ -158,11 +158,11 @@ def set_aside(path: Path) -> Path:
 
 @contextmanager
 def holding(lock: Path, taken: str, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold a lock that ends with the process, whatever ends it.
+    """Hold a lock that the system releases however the process ends.
 
-    lock: a file that is made for it and stays. taken: what is said where another holds it after
-    ``wait_s`` seconds. Raises DraftwiseError; OSError where the file cannot be made. Without locks
-    (Windows, some network disks) nothing is held.
+    lock: path of the lock file, which is created and kept. taken: error text if another process
+    still holds the lock after ``wait_s`` seconds. Raises DraftwiseError; OSError if the file cannot
+    be created. Without file locks (Windows, some network disks) nothing is held.
     """
     try:
         import fcntl
@@ -194,7 +194,7 @@ def _check_plain(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # where folders cannot be opened (Windows) the rename may be late
+    with suppress(OSError):  # Windows cannot open folders: there the rename may be written late
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -228,7 +228,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's model name, read from ``/proc/cpuinfo`` where that exists."""
+    """The processor's model name, read from ``/proc/cpuinfo`` if that exists."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
         return next(n for n in lines if n.startswith("model name")).partition(":")[2].strip()

@@ -13,9 +13,9 @@ IS_PUBLISHED = False
 
 
 def command(*extras: str) -> str:
-    """The ``pip install`` line for these extras, as it is typed in a checkout until a release.
+    """The ``pip install`` command for these extras; until a release, for a checkout.
 
-    A checkout contains the bundled models, so the extra ``zoo`` is named for wheels alone.
+    A checkout contains the bundled models, so only wheels need the extra ``zoo``.
 
     >>> command("serve", "zoo")
     "pip install -e '.[serve]'"
@@ -27,12 +27,12 @@ def command(*extras: str) -> str:
 
 
 def hint(*extras: str) -> str:
-    """The line for these extras in an error message: it also says where to type it."""
+    """The command for these extras in an error message, with the folder to run it in."""
     return command(*extras) + ("" if IS_PUBLISHED else " in your checkout of draftwise")
 
 
 def lab_command() -> str:
-    """The line for the lab: simulator, replay, reports and studies.
+    """The install command of the lab: simulator, replay, reports and studies.
 
     >>> lab_command()
     'pip install -e packages/lab'
@@ -41,7 +41,7 @@ def lab_command() -> str:
 
 
 def lab_hint() -> str:
-    """The same in an error message."""
+    """The install command of the lab in an error message, with the folder to run it in."""
     return lab_command() + ("" if IS_PUBLISHED else " in your checkout of draftwise")
 
 

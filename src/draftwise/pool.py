@@ -1,4 +1,4 @@
-"""Specs to drafters: which ones exist for a target, and whether they fit it."""
+"""Loads drafters from specs, and checks that they fit the target."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from draftwise.types import NONE, DraftwiseError
 
 
 def resolve_target(target: Any) -> tuple[Any, list[str]]:
-    """The target's folder, hub id or module, and the drafters it gets when none are named.
+    """The target's folder, hub id or module, and its default drafters.
 
-    Besides a folder, hub id or module it may be ``zoo``, a key of ``PRETRAINED``, or the path of
-    a ``.gguf`` file, which is unpacked on first use.
+    Besides these three, ``target`` may be ``zoo``, a key of ``PRETRAINED``, or the path of a
+    ``.gguf`` file, which is unpacked on first use.
     """
     if target == ZOO:
         from draftwise import zoo
@@ -37,12 +37,12 @@ def resolve_target(target: Any) -> tuple[Any, list[str]]:
 def load_drafters(
     specs: str | Sequence[Any], target: CausalModel, target_source: Any, *, dtype: Any, device: Any
 ) -> list[Drafter]:
-    """Load each spec (or the one), in order; a name that occurs twice gets a number.
+    """Load each spec (or a single one), in order; a name that occurs twice gets a number.
 
-    target_source: the target's tokenizer, or where it was loaded from. device: where the target is
-    spread over several, drafters go whole to its first one.
+    target_source: the target's tokenizer, or where it was loaded from. device: if the target is
+    spread over several devices, drafters are placed on its first one.
     Raises DraftwiseError for an unknown spec or option, a folder without a model, or a vocabulary
-    (or tokenizer) that is not the target's.
+    (or tokenizer) that differs from the target's.
     """
     named: dict[str, Drafter] = {}
     if isinstance(device, dict) or device.startswith("map:"):
@@ -73,12 +73,11 @@ def load_drafters(
 
 
 def models_of(drafters: Sequence[Drafter]) -> list[CausalModel]:
-    """The models of those drafters that are causal LMs."""
     return [drafter.model for drafter in drafters if isinstance(drafter, LMDrafter)]
 
 
 def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
-    """``lm:PATH,window=256`` as the path and its window; a model or a path is itself."""
+    """Split ``lm:PATH,window=256`` into path and window; models and paths have no window."""
     if not isinstance(spec, str):
         return spec, None
     path, _, text = spec.removeprefix("lm:").partition(",")
@@ -91,10 +90,10 @@ def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
 
 
 def _num_shared(model: CausalModel, target: CausalModel, source: Any, target_source: Any) -> int:
-    """Tokens with the same id in both, from id 0 up: all that the tokenizers have, or rows.
+    """Number of token ids, from 0 up, that both models share: by tokenizer, else by logits.
 
-    Rows of logits may be padded to different sizes. DraftwiseError where the tokenizers differ, or
-    where there are none to tell padding from tokens.
+    Logits may be padded to different sizes. DraftwiseError if the tokenizers differ, or if sizes
+    differ and there are no tokenizers to tell padding from tokens.
     """
     sizes = (model.vocab_size, target.vocab_size)
     ours, theirs = (_vocabulary(where, min(sizes)) for where in (source, target_source))
@@ -115,7 +114,7 @@ def _num_shared(model: CausalModel, target: CausalModel, source: Any, target_sou
 
 
 def _vocabulary(source: Any, size: int) -> Mapping[str, int] | None:
-    """The first tokens of a tokenizer, given as such, by place or by module; None without one."""
+    """Ids below ``size`` by token, from a tokenizer, a path or a model; None if there are none."""
     is_place = isinstance(source, (str, Path))
     where = source if is_place else getattr(getattr(source, "config", None), "_name_or_path", "")
     if where:

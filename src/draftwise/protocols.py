@@ -41,69 +41,69 @@ class ProbingPolicy(Protocol):
     """A policy that names the drafters worth a probe; no others are probed."""
 
     def drafters_to_probe(self, num_rows: int = 1) -> Sequence[str]:
-        """Drafters to score on the last tokens now, though they did not draft them.
+        """Drafters to score now on the last tokens, which they did not draft.
 
         Called after the free scores of a prompt, and after each round. num_rows: rows of the batch,
-        which wait meanwhile.
+        which wait for the probe.
         """
 
 
 @runtime_checkable
 class Mixing(Protocol):
-    """A policy whose drafts several drafters may write; None = only the plan's drafter does."""
+    """A policy whose drafts may combine several drafters; None = only the plan's drafter."""
 
     mixer: Mixer | None
 
 
 @runtime_checkable
 class PlayingAll(Protocol):
-    """A policy whose choice stands for one plan of every drafter (``draft-all``)."""
+    """A policy whose choice means one plan of every drafter (``draft-all``)."""
 
     plays_all: ClassVar[bool]
 
 
 @runtime_checkable
 class PricingPlans(Protocol):
-    """A policy that prices plans by the evidence, and needs no reward to value them."""
+    """A policy that computes the value of plans from the evidence, without a reward."""
 
     prices_plans: ClassVar[bool]
 
     @property
     def advantage(self) -> float:
-        """Speed of the plan that it chose last, over that of plain decoding."""
+        """Speed of the plan chosen last, relative to plain decoding."""
 
 
 @runtime_checkable
 class Routing(Protocol):
-    """A policy that looks at the prompt."""
+    """A policy that chooses by the prompt."""
 
     def route(self, prompt: str) -> int:
-        """Pick the plan of this prompt's request, and return it."""
+        """Choose the plan of this prompt's request, and return it."""
 
 
 class RequestMemory(Protocol):
-    """Memory that the requests of a ``Remembering`` policy share."""
+    """State that the requests of a ``Remembering`` policy share."""
 
     def state(self) -> dict[str, Any]:
         """The whole memory as values that ``json.dumps`` accepts."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved memory, all or nothing; ValueError for anything else."""
+        """Restore a saved memory completely or not at all; ValueError if it is invalid."""
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A policy of one request that starts from what earlier requests learnt."""
+    """A policy of one request that starts from what earlier requests learned."""
 
     def new_memory(self) -> RequestMemory:
-        """An empty memory for policies of the same options and plans."""
+        """An empty memory for policies with the same options and plans."""
 
     def recall(
         self, memory: Any, prompt: Sequence[int], label: str = "", private: bool = False
     ) -> None:
-        """Begin a request; ``memory``, one of ``new_memory``, learns from it unless ``private``.
+        """Begin a request; ``memory`` (from ``new_memory``) learns from it unless ``private``.
 
-        prompt: its tokens. label: its kind, such as a task or a template.
+        prompt: its token ids. label: kind of the request, such as a task or a template.
         """
 
 
@@ -114,14 +114,14 @@ class Reward(Protocol):
 
 
 def looks_ahead(reward: Reward | None) -> bool:
-    """Whether a reward needs the alphas of as many positions as a plan is long."""
+    """Whether a reward needs the alphas at all positions of a plan's length."""
     return bool(getattr(reward, "looks_ahead", True))  # a plain function may
 
 
 class Mixer(Protocol):
-    """Names the drafter of each token of one draft before it is drawn; drawn tokens stay.
+    """Chooses the drafter of each token of a draft before the token is drawn; no token is redrawn.
 
-    drafter: the one that it may call besides those that retrieve. length: maximum tokens.
+    drafter: the drafter that it may call besides retrieval drafters. length: maximum tokens.
     """
 
     drafter: str
@@ -136,38 +136,39 @@ class Mixer(Protocol):
     ) -> str | None:
         """The next token's drafter: ``drafter``, or one of the ``matches``; None ends the draft.
 
-        matches: by retrieval drafter, the tokens of its match at the end of text and draft.
-        may_draft: whether ``drafter`` can continue here: a head cannot after copied tokens.
-        may_branch: whether ``branch`` will be called, as the target verifies trees.
+        matches: by retrieval drafter, length of its match at the end of text and draft.
+        may_draft: whether ``drafter`` can continue here; a head cannot after copied tokens.
+        may_branch: whether ``branch`` will be called, because the target verifies trees.
         """
 
     def num_siblings(self, step: DraftStep, room: int) -> int:
-        """How many alternatives of the token that ``drafter`` wrote last are verified, too.
+        """Number of alternatives to the last token of ``drafter`` that are verified, too.
 
-        room: tokens that the draft may still have, alternatives included. The number may depend on
-        what was known before that token was drawn, its distribution included, but not on the token.
+        room: tokens that the draft may still have, including alternatives. The number may depend on
+        the state before that token was drawn, including its distribution, but not on the token.
         """
 
     def branch(
         self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
     ) -> tuple[str, int]:
-        """Whose copied tokens are verified next to the draft's token at this depth, and how many.
+        """The drafter whose copied tokens are verified as a branch at this depth, and how many.
 
         Called when the draft is complete. confidence: max q of the draft's token, NaN if it was
         copied. matches: by drafter that proposes another token, the length of its match. width:
-        tokens of the draft so far. room: most tokens of the branch.
+        tokens of the draft so far. room: maximum tokens of the branch.
         """
 
 
 class StopRule(Protocol):
-    """Decides inside a draft whether to draft another token, before that token is drawn.
+    """Decides during drafting whether to draft another token, before that token is drawn.
 
     One object serves one drafter in one request. It is called with depth 0, 1, 2, ... while a draft
     grows, and learns once how that draft was verified.
 
-    never_stops: it always continues, so no draft need be read while it grows. needs_probs: it reads
-    probabilities of the token kept last. waits_for_hidden: it reads the hidden state at that token,
-    which takes a forward first. is_pure: calls change nothing, so it may see others' drafts, too.
+    never_stops: the rule always continues, so a draft need not be read while it grows. needs_probs:
+    it uses probabilities of the last token. waits_for_hidden: it uses the hidden state at that
+    token, which takes a forward first. is_pure: calls have no side effects, so the rule may also be
+    evaluated on drafts of other rules.
     """
 
     never_stops: bool

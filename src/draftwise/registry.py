@@ -1,12 +1,12 @@
-"""Every policy, reward, feedback, guide and drafter by name; specs to objects; presets.
+"""Registry of policies, rewards, feedbacks, guides and drafters by name; specs; presets.
 
-Adding one is its file and ONE line here; the line gives it its name on the command line, its run
-of the contract tests, its rows of the losslessness matrix and its curve in the simulator. An entry
-is ``name: (module:class, options for the contract test)``; modules are imported when first used.
-A program may add a class of its own: ``POLICIES["mine"] = (Mine, {})``.
+A new entry needs its file and ONE line here, which adds it to the command line, the contract tests,
+the losslessness matrix and the simulator. An entry is ``name: (module:class, options for the
+contract test)``; modules are imported on first use. A program may add a class:
+``POLICIES["mine"] = (Mine, {})``.
 
-A spec is text: ``"ucb1"``, ``"ucb1:beta=0.01"``, ``"lm:path/to/model"`` (a bare value belongs to
-the first option), several options separated by commas. A preset is a paper's system.
+A spec is text: ``"ucb1"``, ``"ucb1:beta=0.01"``, ``"lm:path/to/model"`` (a bare value sets the
+first option); options are separated by commas. A preset is a whole system, such as a paper's.
 """
 
 from __future__ import annotations
@@ -106,21 +106,21 @@ FILLED: Mapping[str, frozenset[str]] = {
     "guide": frozenset({"rng", "home", "make_rule", "make_bandit"}),
     "drafter": frozenset({"name", "vocab_size", "target"}),
 }
-"""Parameters that the caller of ``build`` fills in, and no spec may set."""
+"""Parameters that the caller of ``build`` supplies, and no spec may set."""
 _REMOTE_TYPES = {int, float, bool, types.NoneType}
 _REMOTE_CHARACTERS, _REMOTE_DEPTH = 300, 3
-"""Of a remote request's spec: its length, and policies inside each other."""
+"""Limits of a remote request's spec: its length, and the nesting depth of policies."""
 _REMOTE_INT, _REMOTE_FLOAT = 4096, 1e6
-"""The largest numbers; the smallest that is not 0 is the inverse of the largest."""
+"""Its largest numbers; the smallest non-zero float is the inverse of the largest."""
 
 
 def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
-    """Refuse a spec that a remote request may not set.
+    """Reject a spec that a remote request may not set.
 
     kind: a key of ``TABLES``. A request may name any entry and set its numbers and flags, which
-    constructors bound, and this check more tightly, as some decide the size of an allocation. Text
-    may name a file and is refused, except the spec of a wrapped policy, which is checked in turn.
-    The parser is that of ``build``, so no spelling means something else there.
+    this check bounds more tightly than constructors do, as some decide the size of an allocation.
+    Text may name a file and is rejected, except the spec of a wrapped policy, which is checked in
+    turn. ``build`` uses the same parser, so every spelling has the same meaning there.
     Raises DraftwiseError.
 
     >>> check_remote_spec("policy", "delayed:base=sliding-ucb: window=50")
@@ -158,7 +158,7 @@ def make_policy(
 ) -> Policy:  # fmt: skip
     """A policy over ``num_plans`` plans, from a spec such as ``"ucb1:beta=0.01"``.
 
-    plans: the plans themselves, for policies that price them, such as ``goodput``.
+    plans: the plans, for policies that estimate their costs, such as ``goodput``.
     request_tokens: maximum length of the answer, for policies that plan ahead (``petc``).
     Raises DraftwiseError for an unknown name or option, listing the valid ones, and ValueError
     for fewer than one plan.
@@ -177,12 +177,12 @@ def make_policy(
 
 
 def make_reward(spec: str) -> Reward:
-    """A reward from a spec such as ``"length"``; raises as ``make_policy``."""
+    """A reward from a spec such as ``"length"``. Raises as ``make_policy``."""
     return cast(Reward, build("reward", spec, {}))
 
 
 def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) -> FeedbackBuilder:
-    """The feedback of one request from a spec; reward None: the evidence alone is delivered."""
+    """The feedback of one request from a spec; reward None: only the evidence is delivered."""
     return cast(FeedbackBuilder, build("feedback", spec, {"plans": plans, "reward": reward}))
 
 
@@ -199,7 +199,7 @@ def make_guide(spec: str, seed: Seed = 0, *, home: Path | None = None) -> StopRu
 
 
 def build(kind: str, spec: str, given: Mapping[str, Any]) -> Any:
-    """Build what ``spec`` names; given: values of its ``FILLED`` parameters.
+    """Build the object that ``spec`` names; given: values of its ``FILLED`` parameters.
 
     Raises DraftwiseError for an unknown name or option, or an invalid value.
     """
@@ -214,7 +214,7 @@ def build(kind: str, spec: str, given: Mapping[str, Any]) -> Any:
 
 @functools.lru_cache(256)
 def _factory(kind: str, spec: str, named: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """Parse a spec, once, as every request builds a policy and its rules; named: what it names."""
+    """Parse a spec once, as every request builds a policy and rules; named: the spec's class."""
     name, _, text = spec.partition(":")
     parameters, options = _signature(kind, named)
     values = parse_options(f"{kind} {name!r}", text, options)
@@ -235,7 +235,7 @@ def _signature(
 
 
 def lookup(kind: str, name: str) -> Callable[..., Any]:
-    """The class or function that ``name`` stands for; DraftwiseError lists the valid names."""
+    """The class or function with this name; DraftwiseError lists the valid names."""
     table = TABLES[kind]
     known(kind, name, table, f"{kind} names")
     found: Callable[..., Any] = table[name][0]
@@ -246,7 +246,7 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
 
 
 def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """``"0.8,window=5"`` to typed values; ``options`` maps each valid option to its type."""
+    """Parse ``"0.8,window=5"`` to typed values; ``options``: each valid option and its type."""
     values: dict[str, Any] = {}
     for index, part in enumerate(filter(None, text.split(","))):
         key, equals, value = part.partition("=")
@@ -285,10 +285,10 @@ MAX_LENGTH = 16
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One system: the lengths of its plans (with ``none`` or not), and specs.
+    """One system: specs, and the lengths of its plans, with or without the plan ``none``.
 
     rules: guide specs; plans are drafters x lengths x rules, and x trees (None = a chain) for
-    drafters that can branch. source: where it comes from.
+    drafters that can branch. source: publication or description.
     """
 
     policy: str
@@ -301,9 +301,9 @@ class Preset:
     trees: tuple[TreeShape | None, ...] = (None,)
 
     def plans(self, drafters: Sequence[str], branching: Collection[str] = ()) -> list[Plan]:
-        """All plans over these drafters, ``none`` first where it belongs.
+        """All plans over these drafters; ``none``, if included, comes first.
 
-        branching: those that can draft trees; the others draft chains. Rules end chains only.
+        branching: drafters that can draft trees; the others draft chains. Rules end chains only.
         Raises DraftwiseError for a length below 1.
         """
         if short := [length for length in self.lengths if length < 1]:
@@ -324,7 +324,7 @@ class Preset:
 
 
 def adjusted(setting: Preset, **given: Any) -> Preset:
-    """A setting with whatever is given in place of its own; None = as it is. Raises BadValue."""
+    """A preset with all values that are not None replaced; raises BadValue."""
     found = {name: _FIELDS[name](name, value) for name, value in given.items() if value is not None}
     return replace(setting, **found)
 
@@ -360,7 +360,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def parse_tree(text: str) -> TreeShape | None:
-    """``4x16`` (children after a token x tokens in all) to a shape, ``chain`` to None.
+    """Parse ``4x16`` (children of a token x total tokens) to a shape, and ``chain`` to None.
 
     >>> parse_tree("4x16")
     TreeShape(top_k=4, total_tokens=16)

@@ -1,4 +1,4 @@
-"""The settings of a ``Speculator``, and drafters' specs, all checked before anything is loaded."""
+"""Settings of a ``Speculator``, and specs of drafters, all checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from draftwise.registry import DRAFTERS, FEEDBACKS, FILLED, GUIDES, POLICIES, PR
 
 ZOO = "zoo"
 BUNDLED = (ZOO, "smollm2", "gemma3")
-"""Targets with drafters of their own: each is a spec of all of them, ``smollm2:NAME`` of one."""
+"""Targets with bundled drafters: as a spec, each means all of these, ``smollm2:NAME`` one."""
 LM_OPTIONS = {"window": int, "sink": int}  # options of ``lm:PATH``, and their types
 _models, _learning = partial(option, panel="Models"), partial(option, panel="Learning")
 
@@ -35,7 +35,7 @@ def read_lengths(text: str | None) -> list[int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """dtype: a ``torch.dtype``, too; device: also a dict, the target's ``device_map``."""
+    """dtype: also a ``torch.dtype``; device: also a dict, the target's ``device_map``."""
 
     dtype: Any = option(
         "auto", f"{', '.join(DTYPES)}; int8 and int4 on CPUs only.",
@@ -59,7 +59,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models(Hardware):
-    """The models of commands that choose no policy; drafters None = the target's own."""
+    """Models, for commands without a policy; drafters None = the target's defaults."""
 
     target: Any = option(
         "zoo",
@@ -79,7 +79,7 @@ class Models(Hardware):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(Models):
-    """All settings of a ``Speculator``; None = the preset's or the target's own."""
+    """All settings of a ``Speculator``; None = the default of the preset or the target."""
 
     compile: bool = _models(
         False, "Compile the models with torch.compile: minutes to start, faster steps.", "--compile"
@@ -124,7 +124,7 @@ class Settings(Models):
 
     @property
     def learning(self) -> registry.Preset:
-        """The preset with the given fields replaced; raises DraftwiseError."""
+        """The preset with the fields that are not None replaced; raises DraftwiseError."""
         names = "policy", "reward", "feedback", "lengths", "rules", "trees"
         given = {name: getattr(self, name) for name in names}
         return registry.adjusted(registry.preset(self.preset), **given)
@@ -134,7 +134,7 @@ DEFAULTS = Settings()
 
 
 def name_and_spec(given: Any) -> tuple[str, Any]:
-    """``NAME=SPEC``, or a name taken from the spec; a model is named by its class."""
+    """Split ``NAME=SPEC``, or derive a name from the spec; a model is named by its class."""
     if not isinstance(given, (str, Path)):
         return type(given).__name__, given
     text = str(given)
@@ -147,8 +147,8 @@ def name_and_spec(given: Any) -> tuple[str, Any]:
 
 
 def expand(specs: Sequence[Any]) -> list[Any]:
-    """``zoo`` stands for every bundled model, ``zoo:NAME`` for one of them or an EAGLE head;
-    ``smollm2`` for all drafters of that target, ``smollm2:NAME`` for one."""
+    """Expand ``zoo`` to all bundled models, ``zoo:NAME`` to one model or EAGLE head, ``smollm2`` to
+    all drafters of that target, and ``smollm2:NAME`` to one."""
     expanded: list[Any] = []
     for spec in specs:
         name, comma, options = spec.partition(",") if isinstance(spec, str) else ("", "", "")
@@ -164,7 +164,7 @@ def expand(specs: Sequence[Any]) -> list[Any]:
 
 
 def _bundled(target: str, *, is_named: bool) -> dict[str, str]:
-    """The drafters of a bundled target, name -> spec; the zoo's heads only where one is named."""
+    """The drafters of a bundled target, name -> spec; the zoo's heads only if one is named."""
     if target != ZOO:
         return own_specs(target)
     models = {name: f"lm:{path}" for name, path in zoo.drafter_paths().items()}
@@ -173,7 +173,7 @@ def _bundled(target: str, *, is_named: bool) -> dict[str, str]:
 
 
 def check_spec(given: str) -> None:
-    """Refuse, without loading, an unknown drafter or option, and a file that is not there."""
+    """Reject, without loading, an unknown drafter or option, and a missing file."""
     for spec in expand([given]):
         _check_one(given, *name_and_spec(spec))
 
@@ -201,7 +201,7 @@ def _check_one(given: str, name: str, spec: str) -> None:
         if checks.whole("prompt_lookup_min", least, 1) > checks.whole("prompt_lookup_max", most, 1):
             must = f"at most prompt_lookup_max, which is {most}"
             raise BadValue("prompt_lookup_min", least, must)
-    # heads lie in folders, at home or on the hub; datastores are files
+    # heads are local folders or on the hub; datastores are files
     if file := found.get("path") or found.get("file"):
         is_local = kind == "datastore" or file.startswith((".", "/", "~")) or file.count("/") != 1
         if is_local and not Path(file).expanduser().exists():
@@ -209,7 +209,7 @@ def _check_one(given: str, name: str, spec: str) -> None:
 
 
 def signature(where: str) -> tuple[dict[str, tuple[Any, str | None]], str]:
-    """Options (type, default) and first sentence, read from the source: torch takes seconds."""
+    """Options (type, default) and first sentence, parsed from the source: torch loads slowly."""
     module, _, name = where.partition(":")
     source = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
     found = _named(ast.parse(source.read_text("utf-8")), name)
@@ -230,7 +230,7 @@ def _named(body: Any, name: str) -> Any:
 
 
 def _type_of(annotation: ast.expr | None) -> Any:
-    """The type of a value of ``int | None``; types that no spec can set are read as text."""
+    """The type of an annotation such as ``int | None``; types that no spec can set become str."""
     known: dict[str, Any] = {"int": int, "float": float, "bool": bool, "None": None}
     names = ["str"] if annotation is None else ast.unparse(annotation).split(" | ")
     return functools.reduce(operator.or_, (known.get(name, str) for name in names))

@@ -1,4 +1,4 @@
-"""``Speculator``: a target, its drafters, and what learns in each request."""
+"""``Speculator``: a target, its drafters, and the learning parts of each request."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from draftwise.settings import DEFAULTS, Settings
 from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 _MAX_SETTINGS = 16
-"""Settings of requests whose learning is kept: each takes up to 200 KB, and strangers name them."""
-_IDS = itertools.count()  # of requests: none occurs twice in a process
+"""Request settings whose learning state is cached: each takes up to 200 KB, set by any client."""
+_IDS = itertools.count()  # of requests, unique in a process
 
 
 class Speculator:
-    """A target with its drafters, made by ``from_pretrained``.
+    """A target with its drafters, created by ``from_pretrained``.
 
     It owns the measured costs, the shared ``memory`` and an engine. Threads may share it: their
-    requests are batched, and their calls take turns round by round. Callbacks may run in another
-    thread than the one that passed them.
+    requests are batched, and their calls take turns round by round. Callbacks may run in a
+    different thread than the one that passed them.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Speculator:
         models = (target, *models_of(drafters))
         self._compiled = [model.compiled for model in models if model.compiled]
         self._pool = pool_of(target, drafters, self.clock, self._cost_clock, deterministic)
-        # what was read before would show in first impressions
+        # with cached prefixes, prompt scoring would depend on earlier requests
         self._num_prefixes = 0 if deterministic else num_prefixes
         self._engine: Engine | None = None
 
@@ -103,15 +103,15 @@ class Speculator:
             ``"zoo"`` (all bundled ones) and ``"NAME=SPEC"``, or models. Default ``["lookup"]``; for
             the zoo ``["zoo", "lookup"]``.
         trees: draft shapes such as ``"4x16"`` (children x tokens) and ``"chain"``.
-        preset: sets policy, reward, feedback and lengths, unless these are given.
+        preset: sets policy, reward, feedback and lengths, unless these are passed.
         dtype: ``auto``, a name such as ``bfloat16``, or a ``torch.dtype``. device: as in torch, or
             ``map:auto``, ``map:balanced``, or a dict: the target's ``device_map``.
         compile: use ``torch.compile`` for target and model drafters in batches of one. Each input
             shape compiles once, which is reported on stderr and not counted in the cost of a round.
-        seed: of calls without a seed of their own, each of which draws new numbers; None = random.
-        scope: ``auto`` = a request starts from what earlier ones learnt; ``request`` = from
+        seed: for calls without a seed, each of which draws new numbers; None = random.
+        scope: ``auto`` = a request starts from what earlier ones learned; ``request`` = from
             scratch; ``session``, ``task:LABEL`` = all share one policy. ``memory.save`` and
-            ``memory.load`` keep it in a file.
+            ``memory.load`` keep the shared state in a file.
         num_prefixes: number of finished texts in the prefix cache, for prompts with the same
             beginning, such as the next turn of a chat. deterministic: the policy uses fixed costs
             instead of measured time, so that a seed repeats an answer at any temperature (with the
@@ -126,7 +126,7 @@ class Speculator:
         model = load_model(path, dtype=dtype, device=device)
         if tokenizer is None and isinstance(path, str):
             tokenizer = load_tokenizer(path)
-        if drafters is None:  # no default is loaded for a setting that has no length to draft
+        if drafters is None:  # a setting without draft lengths needs no default drafters
             drafters = defaults if setting.lengths else []
         loaded = load_drafters(drafters, model, tokenizer or path, dtype=dtype, device=device)
         if compile:
@@ -144,7 +144,7 @@ class Speculator:
         return time.perf_counter() - sum([steps.spent_s for steps in self._compiled])
 
     def _cost_clock(self) -> float:
-        """``clock``; with one thread on a CPU its own time, which other programs do not change."""
+        """``clock``; with one CPU thread the thread's CPU time, which ignores other programs."""
         if self.target.device.type != "cpu" or torch.get_num_threads() > 1:
             return self.clock()
         return time.thread_time() - sum([steps.spent_cpu_s for steps in self._compiled])
@@ -155,7 +155,7 @@ class Speculator:
 
     @property
     def drafters(self) -> Sequence[Drafter]:
-        """In the order of the plans."""
+        """The drafters, in the order of the plans."""
         return self._pool.drafters
 
     @property
@@ -164,7 +164,7 @@ class Speculator:
 
     @property
     def memory(self) -> SharedPolicyState:
-        """What requests share with each other in this scope; can be saved and loaded."""
+        """The state that requests share in this scope; can be saved and loaded."""
         return self._learning.memory
 
     def start(self, prompts: Any, params: Params = None, **options: Unpack[Options]) -> Generation:
@@ -240,7 +240,7 @@ class Speculator:
     def engine(
         self, max_rows: int = 64, max_bytes: int | None = None, num_prefixes: int = 4
     ) -> Engine:
-        """A separate engine on the same models and costs, for requests that you admit yourself.
+        """A separate engine on the same models and costs, for requests that the caller admits.
 
         max_rows, max_bytes: as for ``Engine``. num_prefixes: as for ``from_pretrained``.
         """
@@ -301,9 +301,9 @@ class Speculator:
 
 
 class Learning:
-    """Makes the learning parts of requests; unknown names and options are refused here.
+    """Creates the learning parts of requests; rejects unknown names and options.
 
-    allowed: names of drafters; None = all. max_draft: None = as long as the plans say.
+    allowed: names of drafters; None = all. max_draft: maximum tokens; None = as in the plans.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class Learning:
     def _plans(
         self, target: CausalModel, drafters: Sequence[Drafter], max_draft: int | None
     ) -> list[Plan]:
-        """The setting's plans over these drafters; DraftwiseError for trees that none can serve."""
+        """The setting's plans over these drafters; DraftwiseError for unsupported trees."""
         branching = [drafter.name for drafter in drafters if drafter.can_branch]
         own = {d.name: d for d in drafters if isinstance(d, Shaping)}
         wants_trees = any(self._setting.trees) or any(drafter.tree for drafter in own.values())
@@ -406,7 +406,7 @@ class Learning:
         return registry.make_policy(spec, len(plans), seed, plans=plans, request_tokens=num_tokens)
 
     def _show_hidden(self, rules: dict[tuple[str, str], StopRule]) -> None:
-        """Have drafters show hidden states to rules that read them; DraftwiseError if none can."""
+        """Make drafters expose hidden states to rules that use them; DraftwiseError if none can."""
         for (name, rule), own in rules.items():
             if not self._showing and _reads_hidden(own):
                 raise DraftwiseError(
@@ -424,7 +424,7 @@ class Learning:
 
 
 def _reads_hidden(rule: StopRule) -> bool:
-    """Whether a rule needs hidden states; one without weights of its own still does."""
+    """Whether a rule uses hidden states, including a rule whose weights are missing."""
     try:
         return rule.needs_hidden > 0
     except DraftwiseError:
@@ -432,7 +432,7 @@ def _reads_hidden(rule: StopRule) -> bool:
 
 
 def _fitted(plan: Plan, drafter: Shaping | None, most: int | None) -> Plan:
-    """A plan within the limits of the drafter, whose tree shape is the default, and of ``most``."""
+    """A plan within the limits of ``most`` and of the drafter, which sets the default tree."""
     if drafter is not None:
         length = min(plan.length, drafter.max_length or plan.length)
         plan = replace(plan, length=length, tree=plan.tree or drafter.tree)

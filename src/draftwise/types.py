@@ -27,12 +27,12 @@ Dist = int | NDArray[Any]
 """A distribution over the vocabulary: [V] probabilities, or the token itself if a point mass."""
 
 LONGEST_PLAN = 1024  # maximum tokens of a plan's draft
-NONE = "none"  # the drafter of the plan that decodes plainly: no draft, one token per round
+NONE = "none"  # the drafter of the plan without drafts: one token per round
 
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """How wide a draft is: children tried after a token, and tokens in all (EAGLE-2's names)."""
+    """Shape of a draft tree: children of a token, and total tokens (names as in EAGLE-2)."""
 
     top_k: int
     total_tokens: int
@@ -49,7 +49,7 @@ class TreeShape:
 class Plan:
     """An arm: drafter, draft length, stop rule and tree shape.
 
-    ``length`` is in tokens (a tree's depth); 0 exactly for the plan ``none``. ``rule`` is the spec
+    ``length`` is in tokens (a tree's depth); 0 only for the plan ``none``. ``rule`` is the spec
     of a stop rule. ``tree``: None = a chain.
     """
 
@@ -59,7 +59,7 @@ class Plan:
     tree: TreeShape | None = None
 
     def __post_init__(self) -> None:
-        if type(self.length) is not int or self.length > LONGEST_PLAN:  # one is made every round
+        if type(self.length) is not int or self.length > LONGEST_PLAN:  # plans are made each round
             object.__setattr__(self, "length", checks.whole("length", self.length, 0, LONGEST_PLAN))
         if self.length < 0 or (self.length == 0) != (self.drafter == NONE):
             raise ValueError(
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def num_slots(self) -> int:
-        """KV cache slots needed to draft or verify; a tree is pruned only after it was grown."""
+        """KV cache slots needed to draft or verify; a tree is pruned only once it is complete."""
         grown = 0 if self.tree is None else self.tree.top_k * (self.length - 1)
         return max(self.num_tokens, grown)
 
@@ -122,14 +122,14 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds as measured so far in the running engine, at the present batch size.
+    """Seconds measured in the running engine, at the current batch size.
 
-    target_s: [n] seconds of a target forward over 1, 2, .. n tokens a row.
+    target_s: [n] seconds of a target forward over 1, 2, .. n tokens per row.
     draft_s: seconds of one draft step, by drafter.
-    batch_s: [n] seconds of a forward over 1, 2, .. tokens of all rows together, where drafts are
-        verified side by side whatever their lengths (vLLM); None where the widest row counts.
-    read_s: seconds of a token of the text that a drafter missed and catches up on, by drafter;
-        empty where that was not measured.
+    batch_s: [n] seconds of a forward over 1, 2, .. tokens of all rows together, if drafts of
+        different lengths are verified without padding (vLLM); None if the widest row counts.
+    read_s: seconds per token of the text on which a drafter catches up, by drafter; empty if not
+        measured.
     """
 
     target_s: Floats
@@ -144,21 +144,21 @@ class Evidence:
 
     scores: new scores by drafter, in text order: for the drafter that played, its drafted positions
         through the first rejection and the tokens on which it caught up.
-    drafted_alphas: [num_drafted] alpha at every drafted position given the draft's own prefix,
+    drafted_alphas: [num_drafted] alpha at every drafted position given the draft's prefix,
         including the rejected tail (averaged by block divergence, MetaSD eq. 4).
     emitted_start: position in the text of the first emitted token.
     seconds: duration of the round, drafting and verification.
-    costs: predicted costs, or None where they are not measured.
+    costs: predicted costs; None if not measured.
     matches: by retrieval drafter, length of its match at the end of the text, 0 = no proposal.
     confidences: [n] max q of each token of a chain, NaN for retrieved tokens; empty unless drafts
         are mixed.
     siblings: for each alternative of an accepted or first rejected token of the chain: the token's
         confidence, the alternative's rank from 1 on, and whether the alternative was accepted.
-    departed: depth at which the text left the chain of a mixed draft; -1 = nowhere.
-    num_first: of the accepted tokens of a tree, those that were the likeliest of their siblings.
+    departed: depth at which the text left the chain of a mixed draft; -1 = never.
+    num_first: number of accepted tokens of a tree that were the likeliest of their siblings.
     stops: by other stop rule of the drafter, the length at which it would have stopped; only rules
         that would have stopped within this draft, and only if the feedback compares rules.
-    tokens: the emitted tokens; empty where nothing learns from texts.
+    tokens: the emitted tokens; empty if nothing learns from texts.
     num_left: maximum number of tokens that the answer may still have; None = unknown.
     """
 
@@ -201,12 +201,12 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One plan's result in one round, played or counterfactual: what a reward looks at.
+    """One plan's result in one round, played or counterfactual: the input of a reward.
 
-    max_length: the longest length among the plans, in tokens: what lengths are normalised by.
+    max_length: the longest length among the plans, in tokens, by which lengths are normalised.
     alphas, ratios: as in ``Scores``, along the verified text from the round's first position on.
     drafted_alphas: as in ``Evidence``; for a plan that did not play, its alphas.
-    num_drafted, num_accepted: None where only the alphas are known (a drafter that did not play).
+    num_drafted, num_accepted: None if only the alphas are known (a drafter that did not play).
     """
 
     plan: Plan
@@ -223,11 +223,11 @@ class Outcome:
 class DraftStep:
     """The state of a draft before its next token is drawn, as a stop rule sees it.
 
-    depth: tokens kept so far. The rest describes q of the token kept LAST (nan at depth 0): its
-    own probability, the largest probability, the entropy in nats, the gap between the two largest;
-    entropy_before: the entropy of the one kept before it (nan where there is none).
-    hidden: [D] the drafter's last hidden state at the token kept last, hidden_before: at the one
-    before it; None where no rule reads them, or where the token was not read yet.
+    depth: tokens kept so far. The other fields describe q of the LAST kept token (nan at depth 0):
+    the token's probability, the largest probability, the entropy in nats, the gap between the two
+    largest; entropy_before: the entropy of the token before it (nan if there is none).
+    hidden: [D] the drafter's last hidden state at the last kept token, hidden_before: at the token
+    before it; None if no rule uses them, or if the token was not computed yet.
     """
 
     depth: int
@@ -249,11 +249,11 @@ class Draft:
         device tensor, or None for a point mass (a deterministic proposal); None altogether if all
         are point masses. sources: the drafter of each token.
     parents: [N], the index of each node's parent, -1 = the end of the text; None for a chain.
-    confidences: as in ``Evidence``. A draft that has them begins with a chain; siblings of the
-        chain's tokens follow, each with the confidence of its chain's token, and branches of copied
+    confidences: as in ``Evidence``. A draft with confidences begins with a chain; siblings of the
+        chain's tokens follow, each with the confidence of the chain's token, and branches of copied
         tokens.
     offpath_probs: for scoring only, q after nodes of a chain (-1 = the text) at which the drafter
-        itself drew no token.
+        drew no token.
     """
 
     tokens: Ints
@@ -338,7 +338,7 @@ def _biases(name: str, value: Any) -> dict[int, float]:
 
 
 def _read_biases(texts: Sequence[str] | None) -> dict[int, float]:
-    """``"50=-100"`` to a token and what is added to its logit; raises DraftwiseError."""
+    """Parse ``"50=-100"`` to a token and its bias; raises DraftwiseError."""
     found: dict[int, float] = {}
     for text in texts or ():
         token, equals, value = text.partition("=")
@@ -368,7 +368,7 @@ class SamplingParams:
     subtracted from the logits of tokens in the answer, once or per occurrence. logit_bias: by token
     id, added to the logit. process: a function of all tokens before (prompt included) and [V]
     logits, applied first; None = off. It must be stateless, because it is also called for drafts.
-    Raises BadValue (a DraftwiseError and a ValueError) for a value of another type or outside its
+    Raises BadValue (a DraftwiseError and a ValueError) for a value of the wrong type or outside its
     range.
     """
 
@@ -423,7 +423,7 @@ class SamplingParams:
         return self.reads_text or bool(self.logit_bias)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise BadValue for a bias of a token that the target does not have."""
+        """Raise BadValue for a biased token that is not in the target's vocabulary."""
         outside = [token for token in self.logit_bias if token >= vocab_size]
         if outside:
             must = f"a mapping of token ids from 0 to {vocab_size - 1:,}, the target's vocabulary"

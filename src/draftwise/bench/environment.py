@@ -44,20 +44,19 @@ def commit() -> str | None:
     """Commit of the running code, with ``-dirty`` for local changes; None outside a checkout."""
     revision = _git("rev-parse", "--short", "HEAD")
     if not revision or not _git("ls-files", __file__):
-        return None  # installed inside another project's checkout, or none at all
+        return None  # installed inside another project's checkout, or outside of any
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", "..")
     return f"{revision}-dirty" if changed else revision
 
 
 def command() -> str:
-    """The command line of this process."""
     program, *arguments = sys.argv
     name = Path(program).name
     return shlex.join(["draftwise" if name == "__main__.py" else name, *arguments])
 
 
 def _git(*arguments: str) -> str:
-    """What git prints in this folder; empty if it fails."""
+    """The output of git in this folder; empty if git fails."""
     line = ["git", "-C", str(Path(__file__).parent), *arguments]
     with suppress(OSError, subprocess.CalledProcessError):
         return subprocess.check_output(line, text=True, stderr=subprocess.DEVNULL).strip()

@@ -29,7 +29,7 @@ _GRAMMAR = (
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """draftwise in one setting; drafter: its only drafter, None = all of the pool."""
+    """draftwise with one preset. drafter: its only drafter; None = the whole pool."""
 
     name: str
     setting: Preset
@@ -38,7 +38,7 @@ class Ours:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """transformers' own generation.
+    """Generation by transformers.
 
     drafter: None = greedy; ``lookup`` = prompt lookup; else an assistant model. schedule:
     ``constant`` or ``heuristic``; threshold: assistant_confidence_threshold, 0 = none.
@@ -53,21 +53,21 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The best fixed plans and the assistant of a first look, to which groups expand."""
+    """Results of the exploration run that groups expand to: best fixed plans and assistant."""
 
     plans: Sequence[str]
     assistant: str | None
 
 
 def check_methods(specs: Sequence[str]) -> None:
-    """Refuse methods that are invalid whatever the drafters; raises DraftwiseError."""
+    """Raise DraftwiseError for methods that are invalid with any set of drafters."""
     for spec in specs:
         if spec not in GROUPS:
             parse_method(spec)
 
 
 def expand(specs: Sequence[str], known: Known) -> list[str]:
-    """Groups to their members; ``plain`` first, each once.
+    """Expand groups to their members; ``plain`` comes first, and every method occurs once.
 
     >>> expand(["fixed", "plain"], Known(["lookupx4"], None))
     ['plain', 'fixed:lookupx4']
@@ -86,7 +86,7 @@ def expand(specs: Sequence[str], known: Known) -> list[str]:
 
 
 def parse_method(spec: str, drafters: Mapping[str, bool] | None = None) -> Ours | Peer:
-    """Parse a method; DraftwiseError. drafters: name -> whether it is a model, None = any."""
+    """Parse a method; raises DraftwiseError. drafters: name -> is it a model; None = any."""
     kind, _, rest = spec.partition(":")
     if kind == TRANSFORMERS:
         return _peer(spec, rest, drafters)

@@ -1,9 +1,9 @@
-"""Turns runs into results by domain: tokens per second, MAT, ratios with intervals, losslessness.
+"""Summarises runs by domain: tokens per second, MAT, ratios with intervals, losslessness.
 
 Timing is paired and interleaved: every method answers every prompt in turn, in one process.
-Machines are noisy and drift, so only ratios between methods of one run are meant to be read: per
-prompt the median of the repeats, then the ratio of tokens over seconds, with a bootstrap interval
-over prompts. Methods take turns in random order, so that none is always the one after another.
+Machines are noisy and drift, so only ratios between methods of one run are meaningful. A ratio is
+tokens over seconds, from medians of the repeats, with a bootstrap interval over prompts. The order
+of methods is random for every prompt, so that no method always follows the same one.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Ratio:
 def ratio(
     tokens: Floats, seconds: Floats, base_tokens: Floats, base_seconds: Floats, seed: int = 0
 ) -> Ratio:
-    """The ratio of tokens a second, all prompts together; all arguments [P], paired by prompt.
+    """The ratio of tokens per second over all prompts; all arguments [P], paired by prompt.
 
-    Prompts are drawn with replacement, the same for both methods.
+    Prompts are resampled with replacement, the same ones for both methods.
 
     >>> one = np.ones(4)
     >>> ratio(one, one, one, 2 * one)
@@ -60,7 +60,7 @@ def ratio(
 @dataclass(frozen=True)
 class Timing:
     """seconds [methods, prompts] and num_tokens [methods, prompts] (or [prompts]): medians of the
-    repeats; identical: whether every answer was the base's, token for token; empty = unknown."""
+    repeats; identical: whether every answer equals the base's, token for token; empty = unknown."""
 
     names: list[str]
     seconds: Floats
@@ -88,7 +88,7 @@ class Timing:
 def turns(
     names: Sequence[str], num_prompts: int, repeats: int, seed: int = 0
 ) -> Iterator[tuple[int, int, list[str]]]:
-    """Repeat, prompt, and order of the methods, which seed and turn alone decide."""
+    """Yield repeat, prompt, and order of the methods, which depends only on seed and turn."""
     for repeat in range(repeats):
         for prompt in range(num_prompts):
             order = list(names)
@@ -96,7 +96,7 @@ def turns(
             yield repeat, prompt, order
 
 
-FEW_PROMPTS = 10  # below that many, a bootstrap's interval is said to be rough
+FEW_PROMPTS = 10  # with fewer prompts, a bootstrap interval is reported as rough
 Row = dict[str, Any]  # one method, flat; the keys are documented in docs/bench.md
 
 
@@ -114,7 +114,7 @@ class Sheet:
 def make_sheet(
     runs: Sequence[Run], methods: Sequence[str], *, can_compare: bool, clock: str = "wall"
 ) -> Sheet:
-    """Arrays of whole turns. can_compare: whether answers must be the same, token for token."""
+    """Build arrays from complete turns. can_compare: whether answers must have equal tokens."""
     by_method = {name: [run for run in runs if run.method == name] for name in methods}
     domains = {run.item: run.domain for run in sorted(runs, key=lambda run: run.item)}
     facts: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
@@ -127,7 +127,7 @@ def make_sheet(
 
 
 def results(sheet: Sheet) -> dict[str, Any]:
-    """``methods`` and ``comparisons``, and both for every domain."""
+    """``methods`` and ``comparisons``, in total and for every domain."""
     domains = list(dict.fromkeys(sheet.domains))
     parts = {
         domain: make_sheet(
@@ -187,9 +187,9 @@ def _of_the_engine(runs: Sequence[Run], tokens: int, clock: str) -> Row:
 
 
 def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
-    """How many times faster the default is than others, of which this very run chose the best.
+    """Speed of the default relative to other methods; the best of a group is chosen on this run.
 
-    parts: by domain, for the best fixed plan of each; empty = leave that out.
+    parts: sheets by domain, for the best fixed plan of each domain; empty = no such entry.
     """
     timing = sheet.timing
     if DEFAULT not in timing.names:
@@ -215,7 +215,7 @@ def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
 
 
 def _hindsight(sheet: Sheet, parts: Mapping[str, Sheet], fixed: Sequence[str]) -> Row:
-    """The default against a method that cannot be run: each domain's own best fixed plan."""
+    """Compare the default with an oracle that uses the best fixed plan of each domain."""
     best = {domain: max(fixed, key=part.timing.tok_per_s) for domain, part in parts.items()}
     timing, names = sheet.timing, sheet.timing.names
     picked = [names.index(best[domain]) for domain in sheet.domains], range(len(sheet.domains))
@@ -224,7 +224,7 @@ def _hindsight(sheet: Sheet, parts: Mapping[str, Sheet], fixed: Sequence[str]) -
 
 
 def interval(ratio: Mapping[str, Any]) -> str:
-    """A 95% interval in two numbers; empty where there is none, as of plain decoding to itself.
+    """A 95% interval as text; empty if there is none, as for plain decoding against itself.
 
     >>> interval({"ci95": [0.5, 1.25]}), interval({"ci95": None}), interval({"ci95": [1.0, 1.0]})
     ('0.50-1.25', '', '')
@@ -247,7 +247,7 @@ def cautions(found: Mapping[str, Any]) -> list[str]:
 
 
 def extent(settings: Mapping[str, Any]) -> str:
-    """How much was measured, in words.
+    """The amount of measurement, as text.
 
     >>> extent({"num_items_measured": 2, "tokens": 64, "repeats": 1})
     '2 prompts, at most 64 tokens, measured once'

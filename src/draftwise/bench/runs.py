@@ -1,4 +1,4 @@
-"""Settings of a bench, and its run file, from which a later start resumes."""
+"""Settings of a benchmark, and its run file, from which a later run resumes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from draftwise.types import DraftwiseError
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """The measurements that are wanted.
+    """Settings of a benchmark.
 
-    methods: empty = the default ones. domains: empty = all. prompts: of each domain at most, None =
-    all. tokens: of each answer at most. clock: ``wall``, or ``cpu`` where others use the machine.
+    methods: empty = the default ones. domains: empty = all. prompts: maximum per domain; None =
+    all. tokens: maximum per answer. clock: ``wall``, or ``cpu`` on a shared machine.
     """
 
     suite: str
@@ -40,7 +40,7 @@ class BenchSettings:
     setup: Settings = field(default_factory=Settings)
 
     def settings(self, suite: Suite) -> dict[str, Any]:
-        """Settings that two runs of the same bench share."""
+        """Settings that must be equal for a run to resume an earlier one."""
         models = ("target", "drafters", "compile", "dtype", "device")
         return {
             "suite": self.suite,
@@ -55,7 +55,7 @@ class BenchSettings:
 
 
 def prepare(wanted: BenchSettings) -> tuple[Suite, RunStore]:
-    """All that can be refused before a model is loaded; raises DraftwiseError."""
+    """Check settings and open the store before a model is loaded; raises DraftwiseError."""
     for name in ("tokens", "repeats", "prompts"):
         value = getattr(wanted, name)
         if value is not None and value < 1:
@@ -76,10 +76,10 @@ def prepare(wanted: BenchSettings) -> tuple[Suite, RunStore]:
 class Run:
     """One method's answer to one item.
 
-    item: its place in the suite. tokens, seconds, cpu_s, num_rounds: by turn. emitted: tokens of
-    every round, all turns together. num_drafted, num_accepted: None where unknown. phases: seconds
-    of the engine. pulls: rounds by drafter. round_s: seconds of every round. course: plans and
-    estimates of a policy, kept for a few runs (``session.course``).
+    item: index in the suite. tokens, seconds, cpu_s, num_rounds: by turn. emitted: tokens of every
+    round, over all turns. num_drafted, num_accepted: None if unknown. phases: seconds of the
+    engine. pulls: rounds by drafter. round_s: seconds of every round. course: plans and estimates
+    of a policy, recorded for a few runs (``session.course``).
     """
 
     method: str
@@ -103,16 +103,16 @@ class Run:
         return sum(map(len, self.tokens))
 
     def by_clock(self, clock: str) -> float:
-        """Seconds of all turns: ``wall``, or ``cpu`` for those of this process alone."""
+        """Seconds of all turns: ``wall`` time, or ``cpu`` time of this process."""
         return sum(self.cpu_s if clock == "cpu" else self.seconds)
 
     def scale(self, clock: str) -> float:
-        """The factor from the engine's own seconds, which are wall time, to those of a clock."""
+        """The factor from the engine's seconds, which are wall time, to seconds of a clock."""
         return self.by_clock(clock) / self.by_clock("wall")
 
 
 class RunStore:
-    """The folder of a bench: settings in the first line of a file, then runs, turn by turn."""
+    """The folder of a benchmark; its file has the settings in the first line, then runs by turn."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -140,7 +140,7 @@ class RunStore:
         self._path.write_text(json.dumps({"settings": settings}) + "\n", "utf-8")
 
     def load(self, num_methods: int) -> list[Run]:
-        """All whole turns so far; what was torn by an end in the middle is cut off."""
+        """Load all complete turns, and remove incomplete ones from the file."""
         header, *lines = self._path.read_text("utf-8", errors="replace").splitlines()
         found = []
         for line in lines:
@@ -152,7 +152,7 @@ class RunStore:
         return whole
 
     def add(self, runs: Sequence[Run]) -> None:
-        """Append the runs of one turn, to the disk and not only to the file."""
+        """Append the runs of one turn, and sync the file to disk."""
         with self._path.open("a", encoding="utf-8") as file:
             file.writelines(_line(run) + "\n" for run in runs)
             file.flush()
@@ -164,7 +164,7 @@ def _line(run: Run) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """Six digits of every number: more would only look precise.
+    """Round all numbers to six significant digits; more would suggest false precision.
 
     >>> rounded({"a": [1.23456789, 7, None]})
     {'a': [1.23457, 7, None]}
@@ -177,6 +177,6 @@ def rounded(value: Any) -> Any:
 
 
 def whole_turns(runs: Sequence[Run], num_methods: int) -> list[Run]:
-    """Only the turns in which every method answered: the others cannot be compared."""
+    """The turns in which every method answered; the others cannot be compared."""
     counts = Counter((run.repeat, run.item) for run in runs)
     return [run for run in runs if counts[run.repeat, run.item] == num_methods]

@@ -1,7 +1,7 @@
-"""A bench from start to end: look, measure, sum up; whatever ends it, what was measured stays.
+"""Runs a benchmark: exploration, measurement, summary. Interruptions keep what was measured.
 
-Run again with the same settings, it resumes where it ended; with more repeats it adds them. What
-answers is draftwise in any setting, and transformers' own generation.
+With the same settings a later run resumes; with more repeats it adds repeats. The methods are
+draftwise with any preset or plan, and generation by transformers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from draftwise.files import write_text
 from draftwise.speculator import Speculator
 from draftwise.types import NONE, DraftwiseError, Plan
 
-TRACE = "trace.jsonl"  # of the first look, in the bench's folder
+TRACE = "trace.jsonl"  # trace of the exploration run, in the benchmark's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class TimedReply:
 
 
 class OurContestant:
-    """draftwise in one setting; drafters forget earlier answers when a repeat begins."""
+    """draftwise with one preset or plan; drafters forget earlier answers at each repeat."""
 
     def __init__(self, spec: Ours, base: Speculator, asked: Asked) -> None:
         self.name, self._spec, self._base, self._asked = spec.name, spec, base, asked
@@ -65,7 +65,7 @@ class OurContestant:
         return self._speculator.plans
 
     def begin(self) -> None:
-        """Begin a repeat: no drafter may copy from answers of the last one."""
+        """Begin a repeat: drafters must not copy answers of the previous one."""
         if any(isinstance(drafter, SuffixDrafter) for drafter in self._base.drafters):
             self._speculator = self._make()
 
@@ -82,7 +82,7 @@ class OurContestant:
 
     def _make(self) -> Speculator:
         base, spec = self._base, self._spec
-        # models and datastores are shared; a memory of past answers is each contestant's own
+        # contestants share models and datastores, but no memory of past answers
         own = [
             d.forgetful() if isinstance(d, SuffixDrafter) else d
             for d in base.drafters
@@ -92,7 +92,7 @@ class OurContestant:
 
 
 def counts(rounds: Sequence[Round]) -> dict[str, Any]:
-    """The fields of a run that only draftwise knows."""
+    """The fields of a run that only draftwise reports."""
     if not rounds:
         return {}
     phases: Counter[str] = Counter()
@@ -110,7 +110,7 @@ def counts(rounds: Sequence[Round]) -> dict[str, Any]:
 def course(rounds: Sequence[Round], plans: Sequence[Plan]) -> dict[str, Any]:
     """A policy's choices and estimates by round, and the source of each token.
 
-    Plans are grouped into arms: by stop rule, drafter or length, whatever they differ in first.
+    Plans are grouped into arms by the first of stop rule, drafter and length that differs.
     values [R][arms]: the best estimate of each arm's plans; played [R]: the arm of each round.
     """
     arms = _arms(plans)
@@ -138,7 +138,7 @@ class PeerContestant:
     """transformers' ``model.generate``, plain or assisted.
 
     The options and the schedule's state live in the assistant's generation config, so each
-    contestant has its own config, which the assistant gets while it answers.
+    contestant has a separate config, which the assistant has while it answers.
     """
 
     def __init__(self, spec: Peer, base: Speculator, asked: Asked) -> None:
@@ -159,7 +159,7 @@ class PeerContestant:
             self._config.assistant_confidence_threshold = spec.threshold
 
     def begin(self) -> None:
-        """Nothing to reset: transformers keeps the schedule's state on purpose."""
+        """Reset nothing: transformers keeps the schedule's state between answers."""
 
     def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
         counter = _RoundCounter()
@@ -201,13 +201,13 @@ class Question:
     prompt: Sequence[int]
 
 
-GoesOn = Callable[[], bool]  # asked between answers: False ends the bench
-Report = Callable[[str, int, int], None]  # what is being done, and how much of how much is done
+GoesOn = Callable[[], bool]  # called between answers: False ends the benchmark
+Report = Callable[[str, int, int], None]  # stage, number done, total
 Contestant = OurContestant | PeerContestant
 
 
 class Encoder:
-    """Encodes items; too long prompts lose their beginning, and ``cut`` has the items' ids."""
+    """Encodes items; long prompts are truncated at the start, and ``cut`` has the items' ids."""
 
     def __init__(self, base: Speculator, asked: Asked) -> None:
         self._tokenizer = base.tokenizer
@@ -239,7 +239,7 @@ class Encoder:
 def make_contestants(
     methods: Sequence[str], base: Speculator, asked: Asked, wanted: Sequence[str]
 ) -> tuple[list[Contestant], dict[str, str]]:
-    """The contestants, and why other methods are left out (an error for ``wanted`` ones)."""
+    """Make the contestants; return why others are left out (an error for ``wanted`` ones)."""
     drafters = {d.name: isinstance(d, LMDrafter) for d in base.drafters}
     made: list[Contestant] = []
     left_out: dict[str, str] = {}
@@ -258,7 +258,7 @@ def make_contestants(
 
 
 class Contest:
-    """Runs all contestants on all items; the store holds all state."""
+    """Runs all contestants on all items; the store holds the whole state."""
 
     def __init__(
         self, contestants: Sequence[Contestant], items: Sequence[Item], encoder: Encoder,
@@ -272,7 +272,7 @@ class Contest:
     def run(
         self, repeats: int, done: Sequence[Run], goes_on: GoesOn, progress: Callable[[], None]
     ) -> None:
-        """Warm up, then run every missing turn, as long as ``goes_on`` says so."""
+        """Warm up, then run every missing turn while ``goes_on`` returns True."""
         finished = {(run.repeat, run.item) for run in done}
         plan = turns(list(self._contestants), len(self._items), repeats, self._seed)
         todo = [turn for turn in plan if turn[:2] not in finished]
@@ -293,7 +293,7 @@ class Contest:
             self._store.add(runs)
 
     def _warm_up(self, index: int, goes_on: GoesOn) -> bool:
-        """One uncounted answer each, for allocators, lazy imports and first costs."""
+        """Run one uncounted answer each, for allocators, lazy imports and first-time costs."""
         for contestant in self._contestants.values():
             if not goes_on():
                 return False
@@ -339,7 +339,7 @@ def measure(
     wanted: BenchSettings, suite: Suite, store: RunStore, base: Speculator, goes_on: GoesOn,
     report: Report, studio: Any = None, explores: bool = True,
 ) -> ContestResult | None:  # fmt: skip
-    """Run what is missing and summarize all runs; None if no turn is complete.
+    """Run the missing turns and summarise all runs; None if no turn is complete.
 
     studio: the lab's module ``draftwise_lab.bench.studio``; None = the group ``fixed`` is empty.
     explores: whether to record the exploration run even if no group needs it (for the report).
@@ -388,10 +388,10 @@ def _first_look(
     wanted: BenchSettings, asked: Asked, questions: Sequence[Question], base: Speculator,
     goes_on: GoesOn, report: Report, studio: Any,
 ) -> Known | None:  # fmt: skip
-    """Record a first look's trace and return its findings; None if it was stopped."""
+    """Record the exploration run's trace and return its findings; None if it was stopped."""
     if not base.drafters:
         raise DraftwiseError("a bench needs a drafter: give --drafter")
-    if studio is None:  # no fixed plan, the first model as assistant
+    if studio is None:  # no fixed plan; the first model is the assistant
         models = (drafter.name for drafter in base.drafters if isinstance(drafter, LMDrafter))
         return Known([], next(models, None))
     path, numbers = wanted.out / TRACE, itertools.count(1)
@@ -411,7 +411,7 @@ def _sum_up(
     settings: dict[str, Any], now: dict[str, Any], num_cut: int,
 ) -> dict[str, Any]:  # fmt: skip
     methods: list[str] = settings["methods"]
-    then = {key: settings[key] for key in now}  # of the first turn: what was measured
+    then = {key: settings[key] for key in now}  # environment and command of the first run
     is_exact = wanted.temperature == 0 and then["environment"]["dtype"] in {"float32", "float64"}
     sheet = make_sheet(runs, methods, can_compare=is_exact, clock=wanted.clock)
     cpu_s, wall_s = (sum(run.by_clock(clock) for run in runs) for clock in ("cpu", "wall"))

@@ -15,7 +15,7 @@ from draftwise.types import DraftwiseError
 _MT_BENCH = {
     "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
 }  # fmt: skip
-"""Categories that Spec-Bench counts as one, ``mt_bench``."""
+"""Categories that Spec-Bench reports as one, ``mt_bench``."""
 _T = TypeVar("_T")
 
 
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 class Item:
     """A conversation of one or more user turns, each sent after the previous answer.
 
-    id: the question's own, or its place in the domain. category: as in the file, if it has one.
+    id: the question's id, or its number. category: as in the file, if it has one.
     """
 
     id: str
@@ -50,11 +50,11 @@ class Suite:
 
 
 def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] = ()) -> Suite:
-    """``zoo``, ``spec-bench:FILE``, or a file of prompts (.jsonl, or one a line).
+    """Load ``zoo``, ``spec-bench:FILE``, or a file of prompts (.jsonl, or one per line).
 
-    A jsonl file whose lines have ``turns`` and ``category`` is Spec-Bench's, wherever it lies; in
-    others ``prompt`` (or ``turns``) is asked, ``domain`` and ``id`` are optional. per_domain: most
-    items of each domain. domains: only these; empty = all. Raises DraftwiseError.
+    A jsonl file whose lines have ``turns`` and ``category`` is in Spec-Bench's format; in others
+    ``prompt`` (or ``turns``) is required, ``domain`` and ``id`` are optional. per_domain: maximum
+    items per domain. domains: only these; empty = all. Raises DraftwiseError.
     """
     kind, _, rest = name.partition(":")
     if name == "zoo":
@@ -79,7 +79,7 @@ def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] 
 
 
 def in_turn(groups: Iterable[Sequence[_T]]) -> list[_T]:
-    """The first of each group, then the second of each, ...
+    """Interleave groups: the first of each, then the second of each, ...
 
     >>> in_turn(["ab", "c"])
     ['a', 'c', 'b']
@@ -88,7 +88,7 @@ def in_turn(groups: Iterable[Sequence[_T]]) -> list[_T]:
 
 
 def zoo_items() -> list[Item]:
-    """Held-out prompts of every domain, ``mixed`` included, and ``copy``."""
+    """Held-out prompts of every domain, including ``mixed``, and copy-heavy ones (``copy``)."""
     from draftwise import zoo
 
     prompts = zoo.prompts()
@@ -106,7 +106,7 @@ def zoo_items() -> list[Item]:
 
 
 def read_items(file: Path) -> list[Item]:
-    """The items of a file; DraftwiseError names the first line that holds none."""
+    """The items of a file; DraftwiseError names the first line without one."""
     try:
         return [_item(file, number, entry) for number, entry in prompt_lines(file)]
     except OSError as error:

@@ -50,11 +50,11 @@ COMMANDS: Mapping[str, str] = {
 }
 """Name -> help line."""
 _APPS = {"datastore": "datastore:app", "prompts": "train:prompts_app", "train": "train:app"}
-"""Where commands with subcommands are; every other one is a function in the file of its name."""
+"""Modules of commands with subcommands; any other command is a function in the file of its name."""
 
 
 def find_command(name: str) -> Any:
-    """The command's function or app; DraftwiseError for the lab's where that is not installed."""
+    """The command's function or app; DraftwiseError for a lab command without the lab."""
     if name in lab.COMMANDS:
         return lab.need(name, f"draftwise {name}")
     module, _, attribute = _APPS.get(name, f"{name}:{name}").partition(":")
@@ -62,7 +62,7 @@ def find_command(name: str) -> Any:
 
 
 def tidied(command: Any) -> Any:
-    """A command, or a group with its commands: ``-h`` works, and flags show no type."""
+    """Set up a command, or a group with its commands: ``-h`` works, and flags show no type."""
     command.context_settings.setdefault("help_option_names", ["--help", "-h"])
     command.get_help_option = functools.partial(_help_option, command.get_help_option)
     for option in command.params:
@@ -89,7 +89,7 @@ class Commands(TyperGroup):
         return [*COMMANDS, *(lab.COMMANDS if lab.is_installed() else ())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command; while the list is printed, a stand-in with its help line."""
+        """The command; while the list is printed, a placeholder with its help line."""
         line = COMMANDS.get(cmd_name) or lab.COMMANDS.get(cmd_name)
         if line is None:
             return None

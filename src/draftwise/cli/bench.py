@@ -155,7 +155,7 @@ def methods_table(results: dict[str, Any]) -> Table:
 
 
 def comparisons_table(results: dict[str, Any]) -> Table:
-    """How many times faster draftwise is than the best others of this run."""
+    """Speed of draftwise relative to the best other methods of this run."""
     from draftwise.bench.results import interval
 
     table = make_table("other", right=("ratio", "95%"), title="draftwise, times as fast as")

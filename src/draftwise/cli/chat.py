@@ -97,7 +97,7 @@ def adapters_of(speculator: Speculator) -> list[DrafterAdapter]:
 def learning_from(
     talk: Conversation, adapters: Sequence[DrafterAdapter], messages: Iterator[str]
 ) -> Iterator[str]:
-    """The same messages; while waiting for one, heads are trained on the answers so far."""
+    """Yield the messages; while waiting for one, train heads on the answers so far."""
     num_heard = 0
     while True:
         new = talk.turns[num_heard if num_heard <= len(talk.turns) else 0 :]
@@ -125,7 +125,7 @@ def messages() -> Iterator[str]:
                 text += "\n" + ask("... ")
         except EOFError:
             return
-        except KeyboardInterrupt:  # out of a block, which is in the history
+        except KeyboardInterrupt:  # leave the block, which stays in the history
             continue
         except UnicodeDecodeError as error:
             raise DraftwiseError(f"this is not UTF-8 text: {error}") from error
@@ -161,13 +161,13 @@ class Keyboard:
         while True:
             try:
                 lines = [input(prompt)]
-                # without bracketed paste, the lines of a pasted text are all there at once
+                # without bracketed paste, all lines of a pasted text are available at once
                 while not self._knows_pastes and _has_more():
                     lines.append(input())
             except KeyboardInterrupt:
                 typed = "" if self._readline is None else self._readline.get_line_buffer()
                 if self._was_cleared and not typed:
-                    # one more press, while the process ends, is no failure
+                    # a further press, while the process ends, is not an error
                     signal.signal(signal.SIGINT, signal.SIG_IGN)
                     sys.stdout.write("\n")
                     raise EOFError from None
@@ -185,7 +185,7 @@ class Keyboard:
 def _has_more() -> bool:
     try:
         return bool(select.select([sys.stdin], [], [], 0.02)[0])
-    except (OSError, ValueError):  # Windows selects among sockets only
+    except (OSError, ValueError):  # on Windows, select works for sockets only
         return False
 
 
@@ -202,7 +202,7 @@ def converse(talk: Conversation, messages: Iterator[str]) -> None:
                     obey(talk, named[1].lower(), named[2] or "", is_stopped)
                 else:
                     talk.answer(text, is_stopped)
-        except (DraftwiseError, OSError) as error:  # the next message may be answered
+        except (DraftwiseError, OSError) as error:  # the conversation continues
             if isinstance(error, BrokenPipeError):
                 raise
             say(str(error))
@@ -306,7 +306,7 @@ class Conversation:
         say("a new conversation", style="dim")
 
     def system(self, text: str) -> None:
-        """Show or replace the system message, unless the template refuses it."""
+        """Show or replace the system message, unless the template rejects it."""
         if text:
             opening = [{"role": "system", "content": text}]
             render([*opening, _PROBE], self._speculator.tokenizer)
@@ -327,7 +327,7 @@ class Conversation:
         say(f"temperature: {self._params.sampling.temperature:g}", style="dim")
 
     def save(self, text: str) -> None:
-        """Write the messages as one jsonl line, which ``generate --batch`` reads, too."""
+        """Write the messages as one jsonl line, which ``generate --batch`` can also read."""
         file = _file("save", text)
         if file.exists():
             _read(file)
@@ -387,7 +387,7 @@ class Conversation:
         self, asked: Sequence[Message], prompt: Prompt, is_stopped: Callable[[], bool],
         before: Result | None = None,
     ) -> ChatTurn:  # fmt: skip
-        """Stream an answer; before: its first part, which this continues."""
+        """Stream an answer; before: its first part, which is continued."""
         from draftwise.engine.attribution import SourceAttribution
         from draftwise.engine.request import Answer, Ending
 

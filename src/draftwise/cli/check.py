@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from draftwise.engine import LosslessnessReport
     from draftwise.speculator import Speculator
 
-LENGTHS = (1, 2, 4, 8, 15)  # draft lengths: the forwards that verify them have 2 to 16 tokens
+LENGTHS = (1, 2, 4, 8, 15)  # draft lengths; the verifying forwards have 2 to 16 tokens
 EVERYTHING = Preset("random", "length", "free", LENGTHS, with_none=False)
-"""Every drafter and length at random, so that slow ones are checked, too."""
+"""Random drafters and lengths, so that slow ones are checked, too."""
 _NUM_PROMPTS = 10
 
 

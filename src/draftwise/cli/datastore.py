@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 
 
 def corpus_files(path: Path) -> list[Path]:
-    """The file, or all files below a folder but hidden ones; DraftwiseError if there are none."""
+    """The file, or all non-hidden files below a folder; DraftwiseError if there are none."""
     if path.is_dir():
         names = (file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file())
         found = [path / name for name in names if not any(p[0] == "." for p in name.parts)]

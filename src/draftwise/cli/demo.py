@@ -81,7 +81,7 @@ CHATS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class DemoPrompt:
-    """domain: its kind; text: as shown; prompt: as given to the target."""
+    """A prompt. domain: its kind; text: as shown; prompt: as passed to the target."""
 
     domain: str
     text: str
@@ -101,7 +101,7 @@ def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
     ]
 
 
-WIDE = 100  # least number of columns for panels side by side
+WIDE = 100  # minimum number of columns for panels side by side
 _FRAME_S = 1 / 12
 _MOST_LINES, _FEWEST_LINES = 16, 4
 
@@ -184,7 +184,7 @@ class Lane:
 
 
 def race(lanes: Sequence[Lane], is_stopped: Callable[[], bool]) -> Iterator[Lane]:
-    """Always step the lane that has used less time, so that other load slows both equally."""
+    """Step the lane that has used less time, so that other load slows both equally."""
     while not is_stopped() and (running := [lane for lane in lanes if lane.is_running]):
         lane = min(running, key=lambda lane: lane.seconds)
         lane.step()
@@ -320,7 +320,7 @@ class Show:
     def __init__(self, fast: Speculator, title: str, params: RequestParams) -> None:
         self._fast, self._plain, self._title = fast, plain_like(fast), title
         self._params, self._console = params, Output()
-        # a second screen, of which the picture is made
+        # a second console, which records the picture
         self.film = Console(
             record=True, file=io.StringIO(), force_terminal=True, width=110, height=40
         )
@@ -329,7 +329,7 @@ class Show:
     def run(self, prompts: Sequence[DemoPrompt], is_stopped: Callable[[], bool]) -> None:
         self._print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
         self._print(legend(self._styles))
-        # warm up, so that neither is charged for the allocator and lazy imports
+        # warm up, so that neither decoder is charged for the allocator and lazy imports
         for speculator in (self._plain, self._fast):
             short = replace(self._params, max_new_tokens=_WARM_UP_TOKENS)
             speculator.generate(prompts[0].prompt, short)
@@ -343,7 +343,7 @@ class Show:
                 Lane(title, one.start(asked.prompt, self._params), one.tokenizer)
                 for title, one in (("plain decoding", self._plain), (self._title, self._fast))
             ]
-            # the first to move alternates; on the screen plain decoding stays on the left
+            # the first decoder to step alternates; plain decoding is always shown on the left
             self._race(lanes, lanes[::-1] if number % 2 == 0 else lanes, is_stopped)
             if is_stopped():
                 break

@@ -18,13 +18,13 @@ from draftwise.errors import DraftwiseError
 from draftwise.files import not_text
 
 BROKEN = 1  # exit code for logits that are not finite
-REFUSED = 2  # exit code for invalid options or input, as click has it for unknown options
+REFUSED = 2  # exit code for invalid options or input, as in click for unknown options
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + 13
 NOT_WRITTEN = 74  # exit code for output that could not be written (EX_IOERR of sysexits.h)
 
 VOICE = SimpleNamespace(notes=True)
-"""Whether more than warnings and errors goes to stderr; ``options.command`` sets it."""
+"""notes: whether stderr gets more than warnings and errors; set by ``options.command``."""
 
 
 def say(message: str, style: str = "red") -> None:
@@ -42,7 +42,7 @@ def note(message: str) -> None:
 
 @contextmanager
 def waiting(what: str, *, is_load: bool = False) -> Iterator[None]:
-    """Show a spinner on a terminal; elsewhere, one line if it is a load."""
+    """Show a spinner on a terminal; elsewhere, print one line if something is loaded."""
     console = Console(stderr=True)
     if is_load and not console.is_terminal:
         note(what)
@@ -71,7 +71,7 @@ def refusals() -> Iterator[None]:
 
 
 class Output(Console):
-    """Stdout; a closed pipe raises, as it does outside of rich, which would exit."""
+    """Stdout; a closed pipe raises BrokenPipeError, while rich would exit."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -79,7 +79,7 @@ class Output(Console):
 
 @contextmanager
 def standing_streams() -> Iterator[None]:
-    """Make the standard streams safe for a whole process, whatever stdout can encode."""
+    """Make the standard streams safe for the whole process, for any encoding of stdout."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
@@ -94,7 +94,7 @@ def standing_streams() -> Iterator[None]:
 
 @contextmanager
 def refused_values() -> Iterator[None]:
-    """Convert ValueError and OSError to DraftwiseError; for set-up, where input causes them."""
+    """Convert ValueError and OSError, which input causes in set-up, to DraftwiseError."""
     try:
         yield
     except BrokenPipeError:
@@ -110,7 +110,7 @@ def refused_values() -> Iterator[None]:
 
 @contextmanager
 def graceful() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C sets a flag that is read between rounds; a second Ctrl-C interrupts at once."""
+    """Make Ctrl-C set a flag that is read between rounds; a second Ctrl-C interrupts at once."""
     is_pressed = False
 
     def press(*_: object) -> None:
@@ -128,7 +128,7 @@ def graceful() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def own_warnings() -> Iterator[None]:
-    """Print draftwise's own warnings as lines on stderr, and suppress all others."""
+    """Print warnings of draftwise as lines on stderr, and suppress all others."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", module=r"draftwise\b")

@@ -65,7 +65,7 @@ def generate(
         elif chat_template is not None:
             raise DraftwiseError("--chat-template is for --chat, or prompts with `messages`")
         if trace is not None:
-            trace.open("a").close()  # keep existing files for now
+            trace.open("a").close()  # check that it is writable, and keep its content for now
     with hold(settings.state):
         speculator = o.load(settings, chat_template)
         o.check_vocabulary(params, speculator.target.vocab_size)
@@ -73,7 +73,7 @@ def generate(
             load.check_template(target, speculator.tokenizer)
         from draftwise.engine.engine import TraceWriter
 
-        # all prompts before any answer, and before an earlier trace is overwritten
+        # encode all prompts before any answer, and before an earlier trace is overwritten
         texts = [given.encoded(speculator) for given in prompts]
         warn_of_cuts(params.max_new_tokens, texts, speculator)
         with refused_values():
@@ -109,7 +109,7 @@ def _prompts(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all prompts share."""
+    """The settings that all prompts share."""
 
     speculator: Speculator
     params: RequestParams
@@ -117,7 +117,7 @@ class Job:
     as_json: bool
 
     def start(self, prompts: Sequence[Prompt], first: int) -> Generation:
-        """Start a chunk of prompts; first: index of its first prompt among all."""
+        """Start a chunk of prompts; first: index of the chunk's first prompt."""
         seed = self.params.seed  # with one seed every chunk of a batch would sample the same tokens
         params = replace(self.params, seed=None if seed is None else seed + first)
         return self.speculator.start(list(prompts), params)
@@ -178,7 +178,7 @@ def run_batch(job: Job, prompts: Sequence[Prompt], batch_size: int) -> int:
                 rate = num_tokens / seconds if seconds else 0.0
                 progress.update(task, rate=f"{rate:.0f} tok/s")
             chunk = generation.results()
-            progress.stop()  # answers are printed where the bar was
+            progress.stop()  # answers replace the bar
             for result in chunk:
                 print(json.dumps(result.as_json()) if job.as_json else result.text, flush=True)
             progress.update(task, advance=len(chunk))

@@ -1,4 +1,4 @@
-"""What commands read before they load a model: prompts, templates and models, all checked."""
+"""Input that commands check before they load a model: prompts, templates, names of models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_target(target: str) -> None:
 
 
 def check_chat(target: str, template: Path | None = None) -> None:
-    """Refuse an invalid template, or a target without one, if its files are local."""
+    """Reject an invalid template, or a target without one, if its files are local."""
     if template is not None:
         read_template(template)
     elif not is_pretrained(target):
@@ -57,7 +57,7 @@ def check_chat(target: str, template: Path | None = None) -> None:
         folder = found if found.is_dir() else cached(target)
         if folder is None or has_template(folder):
             return
-        if "base_model_name_or_path" not in config_of(folder):  # an adapter's base may have one
+        if "base_model_name_or_path" not in config_of(folder):  # its base may have a template
             check_template(target)
 
 
@@ -105,7 +105,7 @@ def cached(model: str) -> Path | None:
 
 
 def check_hub(model: str) -> None:
-    """Refuse an invalid hub id, and a model neither in the cache nor on the hub."""
+    """Reject an invalid hub id, and a model neither in the cache nor on the hub."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
@@ -139,7 +139,7 @@ def check_hub(model: str) -> None:
             f"{said}; {constants.ENDPOINT} cannot be reached now. Name a folder or a .gguf file, "
             "or go online"
         )
-    # for other errors, loading has the better message
+    # for other errors, loading has a better message
     if isinstance(answer, RepositoryNotFoundError) and answer.response.status_code in {401, 404}:
         raise DraftwiseError(
             f"there is no folder {model}, and {constants.ENDPOINT} has no public model {model}: "
@@ -149,7 +149,7 @@ def check_hub(model: str) -> None:
 
 @contextmanager
 def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]:
-    """Save the learnt state, however the block ends; exit code 74 if only saving fails."""
+    """Save the learned state, however the block ends; exit code 74 if only saving fails."""
     ends_well = False
     try:
         yield
@@ -172,7 +172,7 @@ def alone_in(folder: Path) -> AbstractContextManager[None]:
 
 @contextmanager
 def loading(what: str, threads: int) -> Iterator[None]:
-    """Import torch and load something, with a spinner and without the libraries' own output."""
+    """Import torch and load something, with a spinner and without output of the libraries."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with waiting(f"loading {what}", is_load=True):
         import torch
@@ -201,7 +201,7 @@ class Given:
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """A single prompt from the argument, a file or stdin, without its last line break."""
+    """A single prompt from the argument, a file or stdin, without a trailing line break."""
     if prompt is not None and file is not None:
         raise DraftwiseError("give the prompt as an argument or with --file, not both")
     if prompt is not None and prompt != "-":

@@ -1,4 +1,4 @@
-"""The options of commands: declared, read, checked, and made into a ``Speculator``."""
+"""Options of commands: declaration, parsing, checks, and loading of the ``Speculator``."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ _alias = partial(option, None, panel="Aliases (names of vLLM and transformers)")
 
 @dataclass(frozen=True, slots=True)
 class Aliases:
-    """Other programs' names for existing options."""
+    """Names that other programs use for existing options."""
 
     num_speculative_tokens: int | None = _alias("Same as --plan-lengths N.")
     assistant_model: str | None = _alias("Same as --drafter lm:PATH.", metavar="PATH")
@@ -175,7 +175,7 @@ class Aliases:
     prompt_lookup_max: int | None = _alias("Same as --drafter lookup:prompt_lookup_max=N.")
 
     def applied(self, settings: Settings) -> Settings:
-        """The settings with the aliases applied; DraftwiseError for an option given twice."""
+        """The settings with the aliases applied; DraftwiseError for an option passed twice."""
         if self.num_speculative_tokens is not None:
             if settings.lengths is not None:
                 raise DraftwiseError("give --plan-lengths or --num-speculative-tokens, not both")
@@ -203,7 +203,7 @@ def check_vocabulary(params: RequestParams, vocab_size: int) -> None:
 
 
 def check(wanted: Settings) -> None:
-    """Refuse invalid settings without loading a model: names, options, files, devices."""
+    """Reject invalid settings without loading a model: names, options, files, devices."""
     setting = wanted.learning
     plans = setting.plans(["drafter"])
     _check_policy(setting)
@@ -222,7 +222,7 @@ def check(wanted: Settings) -> None:
 
 
 def _check_policy(setting: registry.Preset) -> None:
-    """Refuse a policy that fails for one drafter and for many, as their number is still unknown."""
+    """Reject a policy that fails for one drafter and for many; their number is still unknown."""
     refusals = []
     for num in (1, 8):
         plans = setting.plans([f"drafter{n}" for n in range(num)])
@@ -235,7 +235,7 @@ def _check_policy(setting: registry.Preset) -> None:
 
 
 def _check_state(state: Path) -> None:
-    """Refuse a state file that cannot be read now, or written at the end."""
+    """Reject a state file that cannot be read now, or written at the end."""
     if state.is_dir() or not state.parent.is_dir():
         why = "it is a folder" if state.is_dir() else f"there is no folder {state.parent}"
         raise DraftwiseError(f"--state {state}: {why}")
@@ -247,7 +247,7 @@ def _check_state(state: Path) -> None:
 
 
 def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
-    """Load the speculator; chat_template: a Jinja file in place of the tokenizer's."""
+    """Load the speculator; chat_template: a Jinja file instead of the tokenizer's."""
     with loading(wanted.target, wanted.threads):
         from draftwise.speculator import Speculator
 

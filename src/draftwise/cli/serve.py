@@ -29,12 +29,12 @@ def serve(
     needed = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
     if missing := [name for name in needed if find_spec(name) is None]:
         raise DraftwiseError(f"serve needs {', '.join(missing)}: {hint('serve')}")
-    VOICE.notes = False  # stderr is the log's, which programs read
+    VOICE.notes = False  # stderr is reserved for the log, which programs parse
     target, state = settings.target, settings.state
     with refused_values():
         o.check(settings)
         if server.trace is not None:
-            server.trace.open("a").close()  # refused before a model is loaded
+            server.trace.open("a").close()  # fail before a model is loaded
         from draftwise.serve.middleware import set_up_logs
 
         set_up_logs(server.log_format)
@@ -52,7 +52,7 @@ def serve(
             state=state,
         )
     with hold(state), listener:
-        speculator = o.load(replace(settings, state=None))  # the server loads it itself
+        speculator = o.load(replace(settings, state=None))  # the server loads the state
         if not server.keys and server.host not in {"127.0.0.1", "localhost", "::1"}:
             say(f"every client that reaches {server.host} may ask: give --api-key", style="yellow")
         answer(speculator, server, listener)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def colours(drafters: Sequence[str]) -> dict[str, str]:
-    """The style of each drafter; dim for the target's own tokens, and rounds without a draft."""
+    """The style of each drafter; dim for tokens of the target, and rounds without a draft."""
     return drafter_colours(drafters) | {"target": "dim", NONE: "dim"}
 
 
@@ -84,7 +84,7 @@ def _cells(pieces: Sequence[Piece]) -> int:
 
 
 class Pen:
-    """Streams text to stdout, coloured on a terminal; is_chat: wrapped there, and ends its line."""
+    """Streams text to stdout, coloured on a terminal; is_chat: wrap text, end the line."""
 
     def __init__(self, drafters: Sequence[str], is_chat: bool = False) -> None:
         self._console, self._styles, self._is_chat = Output(), colours(drafters), is_chat
@@ -120,7 +120,7 @@ def make_table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
 
 
 class Bars(p.Progress):
-    """Progress bars on stderr, on a terminal only; stays: keep them, and print above them."""
+    """Progress bars on stderr, only on a terminal; stays: keep bars, and print above them."""
 
     def __init__(
         self, what: str = "{task.description}", *columns: p.ProgressColumn,
@@ -210,7 +210,7 @@ def summary(stats: Stats) -> str:
 
 
 def total(stats: Sequence[Stats], are_together: bool = False) -> Stats:
-    """The sum of all counts and seconds; rows that ran together: the longest row's seconds."""
+    """The sum of all counts and seconds; for rows that ran together, the seconds of the longest."""
     from draftwise.engine.request import Stats
 
     whole = Stats()

@@ -1,4 +1,4 @@
-"""``draftwise train``: trains drafters and heads; ``draftwise prompts``: makes prompts for that."""
+"""``draftwise train``: trains drafters and heads; ``draftwise prompts``: generates prompts."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("authors", "speculators")
 HELD_OUT, MOST_HELD_OUT = 10, 64
-"""Every tenth prompt or text is held out; of an EAGLE head's texts, at most this number."""
+"""Every tenth prompt or text is held out; for EAGLE heads at most MOST_HELD_OUT texts."""
 MOST_KEPT_BYTES = 4 << 30  # if the target's hidden states take more, every epoch recomputes them
-SELF = "self"  # instead of a file: the model writes its own prompts
+SELF = "self"  # instead of a file: the model writes the prompts
 PROMPTS = option(
     ...,
     "Prompts like your users': one per line, or jsonl with `prompt` or `messages`. `self`: an "
@@ -77,7 +77,7 @@ class AnswerOptions:
 
 
 def encode_all(base: Speculator, prompts: Sequence[Given], room: int) -> list[list[int]]:
-    """All prompts as tokens; DraftwiseError if one leaves no room for ``room`` tokens more."""
+    """Encode all prompts; DraftwiseError if one leaves no room for ``room`` more tokens."""
     rows = [list(encode(given.prompt, base.tokenizer).tokens) for given in prompts]
     for given, row in zip(prompts, rows, strict=True):
         if not row or len(row) + room > base.target.max_positions:
@@ -92,7 +92,7 @@ def answer_all(
     base: Speculator, prompts: Sequence[list[int]], temperatures: Sequence[float], file: Path,
     how: AnswerOptions, bars: Bars,
 ) -> list[Text]:  # fmt: skip
-    """The target's answers, the temperatures in turn; ``file`` keeps them for a resumed run."""
+    """Sample the target's answers, with temperatures in turn; ``file`` keeps them for resuming."""
     from draftwise.engine.options import eos_tokens
     from draftwise.train.answers import answers
 
@@ -107,7 +107,7 @@ def answer_all(
 def begin(
     target: str, hardware: o.Hardware, prompts: Path | None = None, drafter: str | None = None
 ) -> tuple[Speculator, list[Given]]:
-    """The loaded target, and the file's prompts, none for ``self``; first refuses invalid input."""
+    """Check the input; return the loaded target and the file's prompts (none for ``self``)."""
     given = [] if prompts is None or str(prompts) == SELF else read_batch(prompts)
     check_models(target, [] if drafter is None else [model_spec(drafter)])
     if str(prompts) == SELF or any(not isinstance(one.prompt, str) for one in given):
@@ -116,7 +116,7 @@ def begin(
 
 
 def gather(given: list[Given], base: Speculator, folder: Path, how: AnswerOptions) -> list[Given]:
-    """The given prompts, or if there are none, the model's own, which ``folder`` keeps."""
+    """The prompts passed, or without any, prompts that the model writes and ``folder`` keeps."""
     if given:
         return given
     texts, share = own_prompts(base, folder / "own-prompts.jsonl", how, longest=160)
@@ -129,7 +129,7 @@ def gather(given: list[Given], base: Speculator, folder: Path, how: AnswerOption
 def own_prompts(
     base: Speculator, file: Path, how: AnswerOptions, *, longest: int, avoid: Sequence[Path] = ()
 ) -> tuple[list[str], str]:
-    """Prompts written by the model, and a line that says which share of them was kept."""
+    """Prompts written by the model, and a line with the share that was kept."""
     from draftwise.train.prompts import make_prompts, runs_of
 
     num, avoided = how.num_prompts, runs_of(avoid)
@@ -181,7 +181,7 @@ def fingerprint(prompts: Any) -> str:
 
 @contextmanager
 def keeping(folder: Path, inputs: Mapping[str, Any] | None = None) -> Iterator[Bars]:
-    """Lock and ``claim`` a work folder; DraftwiseError says how to resume after a failing disk."""
+    """Lock and ``claim`` a work folder; DraftwiseError says how to resume after a disk error."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -516,7 +516,7 @@ def _train(
     ids = e.draft_vocabulary(taught, size, target.vocab_size)
     head = e.new_head(module, ids, seed=seed, lends=chosen.lend)
     steps = max(1, round(learning.epochs * len(groups(taught, learning.batch_tokens))))
-    is_half = target.dtype == torch.bfloat16  # what it lends does not mix with ours
+    is_half = target.dtype == torch.bfloat16  # its shared bfloat16 weights do not mix with float32
     settings = TrainingSettings(
         steps, learning.lr, min(50, steps // 10), steps // 2, clip=0.5,
         bf16=is_half or _is_mixed(learning, base),

@@ -1,4 +1,4 @@
-"""vLLM's controller, and the cost model, guard and acceptance tables that engines share."""
+"""The controller of the vLLM plug-in, with the cost model, guard and acceptance of all engines."""
 
 from __future__ import annotations
 

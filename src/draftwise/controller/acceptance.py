@@ -7,14 +7,14 @@ tokens before it were accepted.
   last draft, and the length of the suffix of the text that occurred earlier.
 - Retrieval's hazard depends on the length of the matched suffix, which grows by one with every
   accepted token, and on whether all matching places agree. Drafts that continue a draft of the
-  model have tables of their own.
+  model have separate tables.
 
 All requests share the tables. Each request scales the hazards of each drafter by one factor: its
 discounted rejections over those that the tables expected, both with a prior weight. This is the
 posterior mean of a gamma-distributed rate.
 
-Only free evidence is used. A position is observed if it was verified, or is the position of the
-bonus token, and every position before it was accepted. Later positions are censored.
+Only uncensored evidence is used. A position is observed if it was verified, or holds the bonus
+token, and every position before it was accepted. Later positions are censored.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ NUM_KINDS = 5
 
 DISCOUNT = 0.9995  # discount of a shared table, for each observation
 REQUEST_DISCOUNT = 0.99, 0.97
-"""Discount of a request's factor, for each observation: the model drafter's, retrieval's."""
+"""Discount of a request's factor per observation, for the model drafter and for retrieval."""
 REQUEST_WEIGHT = 16.0, 8.0
-"""Prior weight of a request's factor, in rejections: the model drafter's, retrieval's."""
+"""Prior weight of a request's factor in rejections, for the model drafter and for retrieval."""
 MODEL_PRIOR = 0.7  # prior acceptance of a model drafter
 MATCH_PRIOR = (0.05, 0.25, 0.45, 0.6, 0.75, 0.85, 0.95)
 """Prior acceptance of retrieval, by bucket of the match."""
 PRIOR_WEIGHT = 6.0  # prior weight of the tables, in observations
 LOWEST, HIGHEST = 0.005, 0.98  # bounds of a hazard
 JOINT_PRIOR = 6.0, 10.0
-"""Tokens that a second branch adds to the better one: observed, and expected if independent."""
+"""Prior of the tokens that a second branch adds: observed, and expected if independent."""
 JOINT_DISCOUNT = 0.9995  # discount of those sums, for each depth that both branches reach
 AFTER_DISCOUNT = 0.99
 """Discount of retrieval's mean survival after tokens of the model, for each observation."""
@@ -56,8 +56,8 @@ AFTER_PRIOR, AFTER_WEIGHT = 0.05, 4.0  # prior of that survival, and its weight 
 OFFERED, FOUND, MATCH, KIND, AFTER_FOUND, AFTER_MATCH, AFTER_KIND = range(7)
 PLAYED_MODEL, PLAYED_MATCH, BRANCHES, LAST, LENGTH, GROUP, ROOM, KEPT = range(7, 15)
 NUM_FACTS = 15
-# index of tokens, survival and factors
-# no literals: numba compiles a function once more for each literal argument
+# indices into tokens, survival and factors; no literals, since numba compiles a function once more
+# for each literal argument
 _THREE: Any = np.arange(3)
 MODEL, OWN, AFTER = _THREE
 OBSERVED, EXPECTED = 0, 1
@@ -66,15 +66,15 @@ OBSERVED, EXPECTED = 0, 1
 class Slots(NamedTuple):
     """State of running requests, by slot.
 
-    facts: [slots, NUM_FACTS] tokens offered by the model; tokens, match and kind of retrieval, and
-    of retrieval after all of the model's tokens; the draft under verification: tokens of the
-    model, tokens of retrieval (after the model's where both are in one chain), and 1 for two
-    branches; outcome of the last draft, length of the text, bucket of the match, room, and correct
-    tokens of the model in the latest step.
+    facts: [slots, NUM_FACTS] number of tokens drafted by the model; number of tokens, match length
+    and kind of retrieval, and the same of retrieval after all of the model's tokens; the draft
+    under verification: tokens of the model, tokens of retrieval (after the model's if both are in
+    one chain), and 1 for two branches; outcome of the last draft, length of the text, bucket of the
+    match, room, and correct tokens of the model in the latest step.
     tokens: [slots, 3, length] of the model, of retrieval, and of retrieval after the model.
     survival: [slots, 3, length] probability that the first j + 1 of these tokens are accepted; the
     model's is filled to the longest draft. factors: [slots, 2, 2] rejections by drafter, observed
-    and expected. worth: [slots] of a token of this request, relative to the mean of all requests.
+    and expected. worth: [slots] of a token of the request, relative to the mean of all requests.
     """
 
     facts: Ints
@@ -173,10 +173,10 @@ def take(
 
     offers, lengths: concatenated drafts of the model; lengths is empty if it did not draft. found,
     num_found, match, hits, agree: proposals of retrieval; match is empty if texts were not
-    searched. floor: survival of a draft's last token below which no continuation is worth its
+    searched. floor: survival of a draft's last token below which a continuation cannot be worth its
     price. rows, drafts, nums, left (outputs): slots, tokens, lengths and remaining room of drafts
-    that may be worth continuing. Returns the length of the longest draft, the number of these rows,
-    and the tokens of all texts.
+    that may be worth continuing. Returns the length of the longest draft, the number of rows
+    written, and the tokens of all texts.
     """
     facts, tokens, survival, factors, _ = known
     length = tokens.shape[2]
@@ -224,7 +224,7 @@ def take(
 def find_after(
     slots: Ints, found: Int32, num_found: Int32, match: Int32, known: Slots, tables: Tables
 ) -> None:
-    """Store the proposals of retrieval after drafts of the model with their survival."""
+    """Store retrieval's proposals after the model's drafts, with their survival probabilities."""
     facts, tokens, survival, factors, _ = known
     hazards = tables.matches[:, :, 0] / tables.matches[:, :, 1]
     for i in range(len(slots)):
@@ -255,7 +255,7 @@ def _learn_match(
     draft: Int32, match: int, kind: int, most: int, emitted: Int32, begin: int,
     tables: Tables, factors: Floats,
 ) -> int:  # fmt: skip
-    """Score at most ``most`` retrieved tokens against emitted[begin:]; return the number right."""
+    """Score at most ``most`` retrieved tokens against emitted[begin:]; return how many match."""
     for j in range(most):
         is_rejected = draft[j] != emitted[begin + j]
         _count(tables.matches[kind, bucket_of(match + j)], factors, OWN, is_rejected)
@@ -266,7 +266,7 @@ def _learn_match(
 
 @compiled
 def _learn_pair(facts: Ints, survival: Floats, accepted: int, joint: Floats) -> None:
-    """Learn how many tokens two branches add to the better one."""
+    """Update the number of tokens that a second branch adds to the better one."""
     for j in range(min(facts[PLAYED_MODEL], facts[PLAYED_MATCH])):
         one, other = survival[MODEL, j], survival[OWN, j]
         high, low = max(one, other), min(one, other)
@@ -287,7 +287,6 @@ def _learn_after(row: Floats, survival: Floats, num: int) -> None:
 
 @compiled
 def _shorten(facts: Ints, verified: int) -> None:
-    """Cut the recorded draft to the tokens that were verified."""
     if facts[BRANCHES]:
         if verified == 0:
             facts[PLAYED_MODEL] = facts[PLAYED_MATCH] = facts[BRANCHES] = 0
@@ -316,7 +315,7 @@ def learn(
         num_model, num_match = facts[PLAYED_MODEL], facts[PLAYED_MATCH]
         branches, offered = facts[BRANCHES], facts[OFFERED]
         kept = 0
-        # if the model's draft was not verified, only its first position is free of selection
+        # if the model's draft was not verified, only its first position is uncensored
         for j in range(min(count, offered, num_model + 1)):
             is_rejected = tokens[MODEL, j] != emitted[begin + j]
             _count(tables.model[facts[LAST], facts[GROUP], j], factors, MODEL, is_rejected)
@@ -354,9 +353,9 @@ def learn_lengths(
 ) -> None:
     """The model's part of ``learn`` for engines that report accepted lengths without tokens.
 
-    accepted: [rows] of drafts of num_drafted tokens each, all verified. table: [length, 2]
-    rejections and observations, not by outcome of the last draft, since such an engine decides
-    before the outcome is known.
+    accepted: [rows] tokens of drafts of num_drafted tokens each, all verified. table: [length, 2]
+    rejections and observations by position; not by outcome of the last draft, since such an engine
+    decides before that outcome is known.
     """
     for i in range(len(slots)):
         kept = min(accepted[i], num_drafted)

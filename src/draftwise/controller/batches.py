@@ -1,9 +1,9 @@
 """Closed batches: requests that begin together and are not replaced when they end.
 
-In open traffic a new request replaces one that ends, so every token saves its share of a step. A
-closed batch (offline generation, the parallel calls of an agent) runs until its slowest request
-ends; tokens of the others only make steps narrower. The previous batch predicts whether the present
-one is closed.
+In open traffic a new request replaces each one that ends, so every token saves its share of a step.
+A closed batch (offline generation, the parallel calls of an agent) runs until its slowest request
+ends; tokens of the other requests only make steps narrower. A batch is predicted to be closed if
+the previous one was.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ import numpy as np
 from draftwise.types import Floats, Ints
 
 TOGETHER = 32
-"""Most tokens that any request of a closed batch has emitted when its last request begins."""
+"""Maximum tokens that a request of a closed batch has emitted when the last one begins."""
 CREDIT = 32.0
-"""Balance at the start, in plain steps, times the number of requests. The more requests, the less
-often the slowest one is drafted."""
+"""Initial balance in plain steps, times the number of requests: with more requests, drafts help the
+slowest one less often."""
 LEAST_CREDIT = 4.0
-"""The same in plain steps, at least, with a model drafter: it also drafts for the slowest request,
-but at first that one falls behind by chance, the more requests the further."""
-EARNED = 4.0  # largest balance, which earlier batches have earned, relative to the one at the start
+"""Minimum initial balance in plain steps with a model drafter. It also drafts for the slowest
+request, which at first lags by chance, and by more with more requests."""
+EARNED = 4.0  # maximum balance after earlier batches have earned, relative to the initial one
 STEP_SHARE = 0.125  # share of the balance that the drafts of one step may cost
-LEAST_SHARE = 0.25  # share of the balance at the start below which the account counts as empty
+LEAST_SHARE = 0.25  # share of the initial balance below which the account counts as empty
 SKIPPED = 8, 256
-"""Closed batches decoded without drafts before the next trial: at first, and at most."""
-STEPS = 8.0  # weight of the mean speed of all requests in the speed of one, in steps
-CHANCE = 0.5  # standard deviation of the steps that a request still takes, over their square root
-ANSWER = 256  # tokens expected of an answer without a limit
+"""Closed batches decoded without drafts before the next trial: initially, and at most."""
+STEPS = 8.0  # weight, in steps, of the mean speed of all requests in the speed of one
+CHANCE = 0.5  # standard deviation of a request's remaining steps, divided by their square root
+ANSWER = 256  # expected tokens of an answer without a limit
 
 
 @dataclass
 class BatchAccount:
     """The account of closed batches of one size.
 
-    share: the balance, relative to the one at the start. to_skip: batches yet to be decoded without
-    drafts. next_skip: their number after the next loss.
+    share: the balance, relative to the initial one. to_skip: batches still to be decoded without
+    drafts. next_skip: value of to_skip after the next loss.
     """
 
     share: float = 1.0
@@ -51,21 +51,22 @@ class Batches:
     """Accounts of the seconds that drafting saved in closed batches, one per power of two in size.
 
     The guard credits every token with its share of a step, and so overestimates drafting in a
-    closed batch. An account is settled when a batch ends that was closed. While it is empty, the
-    next SKIPPED[0] closed batches of its size are decoded without drafts; the number doubles, up to
-    SKIPPED[1], each time that the trial after them loses again.
+    closed batch. An account is settled when a closed batch ends. Once it is empty, the next
+    SKIPPED[0] closed batches of its size are decoded without drafts; the number doubles, up to
+    SKIPPED[1], each time that the following trial loses again.
 
-    Where all requests have a limit, each step's drafts in a batch that may be closed cost at most
-    STEP_SHARE of the balance. Without limits the remaining steps are a guess, and no bound applies.
+    If all requests have a token limit, each step's drafts in a batch that may be closed cost at
+    most STEP_SHARE of the balance. Without limits the remaining steps are unknown, and there is no
+    bound.
 
-    Bound for each size, as far as the cost model is accurate: drafting loses at most the balance at
-    the start and what it has earned since, and the former again (without limits: one batch's loss)
-    for each trial.
+    Bound for each size, if the cost model is accurate: drafting loses at most the initial balance,
+    what it has earned since, and for each trial the initial balance again (without limits: the loss
+    of one batch).
 
-    least_credit: of the balance at the start, in plain steps. State: by slot, the length of the
-    text at its start and its expected end. Of the present batch: whether it is open, whether a
+    least_credit: minimum initial balance in plain steps. State: the accounts; by slot, the initial
+    and the expected final length of the text; of the current batch, whether it is open, whether a
     request has ended, whether all have limits, the numbers of requests and steps, the seconds
-    saved, and the seconds by which the guard overestimated them. The accounts.
+    saved, and the seconds by which the guard overestimated them.
     """
 
     def __init__(self, least_credit: float = 0.0) -> None:
@@ -87,8 +88,8 @@ class Batches:
     ) -> None:
         """Add a request with a text of ``length`` tokens that may emit ``num_left`` more.
 
-        num_left: None without a limit.
-        running, lengths: slots of the running requests, and the lengths of their texts.
+        num_left: None without a limit. running, lengths: slots of the running requests, and the
+        lengths of their texts.
         """
         if len(running) == 0:
             self._is_open, self._has_ended, self._is_limited = False, False, True
@@ -104,7 +105,7 @@ class Batches:
         self._goal[slot] = length + (ANSWER if num_left is None else num_left)
 
     def end(self, num_running: int) -> float:
-        """Remove a request, and settle the account with the last one.
+        """Remove a request; after the last one, settle the account.
 
         num_running: requests that have not ended. Returns the seconds by which the guard
         overestimated a closed batch that ends here, otherwise 0.
@@ -137,7 +138,7 @@ class Batches:
 
     @property
     def step_credit_s(self) -> float:
-        """Seconds that the drafts of the coming step may cost; infinite where no bound applies."""
+        """Seconds that the drafts of the next step may cost; infinite without a bound."""
         own = self._account
         if self.is_closed and own.to_skip:
             return 0.0
@@ -159,7 +160,7 @@ class Batches:
     def has_earned(self) -> bool:
         """Whether earlier batches of this size saved more time than they lost.
 
-        The guard is not needed then. It values the tokens of all requests equally, and so
+        If so, the guard is not applied: it values the tokens of all requests equally, and so
         underestimates drafts that mostly serve the slowest requests.
         """
         return self.is_bounded and self._account.share > 1.0
@@ -167,9 +168,9 @@ class Batches:
     def worths(self, slots: Ints, lengths: Ints, share: float) -> Floats:
         """[rows] worth of a token of each request, relative to the mean of all requests.
 
-        share: of a plain step that grows with the number of requests; it is saved by any token.
-        The rest is saved by the tokens of the last request to end: each request's chance to be it
-        falls with its expected end, by its own speed so far.
+        share: part of a plain step's time that grows with the number of requests; any token saves
+        it. Only tokens of the last request to end save the rest. The chance of being the last is
+        estimated from a request's remaining tokens and its speed so far.
         """
         emitted = lengths - self._start[slots]
         speed = max(float(emitted.mean()) / max(self._num_steps, 1), 1.0)
@@ -178,20 +179,20 @@ class Batches:
         last = max(float(left.max()), 1.0)
         chances = np.exp((left - last) / (CHANCE * last**0.5))
         chances *= len(slots) / chances.sum()
-        # the fewer the requests, the more each one's own time counts
+        # with fewer requests, each one's time counts more
         worths: Floats = np.maximum(share + (1.0 - share) * chances, len(slots) ** -0.5)
         return worths
 
     def advance(self, slots: Ints, lengths: Ints, counts: Ints) -> float:
-        """How much the most remaining tokens of any request fall if ``counts`` are emitted."""
+        """By how much ``counts`` emitted tokens reduce the largest number of remaining tokens."""
         left = self._goal[slots] - lengths
         return float(left.max() - (left - counts).max())
 
     def observe(self, worth_s: float, batch_s: float, seconds: float, plain_s: float) -> None:
-        """Book a step of ``seconds``.
+        """Record a step of ``seconds``.
 
-        worth_s, batch_s: seconds of plain decoding that its tokens replace, by the guard's account
-        and in a closed batch. plain_s: seconds of the step without drafts.
+        worth_s, batch_s: seconds of plain decoding that the step's tokens replace, by the guard's
+        account and in a closed batch. plain_s: seconds of the step without drafts.
         """
         self._num_steps += 1
         self._saved_s += batch_s - seconds

@@ -1,14 +1,15 @@
 """Choice: which tokens to verify, for all requests at one price of a verified token.
 
-A request's options form a curve: the most tokens that a draft of ``w`` tokens is expected to add,
-whichever drafters write it. The slope of its upper concave hull is the value of each further
-token. The segments of all hulls, best first, are the step's demand. The number of tokens maximises
+The possible drafts of a request form a curve: the most tokens that a draft of ``w`` tokens is
+expected to add, whichever drafters write it. The slope of its upper concave hull is the value of
+each further token. The segments of all hulls, best first, are the step's demand. The number of
+tokens maximises
 
     expected tokens - rate * seconds(tokens in the step)
 
 where ``rate`` is the engine's current tokens per second (Dinkelbach's method for the largest
-ratio). Seconds may be any function of the number of tokens: a stair is filled up to its edge, since
-the tokens on it are free.
+ratio). Seconds may be any function of the number of tokens: a step with a stair is filled up to the
+stair's edge, since the tokens before the edge are free.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from draftwise.types import Floats, Ints
 NUM_PRICES = 512  # number of bins for prices between 0 and 1 expected token
 PRICE_STEP = 1.0 / NUM_PRICES
 FORGET = 3.0
-"""Rate at which the early means of the model's worth lose weight: FORGET / (FORGET + steps)."""
+"""Rate at which early means of a model draft's worth lose weight: FORGET / (FORGET + steps)."""
 
 
 @compiled
 def _pair(one: float, other: float, joint: float) -> float:
     """Probability that one of two branches is accepted at a depth that both reach.
 
-    joint: learnt; 1: independent branches, 0: the weaker one adds nothing.
+    joint: learned; 1: independent branches, 0: the weaker one adds nothing.
     """
     high, low = max(one, other), min(one, other)
     return high + joint * low * (1.0 - high)
@@ -84,7 +85,7 @@ def _branches(
 def curve(
     survival: Floats, facts: Ints, joint: float, branches: bool, value: Floats, parts: Ints
 ) -> int:
-    """value[w]: most expected tokens of a draft of w tokens, -1 where no draft has w.
+    """value[w]: most expected tokens of a draft of w tokens, -1 if no draft has w.
 
     survival, facts: of one slot. parts[w]: tokens of the model, tokens of retrieval (after the
     model's in one chain), and 1 for two branches. Returns the largest w.
@@ -143,7 +144,7 @@ def _demand(
     slots: Ints, known: Slots, joint: float, branches: bool, widths: Ints, gains: Floats,
     parts: Ints, ends: Ints,
 ) -> None:  # fmt: skip
-    """Segments of every request's hull, best first: width, gain and the draft up to its end.
+    """Write the segments of every hull, best first: width, gain, and the draft up to its end.
 
     ends: [rows + 1] index of each row's first segment.
     """
@@ -170,7 +171,7 @@ def _demand(
 def _sweep(
     widths: Ints, gains: Floats, prices: Ints, seconds: Floats, rate: float
 ) -> tuple[int, int]:
-    """The number of tokens to buy, best first, and the price bin of the last one."""
+    """Return the number of tokens to verify, best first, and the price bin of the last one."""
     tokens = np.zeros(NUM_PRICES, np.int64)
     sums = np.zeros(NUM_PRICES)
     for at in range(len(prices)):
@@ -206,11 +207,11 @@ def choose(
     slots: Ints, known: Slots, joint: float, branches: bool, seconds: Floats, rate: float,
     drafts: Int32, bounds: Ints,
 ) -> tuple[int, float, float]:  # fmt: skip
-    """The best draft of every request, at one price of a token.
+    """Choose the best draft of every request, at one price per token.
 
-    seconds[x]: of the step if x drafted tokens are verified. rate: tokens per second. drafts
-    (output): [2, n] concatenated chains and second branches; bounds (output): [2, rows + 1] where
-    each begins. Returns drafted tokens, expected added tokens, and the price of a token.
+    seconds[x]: duration of the step if x drafted tokens are verified. rate: tokens per second.
+    drafts (output): [2, n] concatenated chains and second branches; bounds (output): [2, rows + 1]
+    where each begins. Returns drafted tokens, expected added tokens, and the price of a token.
     """
     rows = len(slots)
     size = rows * 2 * known.tokens.shape[2]
@@ -269,7 +270,7 @@ def _surplus(
 ) -> None:  # fmt: skip
     """Add to out[k] the worth of one request's best draft if the model writes k tokens.
 
-    Worth: expected tokens less their price. Candidates: a prefix of the model's tokens, retrieval
+    Worth: expected tokens minus their price. Candidates: a prefix of the model's tokens, retrieval
     after all of them, retrieval alone, or both as branches.
     """
     model, match = survival[MODEL], survival[OWN]
@@ -313,8 +314,8 @@ def mean_surplus(
 ) -> None:  # fmt: skip
     """Update the discounted mean worth of model drafts of 0 .. longest tokens by all requests.
 
-    means: [lengths + 2]; the last entry counts calls. Early calls rest on little more than priors
-    and lose their weight soon.
+    means: [lengths + 2]; the last entry counts calls. Early calls reflect mostly priors, so their
+    weight decays quickly.
     """
     worth = np.zeros(longest + 1)
     for i in range(len(slots)):
@@ -335,7 +336,7 @@ def mean_surplus(
 def best_length(
     means: Floats, longest: int, num_requests: int, rate: float, fixed_s: float, each_s: float
 ) -> int:
-    """The length of the model's drafts with the largest worth to all requests, less its seconds."""
+    """The length of the model's drafts with the largest worth to all requests, minus its cost."""
     best, length = num_requests * means[0], 0
     for k in range(1, longest + 1):
         worth = num_requests * means[k] - rate * max(fixed_s + each_s * k, 0.0)

@@ -1,4 +1,4 @@
-"""Compiles functions over flat arrays where numba is installed, and warms them up."""
+"""Compiles functions over flat arrays if numba is installed, and warms them up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 try:
     import numba
-except ImportError:  # not installed, or it does not know this numpy
+except ImportError:  # not installed, or incompatible with this numpy
     numba = None
 
 _log = logging.getLogger(__name__)
@@ -19,10 +19,10 @@ _warm_ups: list[Callable[[], object]] = []
 
 
 def compiled(function: F) -> F:
-    """Compile a function when it is first called; without numba, return it as it is.
+    """Compile a function on its first call; without numba, return it unchanged.
 
-    Machine code is cached on disk. The cache only notices changes of the function's own file, so a
-    compiled function may only call compiled functions of its own module.
+    Machine code is cached on disk. The cache detects changes only in the function's file, so a
+    compiled function may only call compiled functions of its module.
     """
     if numba is None:
         return function
@@ -41,8 +41,8 @@ def warms_up(function: F) -> F:
 def warm_up(log: logging.Logger = _log) -> float:
     """Compile all registered functions, or load them from the cache; return the seconds taken.
 
-    Once for each function, before the first request: seconds of compiling within a step would be
-    charged to drafting. Writes one line to the engine's log.
+    Each function is called once, before the first request, since compile time within a step would
+    be charged to drafting. Writes one line to the engine's log.
     """
     if not _warm_ups:
         return 0.0

@@ -1,9 +1,9 @@
-"""The controller of vLLM's plug-in and of the replay: chooses a draft for every running request.
+"""The controller of the vLLM plug-in and of replay: chooses a draft for every running request.
 
 ``choose`` has four steps: acceptance, expected tokens, seconds, choice. The guard keeps drafting
 from being slower than plain decoding, the look-ahead decides the model drafter's length one step
-early, and retrieval searches the texts. The controller knows no torch, engine or clock: an engine
-reports the facts of its steps and receives drafts.
+early, and retrieval searches the texts. The controller depends on no torch, engine or clock: an
+engine reports the facts of its steps and receives drafts.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ from draftwise.controller.retrieval import Proposals, RetrievalIndex
 from draftwise.types import Ints
 
 RATE_DISCOUNT = 0.98, 0.995
-"""Discount of the engine's speed relative to plain decoding, for each step: for choosing tokens,
-and for the model's length, which pays over the steps that follow."""
+"""Discount per step of the engine's speed relative to plain decoding: for choosing tokens, and for
+the length of the model's drafts, which pays off in later steps."""
 PRICE_DISCOUNT = 0.8  # discount of the average price of a token, for each step
 FLOOR_SHARE = 0.7
-"""Share of that price below which the end of a draft is not searched for a continuation."""
+"""Share of the average price: a draft is searched for a continuation if its survival exceeds it."""
 FLOOR_CHECK = 64  # steps between two searches for continuations of all drafts
 IDLE_STEPS = 64
-"""Steps without a draft after which texts are searched in every 2nd step; twice that: 3rd, .."""
-IDLE_MOST = 8  # most steps between two searches
+"""Steps without a draft after which only every 2nd step searches texts; after twice as many, only
+every 3rd, and so on."""
+IDLE_MOST = 8  # maximum steps between two searches
 SLICE = 4096  # tokens indexed by one call of ``work``
 WORTH_DISCOUNT = 0.998  # discount of the means of the look-ahead, for each observation
 PROBE_EVERY = 64  # steps between two probes with longer drafts of the model
 PROBE_LONGER = 2  # additional tokens of a probe
 FIRST_PLAIN = 4
-"""Steps with drafts before the first one that drafts nothing on purpose, which tells the price of
-drafts from that of the step; without a model drafter, a quarter of their number. The next follow
-after 4, 16, .. times as many."""
+"""Steps with drafts (4 times as many without a model drafter) before the first deliberate step
+without drafts, which separates the cost of drafts from that of the step. The next ones follow after
+4, 16, .. times as many."""
 PLAIN_SHARE, LEAST_GAIN = 0.0015, 0.025
-"""Share of the time for further such steps, and the least gain that one is assumed to forgo,
-relative to a plain step. They measure what drafting is compared with."""
-FEW_REQUESTS = 32  # requests up to which all of them have 2 tokens in the second step with drafts
+"""Share of the time for further such steps, and the minimum gain that one is assumed to forgo,
+relative to a plain step. They measure the baseline of drafting."""
+FEW_REQUESTS = 32  # up to this many requests, each has 2 tokens in the second step with drafts
 STATE_VERSION = 4
 
 _NOTHING = np.zeros(0, np.int64)
@@ -70,7 +71,7 @@ _UNSEARCHED = Proposals(
 class Limits:
     """Limits of an engine.
 
-    max_draft: most tokens of a request's draft, in each branch. max_step_tokens: most tokens of a
+    max_draft: maximum tokens of a request's draft, per branch. max_step_tokens: maximum tokens of a
     step. model: whether the engine has a model drafter, which drafts for all requests or none.
     branches: whether the target verifies trees. retrieval: whether texts are searched.
     """
@@ -90,9 +91,9 @@ class Controller:
     that the model drafter should write for each request during the coming step.
 
     A model drafter writes at the end of a step, for all requests, before the step's tokens are
-    known. The look-ahead therefore holds the mean worth of model drafts of 0, 1, .. tokens over
+    known. The look-ahead therefore keeps the mean worth of model drafts of 0, 1, .. tokens over
     recent requests and steps, in expected tokens per request: after every choice, each request
-    contributes what each length would have been worth to it.
+    contributes the worth that each length would have had for it.
 
     State: drafts and proposals by slot; acceptance tables, cost model, guard, account of closed
     batches, look-ahead (means by length with the number of steps) and the longest draft while wider
@@ -147,9 +148,9 @@ class Controller:
     ) -> None:  # fmt: skip
         """Add a request after its prefill, with its text so far.
 
-        tenant: texts of other tenants are never proposed. shares: whether its answer may be
-        proposed to other requests of its tenant. model, retrieval: drafters that it may use.
-        num_left: most tokens that it may still emit; None: without a limit.
+        tenant: texts of other tenants are never proposed. shares: whether the request's answer may
+        be proposed to other requests of its tenant. model, retrieval: whether it may use these
+        drafters. num_left: maximum tokens that it may still emit; None: no limit.
         """
         if name in self._slots:
             self.end(name)
@@ -193,8 +194,8 @@ class Controller:
     ) -> None:  # fmt: skip
         """Learn from a step: its facts, and the tokens that it emitted for each request.
 
-        num_verified: drafted tokens that were verified, where the engine cut drafts from their
-        end. A draft with a branch is verified whole or not at all (0).
+        num_verified: drafted tokens that were verified, if the engine truncated drafts. A draft
+        with a branch is verified whole or not at all (0).
         """
         self._learn_lengths()
         num = len(names)
@@ -219,12 +220,12 @@ class Controller:
             self._trial = 1
         if not self.costs.is_known or step.num_requests == 0:
             return
-        # a longer pause of the host, such as a garbage collection, is not the work of drafting
+        # a longer pause of the host, such as a garbage collection, is not a cost of drafting
         own_s = min(step.own_seconds, plain)
         seconds = counted_s = self.costs.counted_s + own_s
         if step.num_tokens - step.num_prefill <= step.num_requests and not step.num_drafted:
-            plain = seconds  # own time in a plain step is no loss by drafting
-        else:  # prefill takes its time without drafts, too
+            plain = seconds  # overhead in a plain step is not a loss by drafting
+        else:  # prefill takes the same time without drafts
             read_s = self.costs.prefill_seconds(step.num_requests, step.num_prefill)
             seconds = max(seconds - read_s, 0.0)
         batch_s = worth_s = num_emitted / step.num_requests * plain
@@ -241,12 +242,12 @@ class Controller:
         self._last_s = seconds
 
     def _request_seconds(self, num: int, context: int, plain: float) -> float:
-        """Seconds that each of num > 1 requests adds to their plain step."""
+        """Seconds that each of num > 1 requests adds to a plain step."""
         alone = self.costs.seconds(1, context // num, 0, 0).item()
         return float(plain - alone) / (num - 1)
 
     def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
-        """Record the model drafts that the step to be observed verified, for overlapping steps.
+        """Record which model drafts a step verified, before ``observe`` (overlapping steps).
 
         In such engines ``choose`` has already decided on later steps, and the host does not know
         the drafted tokens: ``emitted`` has 0 for each accepted token and 1 for the bonus token.
@@ -263,10 +264,10 @@ class Controller:
         self, names: Sequence[str], rooms: Sequence[int],
         offers: Sequence[Sequence[int]] | None = None,
     ) -> list[list[int]]:  # fmt: skip
-        """The drafts of the coming step, one for each request; empty where plain decoding is best.
+        """Choose the next step's drafts, one per request; empty where plain decoding is best.
 
-        With ``Limits.branches`` second branches are in ``branches``, in the same order. rooms: most
-        tokens of each draft. offers: tokens that the model drafter wrote.
+        With ``Limits.branches`` second branches are in ``branches``, in the same order. rooms:
+        maximum tokens of each draft. offers: tokens that the model drafter wrote.
         """
         num = len(names)
         self.branches = [[] for _ in names] if self.limits.branches else []
@@ -285,7 +286,7 @@ class Controller:
         seconds = self.costs.seconds(num, context, 0, most)
         plain_s = seconds.item(0)
         is_plain, self._is_plain = self._is_plain, False
-        # the model's tokens are paid for: verify them even if the account is empty
+        # the model's tokens are already paid for: verify them even if the account is empty
         if most <= 0 or not (width or (margin < math.inf and not is_plain)):
             self.promised += num
             self._num_idle += 1
@@ -302,10 +303,10 @@ class Controller:
             self._bounds,
         )  # fmt: skip
         self.promised += num + expected
-        # the draft of a probe says nothing of the next steps
+        # the draft of a probe does not predict the next steps
         self._num_idle = 0 if drafted and not self._is_probe else self._num_idle + 1
         self._price += (1 - PRICE_DISCOUNT) * (price - self._price)
-        # just below a stair a token costs what it displaces, elsewhere its own seconds
+        # just below a stair a token costs what it displaces, elsewhere its marginal seconds
         step = min(2 * num, most - drafted)
         if step > 0:
             ahead = seconds.item(drafted + step) - seconds.item(drafted)
@@ -336,10 +337,10 @@ class Controller:
         self._is_weighed = num > 1 and self.batches.is_bounded
 
     def rests(self, num: int) -> bool:
-        """Whether the coming step of ``num`` requests drafts nothing, whatever their texts are.
+        """Whether the next step of ``num`` requests drafts nothing, whatever their texts are.
 
         If True, the engine skips ``choose`` and need not collect its arguments. Always False with
-        a model drafter, whose length is decided in ``choose``.
+        a model drafter, whose length ``choose`` decides.
         """
         upcoming = self._num_choices + 1
         if self.limits.model or (self.limits.retrieval and self._is_search_due(upcoming)):
@@ -348,8 +349,8 @@ class Controller:
         return True
 
     def _may_rest(self, num: int, offers: Sequence[Sequence[int]] | None) -> bool:
-        """Whether a step rests although the engine has a model drafter: it wrote nothing, the steps
-        before had no drafts either, and no search is due. Decides whether a probe follows.
+        """Whether a step drafts nothing although the engine has a model drafter: it wrote nothing,
+        earlier steps had no drafts either, and no search is due. Decides whether to probe next.
         """
         if self._num_idle < IDLE_STEPS or any(offers or ()):
             return False
@@ -367,12 +368,12 @@ class Controller:
 
     @property
     def allows_drafts(self) -> bool:
-        """Whether neither the guard's account nor that of closed batches is empty."""
+        """Whether the guard (or earlier savings) and the account of closed batches allow drafts."""
         may_draft = self.batches.has_earned or self.guard.allows_drafts
         return may_draft and self.batches.step_credit_s > 0
 
     def _margin(self, num: int) -> float:
-        """Least gain of drafts, relative to their price; infinite: no drafts."""
+        """Minimum gain of drafts, relative to their price; infinite: no drafts."""
         if not self.batches.step_credit_s:
             return math.inf
         return 1.0 if self.batches.has_earned else self.guard.margin(num)
@@ -380,8 +381,8 @@ class Controller:
     def _rate(self, which: int, num: int, plain_s: float) -> float:
         """Tokens per second of num requests whose plain step takes plain_s.
 
-        Speed relative to plain decoding, averaged over fewer (0) or more (1) steps, times plain
-        decoding at this number of requests, since few requests emit fewer tokens per second.
+        The speed relative to plain decoding, averaged over fewer (0) or more (1) steps, times the
+        speed of plain decoding at this number of requests, which is lower for few requests.
         """
         worth_s, spent_s = self._worth_s[which], self._spent_s[which]
         return worth_s / spent_s * num / plain_s if spent_s else 0.0
@@ -395,7 +396,7 @@ class Controller:
     def _survivals(
         self, slots: Ints, rooms: Ints, offers: Sequence[Sequence[int]] | None
     ) -> tuple[int, int]:
-        """Fill the survival of the model's draft, of retrieval, and of retrieval after the model.
+        """Compute the survival of the model's draft, of retrieval, and of retrieval after it.
 
         Returns the length of the model's longest draft, and the tokens of all texts.
         """
@@ -438,19 +439,19 @@ class Controller:
         return number % min(every, IDLE_MOST) == 0
 
     def _most_tokens(self, num: int) -> int:
-        """Most drafted tokens of a step: the engine's limit, little beyond the measured range."""
+        """Maximum drafted tokens of a step, by the engine's limit and the measured range."""
         if not self.costs.is_known:
             return 0
         length = self.limits.max_draft * (2 if self.limits.branches else 1)
         largest = self.costs.largest
-        # stairs are often at powers of two: measured on both sides, they are not misplaced
+        # stop at powers of two, where stairs are common, so that both of their sides are measured
         priced = min(largest + max(8, largest // 4), 1 << largest.bit_length()) - num
-        # of few requests the second drafts have 2 tokens each; many would step over a stair
+        # few requests have 2 tokens each in their second drafts; many would cross a stair
         priced = max(num * (2 if self._trial > 1 and num <= FEW_REQUESTS else 1), priced)
         return max(0, min(self.limits.max_step_tokens - num, priced, length * num))
 
     def _decide_length(self, num: int, plain_s: float, margin: float) -> None:
-        """plain_s: seconds of the coming step without drafts. margin: of ``_margin``."""
+        """Set ``num_to_draft``. plain_s: seconds of the next step without drafts."""
         if not self.limits.model:
             self._is_plain = self._num_idle == 0 and self._is_plain_due(plain_s)
             return
@@ -468,12 +469,12 @@ class Controller:
         self._is_plain = self._is_plain_due(plain_s)
         if self._is_plain:
             length = 0
-        elif self._num_drafts % PROBE_EVERY == 0:  # a longer draft, to price and score it
+        elif self._num_drafts % PROBE_EVERY == 0:  # probe the cost and acceptance of longer drafts
             length = min(length + PROBE_LONGER, longest)
         self.num_to_draft = length
 
     def _is_plain_due(self, plain_s: float) -> bool:
-        """Whether a step without drafts is due: it costs what drafting gains."""
+        """Whether a deliberate step without drafts is due, which forgoes the gain of drafting."""
         gain = self._worth_s[1] / self._spent_s[1] - 1.0 if self._spent_s[1] else 0.0
         self._num_drafts += 1
         self._plain_s += PLAIN_SHARE * self._last_s
@@ -490,7 +491,7 @@ class Controller:
         self.num_to_draft = int(self._is_probe)
 
     def _longest(self) -> int:
-        """The longest draft of the model to consider, by the longest one measured so far."""
+        """The longest draft of the model to consider: twice the longest one measured so far."""
         return min(max(1, 2 * self.costs.longest), self.limits.max_draft)
 
     def _learn_lengths(self) -> None:
@@ -509,15 +510,15 @@ class Controller:
         return [flat[begin:end] for begin, end in pairwise(bounds)]
 
     def work(self) -> bool:
-        """Do work that the next step does not need, while the engine computes.
+        """Index texts and update the look-ahead while the engine computes.
 
-        Returns whether work is left.
+        Returns whether tokens are left to index.
         """
         self._learn_lengths()
         return self.limits.retrieval and self._index.work(SLICE)
 
     def state(self) -> dict[str, Any]:
-        """The state for the next run on the same machine, model and settings, as plain JSON."""
+        """The state for a later run on the same machine, model and settings, as plain JSON."""
         return {
             "version": STATE_VERSION,
             "max_draft": self.limits.max_draft,
@@ -529,7 +530,7 @@ class Controller:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state``. Errors: ValueError, and nothing is changed."""
+        """Restore the result of ``state``. Errors: ValueError, and nothing changes."""
         if state.get("version") != STATE_VERSION:
             raise ValueError(
                 f"the state has version {state.get('version')!r}, not {STATE_VERSION}:"

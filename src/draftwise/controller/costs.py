@@ -7,11 +7,11 @@ The model is linear, and a Kalman filter learns it:
             + stairs below the number of tokens
 
 A stair is a jump between two numbers of tokens, so seconds may rise anywhere: evenly on a CPU, by
-a third from 128 to 129 tokens on a GPU. Jumps that were not measured have a small prior and share
-the rise measured around them. Confidence in old measurements decays (a random walk), by shape: a
-step informs only the jumps below its own number of tokens. When all seconds change by one factor
-(another clock rate, a busier machine), the model follows within a few steps. Single slow steps
-(outliers) have little weight.
+a third from 128 to 129 tokens on a GPU. Unmeasured jumps have a small prior and share the rise
+measured around them. Confidence in old measurements decays (a random walk), by shape: a step
+informs only the jumps below its number of tokens. When all seconds change by one factor (another
+clock rate, a busier machine), the model follows within a few steps. Single slow steps (outliers)
+have little weight.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from draftwise.types import Floats, Ints
 EDGES = np.array(
     [*range(1, 32), *range(32, 256, 8), *range(256, 1024, 32), *range(1024, 8192, 256)], np.int64
 )
-"""Numbers of tokens after which a step may take longer."""
+"""Numbers of tokens above which a step may take longer."""
 BASE, REQUESTS, CONTEXT, PREFILL, MIXED, DRAFTS, LENGTH, ATTENTION = range(8)
-"""Coefficients before those of the stairs. MIXED: of a step with any prefill (other kernels, no
-CUDA graph, prefill of the drafter). ATTENTION: of drafted tokens to the text before them."""
+"""Indices of the coefficients before the stairs. MIXED: the step has any prefill (other kernels, no
+CUDA graph, prefill of the drafter). ATTENTION: of drafted tokens to the preceding text."""
 NUM_OTHERS = 8
 SIZE = NUM_OTHERS + len(EDGES)
 
@@ -39,46 +39,46 @@ JUMP = 0.03  # prior mean increase for twice the tokens, as a share of a plain s
 JUMP_SPREAD = 0.1  # prior standard deviation of one jump, as a share of a plain step
 DRAFT_SHARE = 0.04  # prior seconds of a token of the model drafter, as a share of a plain step
 NOISE = 0.05
-"""Prior standard deviation of a measurement, as a share of it; engines report steps late."""
+"""Prior relative standard deviation of a measurement; engines report steps late."""
 DRIFT = 2e-4
 """Standard deviation by which a jump may change in one step, as a share of a plain step."""
 LEAST_NOISE = 2e-3  # smallest standard deviation of a measurement, as a share of a plain step
 NOISE_DISCOUNT = 0.98  # discount of the measured variance, for each step
-FIRST_STEPS = 16  # steps within which one that takes half as long as the first resets the prior
+FIRST_STEPS = 16  # steps within which one twice as fast as the first resets the prior
 WARM_UP, FASTER = 64, 0.85
-"""Steps within which the prior is reset by two in a row whose mean is below FASTER times the
-prior's seconds, with at least as many tokens: the engine was not warm. Two, since a step is short
-where the one before it was reported late."""
+"""Steps within which two in a row reset the prior if their mean is below FASTER times the prior's
+seconds and they have at least as many tokens: the engine was still warming up. Two, since a step
+looks short if the previous one was reported late."""
 OUTLIER = 4.0  # standard deviations at which an innovation is clipped
-NEW = 4.0  # A shape counts as unknown while its variance exceeds this multiple of the noise
+NEW = 4.0  # a shape counts as unknown while its variance exceeds this multiple of the noise
 SCALE_STEPS = 6
 """Steps in a row that are slower (or faster) by SCALE_CHANGE before all seconds are rescaled."""
 SCALE_CHANGE = 0.12
-PAUSE = 4.0  # A step counts for at most this multiple of its predicted seconds (the machine paused)
+PAUSE = 4.0  # a step counts for at most this multiple of its predicted seconds (the machine paused)
 INTERRUPTED = 2.0
-"""Multiple of its predicted seconds beyond which a step was interrupted: an engine loads or
-compiles a kernel when a shape first occurs, which says nothing about the shape's later steps."""
+"""Multiple of the predicted seconds beyond which a step was interrupted: engines load or compile a
+kernel when a shape first occurs, which does not predict the shape's later steps."""
 EXCUSED, EXCUSED_EVERY = 16, 256
-"""Interrupted steps with drafts that are excused, at first, and one more for each EXCUSED_EVERY
-steps: they count as predicted and teach nothing. A shape is not excused twice in a row."""
-MOST_LOADED = 1e9  # largest number of a state: squares of larger ones end in infinities
+"""Interrupted steps with drafts that are excused initially, and one more per EXCUSED_EVERY steps.
+They count as predicted and are not learned from. A shape is not excused twice in a row."""
+MOST_LOADED = 1e9  # largest number in a state: squares of larger ones can overflow
 FIRST_MIXED = 32
-"""Prefill steps that are skipped at the start while no pure decoding step was measured."""
+"""Prefill steps that are skipped at the start until a pure decoding step was measured."""
 TABLE_SPREAD = 0.02  # standard deviation of a jump from a price table, as a share of a plain step
 
 PLAIN, VARIANCE, RUN, RATIOS = range(4)
-"""Scalars: seconds of the plain step behind the prior, variance of a measurement, steps since the
-last rescaling, and from RATIOS on measured over predicted seconds of the latest steps."""
+"""Indices of scalars: seconds of the plain step that scales the prior, variance of a measurement,
+steps since the last rescaling, and from RATIOS on measured / predicted seconds of recent steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """Facts of one step of the engine.
 
-    num_requests: requests that decoded. num_tokens: all tokens, verified drafts and prefill
-    included. seconds: time of the engine, without the controller's own work. num_drafted: tokens
+    num_requests: requests that decoded. num_tokens: all tokens, including verified drafts and
+    prefill. seconds: time of the engine, without the controller's overhead. num_drafted: tokens
     that the model drafter wrote for each request during the step (0: it did not draft).
-    num_context: tokens of all texts before the step; None: the controller's own count.
+    num_context: tokens of all texts before the step; None: counted by the controller.
     num_prefill: prompt tokens in the step. own_seconds: time that the controller's calls added to
     the step.
     """
@@ -128,7 +128,7 @@ def _rescale(mean: Floats, spread: Floats, scalars: Floats, ratio: float) -> flo
     recent = scalars[RATIOS:]
     low, high = recent.min(), recent.max()
     if low > 1 + SCALE_CHANGE or high < 1 / (1 + SCALE_CHANGE):
-        # the mildest change: the rest follows with the next steps
+        # the smallest of the changes: later steps supply the rest
         factor = low if low > 1.0 else high
         mean *= factor
         spread *= factor * factor
@@ -143,28 +143,28 @@ def _update(
     mean: Floats, spread: Floats, x: Floats, num: int, known: int, y: float, believed: float,
     scalars: Floats,
 ) -> None:  # fmt: skip
-    """Kalman's update by one measurement.
+    """Kalman update with one measurement.
 
     num: coefficients whose feature may be non-zero. known: coefficients that were ever measured;
-    the others are independent of them and stay as they are.
+    the others are independent of them and stay unchanged.
     """
     gain = np.zeros(known)
     for i in range(num):
         if x[i] != 0.0:
-            gain += spread[i, :known] * x[i]  # by rows: fast in plain Python, too
+            gain += spread[i, :known] * x[i]  # row-wise: fast in plain Python, too
     noise = scalars[VARIANCE]
     variance = noise
     for i in range(num):
         variance += gain[i] * x[i]
     innovation = y - believed
-    is_new = variance > NEW * noise  # such a shape may take any time
+    is_new = variance > NEW * noise  # the time of such a shape is unknown, so it is not clipped
     bound = np.inf if is_new else OUTLIER * np.sqrt(variance)
     used = min(max(innovation, -bound), bound)
     for i in range(known):
         weight = gain[i] / variance
         mean[i] += weight * used
         spread[i, :known] -= weight * gain
-    # the part of the error that the coefficients' own uncertainty does not explain
+    # the part of the error that the uncertainty of the coefficients does not explain
     error = min(innovation * innovation, 16 * variance) - (variance - noise)
     least = (LEAST_NOISE * scalars[PLAIN]) ** 2
     scalars[VARIANCE] = NOISE_DISCOUNT * noise + (1 - NOISE_DISCOUNT) * max(error, least)
@@ -176,10 +176,10 @@ def observe(
     seconds: float, most: float, edges: Ints, scales: Floats, mean: Floats, spread: Floats,
     scalars: Floats,
 ) -> tuple[float, float]:  # fmt: skip
-    """Learn from one step; return seconds of a plain step of its requests, and the prediction.
+    """Learn from one step; return the seconds of a plain step of its requests, and the prediction.
 
-    largest: tokens of the largest step so far. most: multiple of its predicted seconds beyond which
-    the step teaches nothing.
+    largest: tokens of the largest step so far. most: multiple of the predicted seconds beyond which
+    the step is not learned from.
     """
     x = np.zeros(len(mean))
     known = NUM_OTHERS
@@ -219,8 +219,8 @@ def fill_seconds(
             total += mean[NUM_OTHERS + stair]
             stair += 1
         out[x] = total + each * x
-    # A step takes no longer than one with more tokens. Otherwise a jump that was measured too high
-    # by chance would keep its tokens from being drafted, and so from being measured, for good.
+    # Enforce that a step takes no longer than one with more tokens. Otherwise a jump measured too
+    # high by chance would keep its tokens from being drafted, and so from being measured, for good.
     for x in range(num - 1, 0, -1):
         out[x] = max(min(out[x], out[x + 1]), out[0])
 
@@ -228,11 +228,11 @@ def fill_seconds(
 class StepCosts:
     """The cost model of one engine: ``observe`` learns from steps, ``seconds`` predicts.
 
-    State: mean and covariance of the coefficients (a normal distribution), the plain step behind
-    the prior, the noise, the largest step that was measured, the excuses left, and the shapes whose
+    State: mean and covariance of the coefficients (a normal distribution), the plain step that
+    scales the prior, the noise, the largest step measured, the excuses left, and the shapes whose
     latest step was interrupted (bits of its tokens, draft length, prefill).
-    ``counted_s``: seconds of the latest step; of an interrupted one its predicted seconds if it is
-    excused, otherwise at most PAUSE times those.
+    ``counted_s``: seconds of the latest step; for an interrupted one its predicted seconds if it is
+    excused, otherwise at most PAUSE times these.
     """
 
     def __init__(self) -> None:
@@ -257,7 +257,7 @@ class StepCosts:
     def observe(self, step: Step, num_context: int) -> float:
         """Learn from one step; return the seconds of a plain step of its requests.
 
-        A step without tokens or seconds is ignored and its own seconds are returned.
+        A step without tokens or seconds is ignored, and its seconds are returned.
         """
         self.counted_s = step.seconds
         if step.num_tokens < 1 or not 0.0 < step.seconds < np.inf:
@@ -290,7 +290,7 @@ class StepCosts:
         return float(plain)
 
     def _was_slow(self, step: Step) -> bool:
-        """Whether the first steps were slower than this one (warm-up, a long prompt)."""
+        """Whether the prior's steps were much slower than this one (warm-up, a long prompt)."""
         share = step.seconds / self._scalars.item(PLAIN)
         if self.num_steps < FIRST_STEPS and share < 0.5:
             return True
@@ -321,7 +321,7 @@ class StepCosts:
 
     @property
     def draft_price(self) -> tuple[float, float]:
-        """Seconds of the model drafter: fixed, and for each token of its length."""
+        """Seconds of the model drafter: fixed, and per token of its draft."""
         return self._mean.item(DRAFTS), self._mean.item(LENGTH)
 
     def load_table(
@@ -330,8 +330,8 @@ class StepCosts:
         """Start from a price table: seconds of a step by its number of tokens.
 
         Seconds are interpolated linearly, and extrapolated beyond the last entry. draft_s: seconds
-        of the model drafter, fixed and for each token of its length. Measured steps correct the
-        table. Errors: ValueError.
+        of the model drafter, fixed and per token. Measured steps correct the table. Errors:
+        ValueError.
         """
         tokens = np.array(sorted(seconds), float)
         prices = np.array([seconds[num] for num in sorted(seconds)], float)
@@ -363,7 +363,7 @@ class StepCosts:
         return max(stairs + slope * num_prefill + fixed, 0.0)
 
     def _begin(self, step: Step) -> None:
-        """The prior, in shares of the first step's seconds."""
+        """Set the prior, in shares of the seconds of ``step``."""
         plain = step.seconds
         self._first_tokens, self._last_share = step.num_tokens, 1.0
         self._scalars[:] = 1.0
@@ -389,7 +389,7 @@ class StepCosts:
         self._spread[:] = np.diag(deviations**2)
 
     def state(self) -> dict[str, Any]:
-        """The state for the next run on the same machine, model and settings."""
+        """The state for a later run on the same machine, model and settings."""
         return {
             "edges": EDGES.tolist(),
             "num_steps": self.num_steps,
@@ -403,7 +403,7 @@ class StepCosts:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state``. Errors: ValueError where it does not fit."""
+        """Restore the result of ``state``. Errors: ValueError if it does not fit."""
         try:
             if list(state["edges"]) != EDGES.tolist():
                 raise ValueError("its stairs are not those of this version")
@@ -431,7 +431,7 @@ class StepCosts:
 
 
 def like(array: Floats, values: Any) -> Floats:
-    """Numbers of a state; ValueError unless they are finite and of the shape of ``array``."""
+    """Convert numbers of a state; ValueError unless finite and of the shape of ``array``."""
     found = np.array(values, float)
     if found.shape != array.shape or not np.isfinite(found).all():
         raise ValueError(f"{array.shape} finite numbers were expected")

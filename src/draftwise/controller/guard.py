@@ -6,9 +6,9 @@ estimated rewards: a step that emits ``n`` tokens for ``b`` requests in ``s`` se
 allowed while the account is positive.
 
 Bound: the account starts at CREDIT plain steps, never exceeds them, and receives SHARE of the time.
-One step can overdraw it by its own loss. Over any period drafting therefore loses at most SHARE of
-the period, CREDIT plain steps, CREDIT / requests more by drafts that promise a multiple of their
-price (``margin``), and the loss of one step, as far as ``plain`` is accurate.
+One step can overdraw it by the step's loss. Over any period drafting therefore loses at most SHARE
+of the period, CREDIT plain steps, CREDIT / requests more by drafts that promise a multiple of their
+price (``margin``), and the loss of one step, if ``plain`` is accurate.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-CREDIT = 4.0  # balance at the start, and largest balance, in plain steps
+CREDIT = 4.0  # initial and largest balance, in plain steps
 SHARE = 0.001  # share of the time that the account receives
 PROBE_SHARE = 0.0015  # share of the time for probes of a model drafter that does not pay at present
-MARGIN = 2.0  # least gain of drafts, relative to their price, while the account is empty
+MARGIN = 2.0  # minimum gain of drafts, relative to their price, while the account is empty
 RECENT = 0.995  # discount of the recent speed, for each step
 
 
@@ -42,9 +42,9 @@ class Guard:
     def observe(
         self, tokens_per_request: float, seconds: float, plain_s: float, num_shares: float = 1.0
     ) -> None:
-        """Book a step; plain_s: seconds of the same step without drafts.
+        """Record a step; plain_s: seconds of the same step without drafts.
 
-        num_shares: parts of the credit of which the account holds one.
+        num_shares: number of accounts that share the credit equally.
         """
         self._largest = credit = self._credit / num_shares * plain_s
         if not self._is_open:
@@ -58,13 +58,13 @@ class Guard:
         self.recent_spent_s = RECENT * self.recent_spent_s + seconds
 
     def charge(self, seconds: float) -> None:
-        """Charge seconds outside of steps that plain decoding does not need."""
+        """Charge seconds spent outside of steps that plain decoding does not need."""
         self.balance -= seconds
         self.spent_s += seconds
         self.recent_spent_s += seconds
 
     def correct(self, seconds: float) -> None:
-        """Correct the speeds: earlier steps were worth fewer plain seconds than was booked."""
+        """Correct the speeds: earlier steps saved fewer plain seconds than recorded."""
         self.plain_s = max(0.0, self.plain_s - seconds)
         self.recent_plain_s = max(0.0, self.recent_plain_s - seconds)
 
@@ -72,11 +72,11 @@ class Guard:
         self.balance += seconds
 
     def state(self) -> dict[str, float]:
-        """The speed so far as plain JSON; the balance starts afresh with every run."""
+        """The speed so far as plain JSON; the balance restarts with every run."""
         return {"plain_s": self.plain_s, "spent_s": self.spent_s}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state``. Errors: ValueError where it is damaged."""
+        """Restore the result of ``state``. Errors: ValueError if it is damaged."""
         plain_s, spent_s = float(state["plain_s"]), float(state["spent_s"])
         if not (0 <= plain_s < math.inf and 0 <= spent_s < math.inf):
             raise ValueError("the guard's seconds must be finite and not negative")
@@ -88,11 +88,11 @@ class Guard:
         return not self._is_open or self.balance > 0.0
 
     def margin(self, num_requests: int) -> float:
-        """Least gain of drafts, relative to their price; infinite: no drafts.
+        """Minimum gain of drafts, relative to their price; infinite: no drafts.
 
         An empty account may be overdrawn by its largest balance over num_requests, by drafts that
         promise MARGIN times their price. Otherwise a bad start would end drafting for hundreds of
-        steps where few requests bring little evidence.
+        steps when few requests provide little evidence.
         """
         if self.allows_drafts:
             return 1.0
@@ -113,5 +113,5 @@ class Guard:
 
     @property
     def recent_speed(self) -> float:
-        """The same over the last few hundred steps."""
+        """The relative speed over the last few hundred steps."""
         return self.recent_plain_s / self.recent_spent_s if self.recent_spent_s else 1.0

@@ -4,8 +4,8 @@ A text has ``tokens`` [size], ``links`` [4 * size] and ``heads`` [4 * buckets]. 
 two; a running text has one bucket for every two tokens, the history one for every token. A place is
 the position of a token that may be proposed. For each order (1, 2, 4, 8) ``heads`` holds the newest
 place after a context of that many tokens, by bucket of the context's hash, and ``links`` leads from
-a place to the next older place of its bucket. The history is a ring whose places count on for ever
-and are stored modulo 2**32; a place's age shows whether it was overwritten. Memory is prefetched
+a place to the next older place of its bucket. The history is a ring; its places count up forever
+and are stored modulo 2**32, so a place's age shows whether it was overwritten. Memory is prefetched
 for later rows while a row is processed, since cache misses would dominate the time.
 Without numba the same functions run as plain Python.
 """
@@ -28,8 +28,6 @@ if HAS_NUMBA:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def _pointer(typing_context: Any, address: Any) -> Any:
-        """Cast an address to a pointer to int32."""
-
         def cast(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
@@ -77,7 +75,7 @@ NUM_COLUMNS = 8  # a row fills a cache line
 
 _FACTOR, _SPREAD, _WORD = map(_hash, (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 2**64 - 1))
 _WRAP = 0xFFFFFFFF
-# arguments: numba compiles a function once more for each literal
+# array elements as arguments, since numba compiles a function once more for each literal
 _NUMBERS: Any = np.array([0, -1, NUM_ORDERS])
 _ZERO, _ALL, _NUM_ORDERS = _NUMBERS
 
@@ -90,7 +88,7 @@ class Ring(NamedTuple):
 
 
 class Chains(NamedTuple):
-    """A text or the history in compiled code, as pointers, which are cheap to pass."""
+    """A text or the history as pointers, which are cheap to pass in compiled code."""
 
     tokens: Int32
     owners: Int32
@@ -129,7 +127,6 @@ def shift_for(num_buckets: int) -> int:
 
 @compiled
 def head_of(key: Any, shift: int, level: int) -> int:
-    """The index of the head for a context's key."""
     return int(NUM_ORDERS * np.int64((key * _SPREAD & _WORD) >> _hash(shift)) + level)
 
 
@@ -152,7 +149,7 @@ def insert(chains: Chains, shift: int, seed: int, place: int, before: int) -> No
 def heads_after(
     shift: int, seed: int, ending: Int32, num_ending: int, heads: Ints, row: int, column: int
 ) -> None:
-    """Write the indices of the heads for a text's ending (latest token first)."""
+    """Write the indices of the heads for the end of a text (latest token first)."""
     key = _hash(seed)
     level = 0
     for i in range(min(num_ending, LONGEST_CONTEXT)):
@@ -167,7 +164,7 @@ def walk(
     chains: Chains, tenant: int, newest: int, oldest: int, ending: Int32, num_ending: int,
     place: int, level: int, places: Ints,
 ) -> tuple[int, int]:  # fmt: skip
-    """The longest match among the places of a bucket, and the number of places with it."""
+    """Find the longest match among the places of a bucket, and the number of places with it."""
     tokens, owners, links, _, mask = chains
     longest, num, num_seen = 0, 0, 0
     for _ in range(PATIENCE):
@@ -197,9 +194,9 @@ def find(
     chains: Chains, tenant: int, newest: int, oldest: int, ending: Int32, num_ending: int,
     firsts: Ints, row: int, column: int, above: int, places: Ints,
 ) -> tuple[int, int]:  # fmt: skip
-    """The longest match of more than ``above`` tokens, and the number of places with it.
+    """Find the longest match of more than ``above`` tokens, and the number of places with it.
 
-    tenant: owner of the places that count; -1: all places. oldest: age of the first overwritten
+    tenant: owner of the places to search; -1: all places. oldest: age of the first overwritten
     place. ending: latest token first. firsts[row, column:]: the newest place in the bucket of each
     context. places (output): newest first.
     """
@@ -218,7 +215,7 @@ def find(
 
 @compiled
 def elect(nexts: Ints, num: int) -> tuple[int, int]:
-    """The token with most votes (ties: the first), and its votes."""
+    """The token with the most votes (ties: the first), and its votes."""
     chosen, votes = nexts[0], 0
     for i in range(num):
         count = 0
@@ -246,7 +243,7 @@ class Source(NamedTuple):
 
 @compiled
 def read(source: Source, at: int, proposal: Int32) -> int:
-    """The token at a place of a source that continues with its proposal; -1 at its end."""
+    """The token at a place of a source, followed by its draft and proposal; -1 past the end."""
     tokens, mask, newest, draft, num_drafted = source
     past = at - newest
     if past <= 0:
@@ -262,7 +259,7 @@ def read(source: Source, at: int, proposal: Int32) -> int:
 def go_on(
     source: Source, places: Ints, num: int, limit: int, nexts: Ints, out: Int32
 ) -> tuple[int, int]:
-    """Write the continuation with most votes; return its length and its first token's votes."""
+    """Write the continuation with the most votes; return its length and its first token's votes."""
     agree = num
     for depth in range(limit):
         if num == 1:
@@ -288,7 +285,7 @@ def go_on(
 
 @compiled
 def follow(source: Source, place: int, depth: int, limit: int, out: Int32) -> int:
-    """Write from ``depth`` on what follows a single place; return the length written."""
+    """Write the continuation of a single place from ``depth`` on; return its total length."""
     direct = min(limit, source.newest + 1 - place)
     for at in range(depth, limit):
         if at < direct:
@@ -371,7 +368,7 @@ def fetch_ends(table: Ints, slots: Ints, num: int) -> None:
 def extend(
     table: Ints, slots: Ints, counts: Ints, num: int, tokens: Int32, num_tokens: int, first: int
 ) -> int:
-    """Append tokens to texts from row ``first`` on; return the first row that lacks room, or num.
+    """Append tokens to texts from row ``first`` on; return the first row without room, or num.
 
     Wrong input appends nothing and raises ValueError.
     """
@@ -430,7 +427,7 @@ def fetch_heads(
     table: Ints, slots: Ints, num: int, drafts: Int32, num_drafted: Ints, ring: Chains,
     endings: Int32, num_endings: Ints, heads: Ints,
 ) -> None:  # fmt: skip
-    """Write the endings of texts with their drafts, and prefetch the heads of their contexts."""
+    """Write the ends of texts with their drafts, and prefetch the heads of their contexts."""
     ring_shift = shift_for(ring.mask + 1)
     for i in range(num):
         slot, drafted = int(slots[i]), int(num_drafted[i])
@@ -466,7 +463,7 @@ def fetch_places(
 
 @compiled
 def place_at(chains: Chains, head: int) -> int:
-    """The place that a head holds, which is prefetched."""
+    """The place that a head holds; its token and link are prefetched."""
     place = int(chains.heads[head])
     _fetch(chains.tokens, (place - 1) & chains.mask)
     _fetch(chains.links, NUM_ORDERS * (place & chains.mask))
@@ -479,7 +476,7 @@ def propose(
     only_after: bool, ring: Ring, newest: int, tokens: Int32, found: Int32,
     shared: NDArray[np.bool_],
 ) -> None:  # fmt: skip
-    """Propose after each text and its draft; ValueError for wrong input, without any change.
+    """Propose tokens after each text and its draft; ValueError for wrong input, changing nothing.
 
     found (output): [4, rows] number of tokens, match, hits, agree. only_after: rows without a
     draft get no proposal.

@@ -1,8 +1,8 @@
-"""Retrieval for all running requests: propose what followed the longest match of a text's end.
+"""Retrieval for running requests: propose the tokens after the longest match of a text's suffix.
 
 Source: SuffixDecoding (Oliaro et al. 2024). Differs: hash chains in place of suffix trees; the
 longest match wins, up to 32 tokens; the 8 newest places with that match vote on each token of the
-continuation; a request's own text takes precedence over its tenant's history.
+continuation; the request's text takes precedence over its tenant's history.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from draftwise.types import Ints
 
 SLICE = 2048  # prompt tokens that ``open`` indexes: less than half a millisecond
 LONGEST_DRAFT = 128
-"""Tokens that are copied beyond those to be indexed, and of a text's end: the longest draft."""
+"""The longest draft; also the tokens copied beyond those to index, and of the end of a text."""
 FULL = 0.7  # share of a block beyond which ``work`` prepares a larger one
 CLEARED = 32
-"""Heads of a larger block that ``work`` clears in the time of a token: new memory is slow."""
+"""Heads of a larger block that ``work`` clears per token of its budget: fresh memory is slow."""
 PROMPT_TAIL = 8  # last prompt tokens that enter the history with an answer: the longest context
 
 Numbers: TypeAlias = Sequence[int] | Ints
@@ -34,7 +34,7 @@ Tokens: TypeAlias = Sequence[int] | Int32
 
 @dataclass(frozen=True)
 class Proposals:
-    """Proposals for each text, in the order of the given slots.
+    """Proposals for each text, in the order of the slots passed.
 
     The next call of the same method overwrites the arrays.
 
@@ -69,13 +69,13 @@ class RetrievalIndex:
     tokens of the prompt, and is cut to half of the ring. Texts of other tenants are never proposed,
     and texts with ``shares=False`` never enter the history. Not thread-safe.
 
-    A running text is one block of 28 bytes per token, with room for ``capacity_for`` tokens.
-    ``work`` indexes the fullest text in a block of twice the size before its own is full. Memory:
-    28 to 112 bytes per token, and 40 per token of the history.
+    A running text is one block of 28 bytes per token, with room for ``capacity_for`` tokens. Before
+    a block is full, ``work`` indexes its text in a block of twice the size. Memory: 28 to 112 bytes
+    per token, and 40 per token of the history.
 
-    slot: the caller's number of a running request, reusable after ``close``; memory grows with the
+    slot: the caller's id of a running request, reusable after ``close``; memory grows with the
     largest slot. tenant: 0 to 2**31 - 2. Token ids: 0 to 2**31 - 1. Errors: ValueError, and nothing
-    is changed.
+    changes.
 
     >>> index = RetrievalIndex(max_draft=4)
     >>> index.open(0, [5, 6, 7, 8, 5])
@@ -103,7 +103,7 @@ class RetrievalIndex:
         self._ahead_table = np.zeros((1, kernels.NUM_COLUMNS), np.int64)
         self._table = np.zeros((16, kernels.NUM_COLUMNS), np.int64)
         size = max(2, self._ring_size)
-        self._newest = size  # so that no place is 0, which means none
+        self._newest = size  # no place is 0, which means none
         self._ring = kernels.Ring(*(np.zeros(size * width, np.int32) for width in (1, 1, 4, 4)))
         self._room(64)
         self._tokens = np.zeros(1024, np.int32)
@@ -125,9 +125,9 @@ class RetrievalIndex:
         self._views: dict[tuple[bool, int], Proposals] = {}
 
     def open(self, slot: int, tokens: Tokens, *, tenant: int = 0, shares: bool = True) -> None:
-        """Begin a request with its text [n], of which work copies and indexes all but 2,048 tokens.
+        """Begin a request with its text [n], of which the first 2,048 tokens are indexed.
 
-        Until then the caller must not change it.
+        ``work`` copies and indexes the rest; until then the caller must not change ``tokens``.
         """
         num = len(tokens)
         begin = np.asarray(tokens[: SLICE + LONGEST_DRAFT], np.int32)
@@ -157,7 +157,7 @@ class RetrievalIndex:
         """Copy tokens of new texts, as many as the indexing of ``max_tokens`` may read."""
         for slot, tokens in sorted(self._uncopied.items()):
             start = int(self._table[slot, kernels.INDEXED]) + LONGEST_DRAFT
-            # an id beyond the checked ones must neither stop the engine nor be negative
+            # an id that was not checked must neither stop the engine nor be negative
             part = np.asarray(tokens[start : start + max_tokens], np.int64) & 0x7FFFFFFF
             self._blocks[slot][start : start + len(part)] = part
             max_tokens -= len(part)
@@ -175,7 +175,7 @@ class RetrievalIndex:
         self._place(slot, new)
 
     def _place(self, slot: int, block: Int32) -> None:
-        """Give a slot its block; another one that ``work`` prepares for it is dropped."""
+        """Set the block of a slot, and drop one that ``work`` is preparing for the slot."""
         self._blocks[slot] = block
         self._table[slot, : kernels.LENGTH] = block.ctypes.data, len(block) // 7
         self._ahead.pop(slot, None)
@@ -207,7 +207,7 @@ class RetrievalIndex:
         return max_tokens - (end - start)
 
     def close(self, slot: int) -> None:
-        """Free a slot. ``work`` later adds its answer to the history, if the request shares it."""
+        """Free a slot. ``work`` later adds its answer to the history if the request shares it."""
         num = self.length(slot)
         tenant, num_prompt = self._shares.pop(slot, (0, num))
         if num > num_prompt:
@@ -276,7 +276,7 @@ class RetrievalIndex:
     def propose_after(
         self, slots: Numbers, drafts: Int32, num_drafted: Numbers, limits: Numbers
     ) -> Proposals:
-        """The same after the text and the first num_drafted[i] tokens of drafts[i]; none if 0."""
+        """Propose after the text plus the first num_drafted[i] tokens of drafts[i]; none if 0."""
         num, width = np.shape(drafts)
         if num > len(self._slots):
             self._room(power_of_two(num))
@@ -334,7 +334,7 @@ def new_block(capacity: int) -> Int32:
 
 
 def capacity_for(num_tokens: int) -> int:
-    """Capacity of a new text: it can grow by half before it has to move."""
+    """Capacity of a new text, which can then grow by half before it has to move."""
     return power_of_two(num_tokens + num_tokens // 2 + 64)
 
 

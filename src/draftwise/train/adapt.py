@@ -17,7 +17,7 @@ from draftwise.train.data import Observed, Text, observe
 from draftwise.train.eagle import eagle_loss
 from draftwise.train.loop import TrainingRun, TrainingSettings
 
-LONGEST = 1024  # tokens at the end of a text that are read
+LONGEST = 1024  # maximum tokens used, from the end of a text
 
 
 class DrafterAdapter:
@@ -93,7 +93,7 @@ class DrafterAdapter:
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """Train in a background thread while the block runs (it waits for the user), then apply."""
+        """Train in a background thread while the block waits for the user, then apply."""
         ended = threading.Event()
 
         def learn() -> None:

@@ -45,12 +45,12 @@ def continuations(
     rows: int,
     seed: int,
 ) -> Iterator[tuple[int, list[int]]]:
-    """(index, new tokens) of every prompt in order of completion, end tokens included.
+    """Yield (index, new tokens) of every prompt in order of completion, including end tokens.
 
     ``rows`` prompts run together; when an eighth of the rows is free, the next ones are prefilled
-    in one forward. Each samples with a generator of its own, seeded by ``seed`` and its index, so
-    it depends on its neighbours only through rounding. Errors: ValueError for a prompt that leaves
-    no room within the model's positions.
+    in one forward. Each prompt has a generator seeded by ``seed`` and its index, so other prompts
+    affect its answer only through rounding. Errors: ValueError for a prompt that leaves no room
+    within the model's positions.
     """
     longest = max((len(task.prompt) for task in tasks.values()), default=1)
     if longest + max_new_tokens > model.max_positions:
@@ -81,7 +81,7 @@ def continuations(
 def _step(
     model: CausalModel, cache: RaggedCache, places: Sequence[int], rows: Sequence[_AnswerRow]
 ) -> None:
-    """Feed each row its last token, or first its prompt, and append a sampled token."""
+    """Run each row's prompt, or its last token, through the model, and append a sampled token."""
     fed = [row.answer[-1:] or list(row.prompt) for row in rows]
     logits = model.extend(cache, places, fed, keep=1)
     last = torch.cat([logits.last(index, 1) for index in range(len(rows))])
@@ -103,7 +103,7 @@ def answers(
     rows: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[Text]:
-    """The target's answers to `prompts`, each at its own temperature, `rows` of them at a time.
+    """Sample the target's answers to `prompts`, each at its temperature, `rows` at a time.
 
     Source: MetaSD, appendix F.1 (self-distilled data). Each answer is written to `path` when it is
     complete and sampled with `seed` and its index, so an interrupted run resumes. Errors: OSError

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Text:
-    """A token sequence that is trained on from `start` on; ValueError for one outside it."""
+    """A token sequence, trained on from `start`; ValueError if `start` is out of range."""
 
     tokens: tuple[int, ...]
     start: int
@@ -48,19 +48,19 @@ class Batch:
 def answer_logits(
     model: PreTrainedModel, tokens: Tensor, positions: Tensor, ids: Tensor | None = None
 ) -> Tensor:
-    """Logits [A, V] at flat `positions` [A] of `tokens` [B, T]; computed there only."""
+    """Logits [A, V] at flat `positions` [A] of `tokens` [B, T], computed only there."""
     return head_logits(model, answer_hidden(model, tokens, positions), ids)
 
 
 def answer_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
-    """The last hidden states [A, D], normed, at flat `positions` [A] of `tokens` [B, T]."""
+    """Normalised last hidden states [A, D] at flat `positions` [A] of `tokens` [B, T]."""
     output = model.base_model(input_ids=tokens.to(model.device), use_cache=False)
     hidden: Tensor = output.last_hidden_state.flatten(0, 1)
     return hidden[positions.to(model.device)]
 
 
 def head_logits(model: PreTrainedModel, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
-    """Logits [A, V] of the last hidden states [A, D], or of the tokens ``ids`` only."""
+    """Logits [A, V] of the last hidden states [A, D], or only those of the tokens ``ids``."""
     head = model.get_output_embeddings()
     logits: Tensor = head(hidden) if ids is None else lent_rows(head, ids)(hidden)
     cap = getattr(model.config, "final_logit_softcapping", None)
@@ -106,7 +106,7 @@ class Observed:
     """The target's outputs over some texts.
 
     tokens: [B, T] padded. positions: [A] flat, those that predict a trained token. states: [B, T,
-    F], the taps concatenated. last: [A, D], normed. best: [A], the target's most likely tokens.
+    F] concatenated taps. last: [A, D] normalised. best: [A] the target's most likely tokens.
     """
 
     tokens: Tensor
@@ -118,13 +118,13 @@ class Observed:
 
     @torch.no_grad()
     def logits(self, ids: Tensor | None = None) -> Tensor:
-        """[A, V] the target's logits, or [A, len(ids)] of these tokens only, which is cheaper."""
+        """The target's logits [A, V], or [A, len(ids)] of these tokens only, which is cheaper."""
         return head_logits(self.target, self.last, ids).float()
 
 
 @torch.no_grad()
 def observe(target: PreTrainedModel, texts: Sequence[Text], taps: Sequence[int]) -> Observed:
-    """One forward of the target over these texts."""
+    """Run one forward of the target over these texts."""
     tokens, positions = (x.to(target.device) for x in pad(texts))
     output = target.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
     nothing = output.last_hidden_state[..., :0]
@@ -135,7 +135,7 @@ def observe(target: PreTrainedModel, texts: Sequence[Text], taps: Sequence[int])
 
 
 def halved(states: Tensor, dtype: torch.dtype) -> Tensor:
-    """In bfloat16 if ``dtype`` is, or if they exceed float16's 65,504, as some of Gemma 3's do."""
+    """Convert to float16, or to bfloat16 if ``dtype`` is or a state exceeds 65,504 (Gemma 3)."""
     half = states.half()
     return half if dtype != torch.bfloat16 and half.isfinite().all() else states.bfloat16()
 
@@ -151,8 +151,8 @@ def observed_batches(
 ) -> Callable[[int], Observed]:
     """step -> batch; every epoch visits all batches in a new random order.
 
-    The target's states are cached in ``keep``, 2 (F + D) bytes a token; logits are recomputed from
-    them, over the tokens that a head can draft, at a hundredth of a forward.
+    The target's states are cached in ``keep``, 2 (F + D) bytes per token. Logits are recomputed
+    from them, only for tokens that a head can draft, at a hundredth of the cost of a forward.
     """
     table = [
         (f"{name}/{number}.pt", [texts[i] for i in group])

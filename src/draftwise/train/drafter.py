@@ -17,7 +17,7 @@ from draftwise.train.loop import Loss, TrainingSettings
 from draftwise.train.options import DrafterOptions
 from draftwise.types import DraftwiseError
 
-MOST_KEPT_BYTES = 2 << 30  # larger states of the target are recomputed in every epoch, not cached
+MOST_KEPT_BYTES = 2 << 30  # larger states of the target are not cached, but computed every epoch
 
 
 def first_layers(
@@ -25,8 +25,8 @@ def first_layers(
 ) -> PreTrainedModel:
     """A drafter initialised with the target's embeddings, first layers, norm and head.
 
-    lends: embeddings and head stay frozen, and are the target's own when it drafts. Errors:
-    DraftwiseError if the target has no more layers than that.
+    lends: embeddings and head stay frozen, and the drafter shares the target's when it drafts.
+    Errors: DraftwiseError unless the target has more layers than ``num_layers``.
     """
     config = copy.deepcopy(target.config)
     own = config.get_text_config()
@@ -39,7 +39,7 @@ def first_layers(
     if getattr(own, "layer_types", None):
         own.layer_types = own.layer_types[:num_layers]
     drafter: PreTrainedModel = AutoModelForCausalLM.from_config(config).float()
-    drafter.load_state_dict(target.state_dict(), strict=False)  # which casts, and skips the rest
+    drafter.load_state_dict(target.state_dict(), strict=False)  # casts, and skips other layers
     if lends:
         drafter.get_input_embeddings().requires_grad_(False)
         drafter.get_output_embeddings().requires_grad_(False)
@@ -47,8 +47,8 @@ def first_layers(
 
 
 def narrow(drafter: PreTrainedModel, texts: Sequence[Text], size: int) -> Tensor | None:
-    """Restrict a drafter with a lent ``lm_head`` to the [size] most frequent tokens of the training
-    texts; return them, or None if it drafts all."""
+    """Restrict a drafter with a shared ``lm_head`` to the [size] most frequent tokens of the
+    training texts; return them, or None if it drafts all tokens."""
     vocab_size = drafter.config.get_text_config().vocab_size
     ids = draft_vocabulary(texts, size, vocab_size)
     if ids is not None:
@@ -96,8 +96,8 @@ def drafter_batches(
     """step -> batch of these texts, with the target's logits over the tokens ``ids`` (None = all)
     if the loss needs them.
 
-    The target reads the texts once if its states, 2 D bytes a token, fit into ``MOST_KEPT_BYTES``
-    in ``folder``. Errors: OSError if the disk has less room than that.
+    The target processes the texts only once if its states, 2 D bytes per token, fit into
+    ``MOST_KEPT_BYTES`` in ``folder``. Errors: OSError if the disk has less room.
     """
     if options.loss == "sequence":
         group = shuffled(groups(texts, options.batch_tokens), options.seed)
@@ -136,9 +136,9 @@ def measure_acceptance(
     texts: Sequence[Text],
     sharpness: float = 1.0,
 ) -> dict[str, float]:
-    """Mean alpha of every drafter over the trained positions of `texts`.
+    """Mean acceptance probability of every drafter over the trained positions of `texts`.
 
-    The target reads the texts once for all drafters. sharpness: 1 / temperature.
+    The target processes the texts once for all drafters. sharpness: 1 / temperature.
     """
     totals, count = dict.fromkeys(drafters, 0.0), 0
     for group in groups(texts, 4096):

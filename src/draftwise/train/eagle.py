@@ -14,22 +14,22 @@ from transformers import PreTrainedModel
 from draftwise.nn.heads.eagle import LLAMA, EagleHead, default_taps, head_config, lent_rows
 from draftwise.train.data import Observed, Text, groups, observe
 
-DECAY = 0.8  # weight of a pass over that of the one before it: a draft's early tokens count most
-LOGITS_AT_ONCE = 1 << 27  # half a gigabyte, where acceptance is measured
+DECAY = 0.8  # weight of a pass relative to the previous one: a draft's early tokens count most
+LOGITS_AT_ONCE = 1 << 27  # half a gigabyte, when acceptance is measured
 QUIET = 0.3
-"""Initial share of the target's last norm: the deepest state says what came, not what comes, so a
-new head as loud as its target is wrong with confidence (16 nats a token where 7.6 are enough)."""
+"""Initial scale relative to the target's final norm. The deepest state describes the current token,
+not the next, so a head with the target's scale is confidently wrong (16 nats a token, not 7.6)."""
 
 
 def kept_bytes(texts: Sequence[Text], head: EagleHead) -> int:
-    """Bytes of ``keep`` on disk: tapped states of all tokens, last states of trained ones."""
+    """Bytes of ``keep`` on disk: tapped states of all tokens, last states of trained tokens."""
     taps = len(head.config.taps)
     num_states = sum((taps + 1) * len(text.tokens) - text.start for text in texts)
     return 2 * head.config.target_hidden_size * num_states
 
 
 def draft_vocabulary(texts: Sequence[Text], size: int, vocab_size: int) -> Tensor | None:
-    """[size] the most frequent trained tokens, in rising order; None = all of them."""
+    """[size] the most frequent trained tokens, in ascending order; None = all tokens."""
     if size >= vocab_size:
         return None
     counts = Counter(token for text in texts for token in text.tokens[text.start :])
@@ -43,9 +43,9 @@ def new_head(
 ) -> EagleHead:
     """An untrained EAGLE-3 head that shares the target's embeddings.
 
-    Initially ``fc`` passes on the deepest tapped state, ``norm`` and ``lm_head`` are the target's,
-    and the layer's outputs are small. lends: the target's rows serve as its ``lm_head``, neither
-    trained nor stored.
+    Initially ``fc`` passes the deepest tapped state through, ``norm`` is the target's times
+    ``QUIET``, ``lm_head`` is the target's, and the layer's outputs are small. lends: the head uses
+    the target's ``lm_head`` rows, which are neither trained nor stored.
     """
     config, theirs = target.config.get_text_config(), target.get_output_embeddings()
     if draft_ids is not None:
@@ -65,7 +65,7 @@ def new_head(
         head.fc.weight.normal_(0, 0.1 * size**-0.5)
         head.fc.weight[:, -size:] += torch.eye(size)
         norm = getattr(target.base_model, "norm", None)
-        if norm is not None and head.norm is not None:  # what it makes of ones is its own scale
+        if norm is not None and head.norm is not None:  # its output for ones is its scale
             head.norm.weight.copy_(QUIET * norm(torch.ones(size, device=target.device)).float())
         if head.lm_head is not None:
             head.lm_head.weight.copy_(theirs.weight)
@@ -73,12 +73,12 @@ def new_head(
 
 
 def unrolled(head: EagleHead, batch: Observed, num_passes: int) -> list[Tensor]:
-    """States g [B, T - 1, h] of drafts that begin at every slot, pass by pass.
+    """States g [B, T - 1, h] of drafts that begin at every slot, by pass.
 
     Source: EAGLE-3 (Li et al. 2025), section 3.2, "training-time test". Pass k predicts the k-th
-    token after the first: entry s reads the token after that of pass k - 1 with the state that pass
-    k - 1 made at s, and attends to what a draft begun at s would: slots up to s of pass 0, and the
-    later passes at s. Cost: one layer a pass, and T scores per query.
+    token after the first: entry s combines the token after that of pass k - 1 with the state of
+    pass k - 1 at s, and attends to what a draft that begins at s would: slots up to s of pass 0,
+    and the later passes at s. Cost: one layer per pass, and T scores per query.
     """
     width = batch.tokens.shape[1]
     hidden = head.fuse(batch.states[:, : width - 1])
@@ -122,13 +122,13 @@ def _aligned(batch: Observed, step: int) -> tuple[Tensor, Tensor, Tensor]:
 def eagle_loss(
     head: EagleHead, batch: Observed, num_passes: int, regression: float = 0.0
 ) -> Tensor:
-    """Soft cross-entropy to the target over the draft vocabulary, in nats per token, averaged over
-    passes with weights ``DECAY`` ** pass.
+    """Soft cross-entropy against the target over the draft vocabulary, in nats per token, averaged
+    over passes with weights ``DECAY`` ** pass.
 
     Source: EAGLE-3's training code: soft labels are renormalised; positions where the target's
-    likeliest token cannot be drafted do not count. regression: weight of EAGLE-1's other loss (Li
-    et al. 2024, section 3.2), smooth L1 between the head's normed states and the target's, for a
-    head with the target's own ``lm_head``.
+    likeliest token cannot be drafted are excluded. regression: weight of EAGLE-1's other loss (Li
+    et al. 2024, section 3.2), smooth L1 between the normalised states of head and target, for a
+    head with the target's ``lm_head``.
     """
     ids = head.draft_ids
     p = batch.logits(ids).softmax(-1)
@@ -152,13 +152,13 @@ def acceptance_by_depth(
     head: EagleHead, target: PreTrainedModel, texts: Sequence[Text], num_passes: int,
     sharpness: float = 1.0,
 ) -> list[float]:  # fmt: skip
-    """Mean alpha of a draft's first, second, .. token along verified text, at 1 / sharpness."""
+    """Mean acceptance probability by draft depth along verified text, at 1 / sharpness."""
     totals, counts = [0.0] * num_passes, [0] * num_passes
     ids = head.draft_ids
     for group in groups(texts, min(2048, LOGITS_AT_ONCE // head.config.vocab_size)):
         batch = observe(target, [texts[i] for i in group], head.config.taps)
         p = (batch.logits() * sharpness).softmax(-1)
-        p = p if ids is None else p[:, ids]  # of the others q has nothing
+        p = p if ids is None else p[:, ids]  # q is 0 for all other tokens
         for step, states in enumerate(unrolled(head, batch, num_passes)):
             which, rows, slots = _aligned(batch, step)
             q = (head.draft_logits(states[rows, slots]).float() * sharpness).softmax(-1)

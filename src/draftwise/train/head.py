@@ -55,19 +55,19 @@ class AcceptanceHead(nn.Module):
 
 
 def save(head: AcceptanceHead, folder: str | Path, about: Mapping[str, Any] | None = None) -> None:
-    """Write the authors' layout, in half precision; ``about`` adds keys to the config."""
+    """Write the head in the authors' layout, in half precision; ``about`` extends the config."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {"hidden_size": head.hidden_size, "num_layers": head.num_layers, **(about or {})}
-    # tied layers are written out one by one, as the authors' checkpoints have them
+    # tied layers are stored one by one, as in the authors' checkpoints
     tensors = {k: v.detach().cpu().half().clone() for k, v in head.state_dict().items()}
     write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
-    with replacing(folder / "model.safetensors") as unfinished:  # it may be being read
+    with replacing(folder / "model.safetensors") as unfinished:  # another process may read it
         save_file(tensors, unfinished, {"format": "pt"})
 
 
 def load(folder: str | Path) -> AcceptanceHead:
-    """A head of this project or of the authors, in ``model.safetensors`` or ``pytorch_model.bin``.
+    """Load this project's or the authors' head (``model.safetensors``, ``pytorch_model.bin``).
 
     Errors: DraftwiseError if there is none.
     """
@@ -89,7 +89,7 @@ def load(folder: str | Path) -> AcceptanceHead:
 def binary_kl(truth: Floats, predicted: Floats) -> float:
     """Mean divergence of predicted from true acceptance probabilities, in nats.
 
-    Source: SpecDec++, appendix D.3. Predictions count as at least 1e-6 away from 0 and 1.
+    Source: SpecDec++, appendix D.3. Predictions are clamped to at least 1e-6 from 0 and 1.
 
     >>> binary_kl(np.array([0.0, 1.0]), np.array([0.5, 0.5])).__round__(4)
     0.6931
@@ -102,7 +102,7 @@ def binary_kl(truth: Floats, predicted: Floats) -> float:
 
 @dataclass(frozen=True)
 class Reliability:
-    """Predictions in bins of equal width: mean predicted, mean true, and how many. [NUM_BINS]"""
+    """Predictions in bins of equal width: mean predicted, mean true, and counts. [NUM_BINS]"""
 
     predicted: Floats
     truth: Floats
@@ -110,7 +110,7 @@ class Reliability:
 
     @property
     def ece(self) -> float:
-        """Expected calibration error: the mean gap between predicted and true, by tokens."""
+        """Expected calibration error: the mean gap of predicted and true, weighted by tokens."""
         gaps = np.abs(self.predicted - self.truth)
         return float((gaps * self.counts).sum() / self.counts.sum())
 
@@ -129,15 +129,15 @@ def reliability(truth: Floats, predicted: Floats) -> Reliability:
 
 
 def unweighted(odds: Floats, w_rej: float) -> Floats:
-    """Probabilities of log-odds whose loss weighted rejections by ``w_rej``: it is minimal at the
-    true odds divided by the weight.
+    """Acceptance probabilities from log-odds trained with rejections weighted by ``w_rej``: that
+    loss is minimal at the true odds divided by the weight.
     """
     probs: Floats = 0.5 + 0.5 * np.tanh(0.5 * (odds + math.log(w_rej)))
     return probs
 
 
 def plot_reliability(curves: dict[str, Reliability], path: Path) -> None:
-    """Mean true over mean predicted acceptance, as PNG; DraftwiseError without matplotlib."""
+    """Plot true against predicted acceptance as PNG; DraftwiseError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -171,7 +171,7 @@ class Judgements:
 
 
 def distributions_of(logits: Tensor, temperature: float) -> Tensor:
-    """[A, V] probabilities at a temperature; at 0 the most likely token has all mass."""
+    """[A, V] probabilities at a temperature; at 0 the most likely token has all of the mass."""
     if temperature == 0:
         return nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
     return (logits.float() / temperature).softmax(-1)
@@ -188,11 +188,11 @@ def _distributions(setting: Setting, tokens: Tensor, positions: Tensor) -> tuple
 
 @torch.inference_mode()
 def judge(setting: Setting, texts: Sequence[Text], generator: torch.Generator) -> Judgements:
-    """Sample the drafter's token at every answered position, and mix these samples with the text.
+    """Sample the drafter's token at every answer position, and mix these samples with the text.
 
     Source: SpecDec++, section 4.4. At each position a token Y is sampled from q, given the target's
-    text; the drafter then reads a text with Y, or with the original token at a share ``mixing`` of
-    the positions. Only samples are labelled.
+    text; the drafter's input then has Y, or the original token at a share ``mixing`` of the
+    positions. Only samples are labelled.
     """
     tokens, positions = pad(texts)
     p, q = _distributions(setting, tokens, positions)
@@ -273,7 +273,7 @@ def draft_chains(
 
 @dataclass(frozen=True)
 class Setting:
-    """Whose drafts are labelled: temperature of both models, share of the text's tokens."""
+    """The models whose drafts are labelled. mixing: share of original tokens in the input."""
 
     target: PreTrainedModel
     drafter: PreTrainedModel
@@ -301,7 +301,7 @@ def judge_texts(
     setting: Setting, texts: Sequence[Text], folder: Path,
     progress: Callable[[int], None] | None = None,
 ) -> Judged:  # fmt: skip
-    """Label drafts along all texts, every tenth held out. DraftwiseError for fewer than two."""
+    """Label drafts along all texts, every tenth held out; DraftwiseError for fewer than two."""
     held_out = list(texts[::HELD_OUT])
     taught = [text for number, text in enumerate(texts) if number % HELD_OUT]
     if not taught:
@@ -316,7 +316,7 @@ def judge_texts(
 
 @dataclass(frozen=True)
 class Measured:
-    """A head's metrics on held-out drafts, with curves before and after undoing the weight."""
+    """A head's metrics on held-out drafts, with curves before and after removing the weight."""
 
     numbers: dict[str, Any]
     curves: dict[str, Reliability]
@@ -328,7 +328,7 @@ def measure_head(judged: Judged, head: AcceptanceHead, w_rej: float) -> Measured
     with torch.inference_mode():
         odds = head(judged.held_out.hidden.float()).double().numpy()
         chain_odds = head(chains.hidden.flatten(0, 1)).view_as(chains.truth).double().numpy()
-    # that all of the first 1, 2, ... stand
+    # probability that the first 1, 2, ... tokens are all accepted
     products = chains.truth.double().numpy().cumprod(axis=1).mean(axis=0)
     numbers: dict[str, Any] = {
         "kl_of_the_mean": binary_kl(truth, np.full_like(truth, truth.mean())),
@@ -378,11 +378,11 @@ def train_head(
     data: Judgements, options: HeadOptions, *, checkpoint: Path | None = None,
     progress: Progress | None = None, stop_at: int | None = None,
 ) -> AcceptanceHead:  # fmt: skip
-    """A head for the hidden states of ``data``; ``checkpoint`` makes the run resumable, bit by bit.
+    """Train a head on ``data``; with a ``checkpoint`` the run can resume, bit by bit.
 
-    Source: SpecDec++, section 4.4 and appendix D.1. Differs: 12 epochs at 2e-3, falling linearly to
-    zero over the second half, in place of 3 epochs at 5e-5 and a cosine; AdamW, and batches of
-    1,024 tokens in place of 32 answers. Raises ValueError for no data, and what ``fit`` raises.
+    Source: SpecDec++, section 4.4 and appendix D.1. Differs: 12 epochs at 2e-3, with linear decay
+    to zero over the second half, instead of 3 epochs at 5e-5 with a cosine; AdamW, and batches of
+    1,024 tokens instead of 32 answers. Raises ValueError for no data, and the errors of ``fit``.
     """
     if not len(data):
         raise ValueError("there are no judged tokens to learn from: give more prompts")
@@ -405,6 +405,6 @@ def train_head(
 
 
 def head_settings(data: Judgements, options: HeadOptions) -> TrainingSettings:
-    """The schedule: steps for the requested epochs, of which the second half slows down."""
+    """The schedule: steps for the requested epochs, with decay over the second half."""
     steps = max(20, round(options.epochs * max(1, len(data) // options.tokens_per_batch)))
     return TrainingSettings(steps, options.lr, warmup_steps=steps // 30 + 1, decay_steps=steps // 2)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from draftwise.files import replacing
 from draftwise.types import DraftwiseError
 
-Loss = Callable[[Any, Any], Tensor]  # (model, batch) -> a scalar, the mean loss in nats a token
+Loss = Callable[[Any, Any], Tensor]  # (model, batch) -> a scalar, the mean loss in nats per token
 Batches = Callable[[int], Any]  # step -> batch; a pure function, so that runs can resume
 Progress = Callable[[int, float], None]  # (steps done, loss of the last step), after every step
 CHECKPOINT_S = 120.0
@@ -59,7 +59,7 @@ def fit(
 
     The run is saved to `checkpoint` every `CHECKPOINT_S` seconds and at the end, and resumes from
     it; on one machine with the same weights, bit by bit. `stop_at` ends a run early without
-    changing its schedule. Raises DraftwiseError where loss or gradient is not finite (model and
+    changing its schedule. Raises DraftwiseError if loss or gradient is not finite (model and
     checkpoint are those of the last good step) or the checkpoint cannot be written.
     """
     run = TrainingRun(model, settings, checkpoint)
@@ -126,7 +126,7 @@ class TrainingRun:
         try:
             with replacing(path) as unfinished, unfinished.open("wb") as file:
                 torch.save({**state, "rng": torch.get_rng_state()}, file)
-        except (OSError, RuntimeError) as error:  # torch wraps what the file says
+        except (OSError, RuntimeError) as error:  # torch wraps the file's error
             why = error.strerror if isinstance(error, OSError) else error.__cause__ or error
             before = "; the one before it is whole" if path.exists() else ""
             raise DraftwiseError(

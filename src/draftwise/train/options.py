@@ -14,7 +14,7 @@ RATE = "Learning rate."
 
 @dataclass(frozen=True)
 class LearningOptions:
-    """How a drafter or an EAGLE head is trained; the rate suits small models."""
+    """Training options of drafters and EAGLE heads; the learning rate suits small models."""
 
     epochs: float = option(3.0, "Passes over all texts.")
     lr: float = option(5e-4, RATE)
@@ -27,7 +27,7 @@ class LearningOptions:
 
 @dataclass(frozen=True)
 class DrafterOptions(LearningOptions):
-    """How a drafter is trained. loss: ``logits`` are soft targets and the rejection probability."""
+    """Training options of drafters. loss: ``logits`` = soft targets and rejection probability."""
 
     loss: LossName = option(
         "logits", "logits: learn the target's distribution; sequence: its tokens.", kind=str
@@ -42,9 +42,9 @@ class DrafterOptions(LearningOptions):
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """The head's shape and training; the defaults of num_layers and w_rej are those of section 5.3.
+    """Shape and training of the head; the defaults of num_layers and w_rej are from section 5.3.
 
-    label: ``analytic`` has less noise and measured better (docs/lab/reproduction/specdecpp.md).
+    label: ``analytic`` is less noisy and measured better (docs/lab/reproduction/specdecpp.md).
     """
 
     num_layers: int = option(

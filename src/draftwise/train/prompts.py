@@ -18,7 +18,7 @@ from draftwise.nn.model import CausalModel
 from draftwise.train.answers import SamplingTask, continuations, read_kept
 from draftwise.types import DraftwiseError
 
-RUN = 10  # words in a row that two texts may not share
+RUN = 10  # two texts may not share this many words in a row
 Runs = frozenset[tuple[str, ...]]
 
 
@@ -33,7 +33,7 @@ def runs(text: str) -> set[tuple[str, ...]]:
 
 
 def runs_of(files: Iterable[Path]) -> Runs:
-    """The runs of every string in these jsonl files. DraftwiseError for one that cannot be read."""
+    """The runs of every string in these jsonl files; DraftwiseError for an unreadable file."""
     found: set[tuple[str, ...]] = set()
     for file in files:
         try:
@@ -63,13 +63,13 @@ TOPICS = (
     "You extract facts from texts, and answer questions about given passages.",
     "You play roles, give advice and talk about everyday life.",
 )
-"""System prompts after which user turns are sampled; the empty one is the template's own."""
+"""System prompts before sampled user turns; for the empty one the template's default applies."""
 MIN_CHARS, MAX_PACKED = 12, 5.0
-SAME = 0.7  # share of common word triples from which on two prompts count as the same
+SAME = 0.7  # share of common word triples from which on two prompts count as duplicates
 
 
 def user_prefix(tokenizer: Any, system: str = "") -> tuple[list[int], list[int]]:
-    """The chat template's text before a user's words, and the tokens that end a user's turn.
+    """The chat template's tokens before a user's text, and the tokens that end a user's turn.
 
     Source: Magpie (Xu et al. 2024, arXiv 2406.08464), section 2: the "pre-query template". Errors:
     DraftwiseError for a tokenizer without a chat template.
@@ -92,13 +92,13 @@ def make_prompts(
     longest: int = 160, rows: int = 64, seed: int = 0, avoid: Runs = frozenset(),
     progress: Callable[[int], None] | None = None,
 ) -> tuple[list[str], str]:  # fmt: skip
-    """At least ``num`` user turns that the model itself writes and ``Filter`` keeps, and a line
-    that says which share it kept.
+    """At least ``num`` user turns that the model writes and ``Filter`` keeps, and a line with the
+    share that was kept.
 
     Source: Magpie (Xu et al. 2024, arXiv 2406.08464). Differs: system prompts for variety, and
-    filters that need no other model. path: keeps every turn, so that a stopped run resumes.
-    longest: tokens of a turn, at most. avoid: runs of words that no turn may have. Raises
-    DraftwiseError where the model has no chat template, or hardly a turn is kept.
+    filters that need no other model. path: stores every turn, so that an interrupted run resumes.
+    longest: maximum tokens of a turn. avoid: runs of words that no turn may contain. Raises
+    DraftwiseError if the model has no chat template, or hardly any turn is kept.
     """
     checked = Filter(_template_text(tokenizer), avoid)
     texts = [text for _, (text,) in read_kept(path) if checked.keeps(text)]
@@ -130,8 +130,8 @@ def _template_text(tokenizer: Any) -> str:
 def sample_prompts(
     model: CausalModel, tokenizer: Any, num: int, *, first: int, longest: int, rows: int, seed: int
 ) -> Iterator[tuple[int, str | None]]:
-    """(index, text) of ``num`` user turns from ``first`` on, sampled at temperature 1 after the
-    system prompts of ``TOPICS`` in turn; text: None if the turn did not end in time.
+    """Yield (index, text) of ``num`` user turns from index ``first``, sampled at temperature 1 with
+    the system prompts of ``TOPICS`` in turn; text: None if the turn exceeds ``longest`` tokens.
     """
     around = [user_prefix(tokenizer, topic) for topic in TOPICS]
     ends = {token for _, end in around for token in end}

@@ -1,4 +1,4 @@
-"""Does a drafter pay? Measured seconds of drafter and target, and the expected speed-up."""
+"""Measured seconds of drafter and target, and the speed-up expected from drafting."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _head_seconds(target: CausalModel, head: EagleHead) -> float:
 
 
 def _median(cache: RaggedCache, base: int, step: Callable[[], None]) -> float:
-    """Median seconds of a step from ``base`` tokens on, without the first, which sets up."""
+    """Median seconds of a step after ``base`` tokens, excluding the first, which sets up."""
     times = []
     for _ in range(_REPEATS + 1):
         start = time.perf_counter()
@@ -71,8 +71,8 @@ def _median(cache: RaggedCache, base: int, step: Callable[[], None]) -> float:
 def speedups(alpha: float | Sequence[float], target_s: Floats, draft_s: float) -> Floats:
     """[depths] expected speed relative to plain decoding of drafts of 1, 2, ... tokens.
 
-    alpha: of every token, or by depth. Source: Leviathan et al. (2023), theorem 3.8, with the
-    measured costs of verification. Assumes that tokens are accepted independently.
+    alpha: acceptance probability of every token, or by depth. Source: Leviathan et al. (2023),
+    theorem 3.8, with measured costs of verification. Assumes independent acceptance of tokens.
 
     >>> speedups(1.0, np.array([1.0, 1.0, 1.0]), 0.5).round(2).tolist()
     [1.33, 1.5]

@@ -33,7 +33,7 @@ def eagle_paths() -> dict[str, Path]:
 
 def prompts() -> dict[str, list[str]]:
     """Domain -> held-out prompts, whose source and seed no training document shares; `mixed`
-    changes its domain midway.
+    switches its domain midway.
     """
     return dict(json.loads(_existing(_HERE / "prompts.json").read_text("utf-8")))
 
@@ -43,7 +43,7 @@ def manifest() -> dict[str, Any]:
 
     Keys: `domains`, `drafters`, `eagles`, `acceptance` (drafter -> domain -> alpha at temperature
     1), `acceptance_by_depth` (head -> domain -> alpha of a draft's first, second, ... token),
-    `heldout_loss` (domain -> the target's nats a token), `files` (path -> bytes and sha256),
+    `heldout_loss` (domain -> the target's nats per token), `files` (path -> bytes and sha256),
     `seed`, `versions`, `seconds` (stage -> seconds) and their sum, `build_seconds`.
     """
     return dict(json.loads(_existing(_WEIGHTS / "manifest.json").read_text("utf-8")))

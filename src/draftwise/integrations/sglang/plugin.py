@@ -1,8 +1,8 @@
 """Registration with SGLang 0.5.23 through its plug-in mechanism and hooks.
 
 SGLang's adaptive code only serves the algorithms EAGLE and EAGLE3
-(``adaptive_unsupported_reason``), so a new algorithm name (``SpeculativeAlgorithm.register``) would
-disable it. The name therefore stays, and ``create_worker`` returns a subclass of SGLang's worker.
+(``adaptive_unsupported_reason``), so registering a new name (``SpeculativeAlgorithm.register``)
+would disable it. Instead, ``create_worker`` returns a subclass of SGLang's worker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger("sglang.draftwise")
 
 
 def plug_in() -> None:
-    """The plug-in: SGLang calls this entry point in every process of a server."""
+    """Register draftwise's hooks; SGLang calls this entry point in every process of a server."""
     from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -36,7 +36,7 @@ def plug_in() -> None:
 
 
 def with_checks(server_args: Any, resolve: Callable[[Any], None]) -> None:
-    """Refuse settings with which SGLang would use a fixed number of steps."""
+    """Reject server arguments under which SGLang would use a fixed number of steps."""
     from sglang.srt.arg_groups.overrides import resolving_view
     from sglang.srt.speculative.adaptive_spec_params import adaptive_unsupported_reason
 
@@ -59,9 +59,9 @@ def with_checks(server_args: Any, resolve: Callable[[Any], None]) -> None:
 
 
 def with_policy(worker: Any, _algorithm: Any, server_args: Any) -> Any:
-    """A subclass of SGLang's ``EAGLEWorkerV2`` whose adaptive controller has draftwise's policy.
+    """Return a subclass of ``EAGLEWorkerV2`` whose adaptive controller uses draftwise's policy.
 
-    None, for the class itself, if the config does not enable it.
+    Returns None, which keeps SGLang's class, unless the config enables draftwise.
     """
     from sglang.srt.arg_groups.overrides import resolving_view
 
@@ -102,7 +102,7 @@ def with_policy(worker: Any, _algorithm: Any, server_args: Any) -> Any:
 
 
 def agreement() -> tuple[Callable[[int], int], bool]:
-    """A function that broadcasts rank 0's choice to its group, and whether this is rank 0."""
+    """A function that broadcasts rank 0's choice to its TP group, and whether this is rank 0."""
     from sglang.srt.runtime_context import get_parallel
 
     group = get_parallel().tp_group
@@ -119,7 +119,7 @@ def agreement() -> tuple[Callable[[int], int], bool]:
 
 
 def state_file(settings: SglangSettings, given: Any) -> StateFile | None:
-    """The path of the state file, by device, model, dtype and parallelism."""
+    """The state file for this device, model, dtype, parallelism and version; None if disabled."""
     if settings.state is None:
         return None
     import sglang

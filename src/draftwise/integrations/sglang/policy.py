@@ -1,8 +1,8 @@
-"""The policy: predicts cost and gain of each number of steps, and chooses the best one.
+"""The SGLang policy: predicts cost and gain of each number of draft steps, and chooses the best.
 
-SGLang asks for one number of steps for the whole batch before each draft, and reports after each
-verification how many draft tokens of each request were accepted (``AdaptiveSpecPolicy``). Its
-overlap scheduler asks for the next step before it reports the previous one.
+Before each draft SGLang requests one number of steps for the whole batch, and after each
+verification it reports how many draft tokens of each request were accepted
+(``AdaptiveSpecPolicy``). Its overlap scheduler requests a step before it reports the previous one.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from draftwise.types import Ints
 logger = logging.getLogger("sglang.draftwise")
 
 CONFIG = Path(__file__).with_name("draftwise.json")
-"""The config file that comes with draftwise."""
+"""The default config file, shipped with draftwise."""
 PERIOD = 4
-"""Steps between two choices for batches of one size, except for trials."""
+"""Steps between two choices while the batch size stays the same; a trial lasts one step."""
 SWITCH_GAIN = 0.015
-"""By how much another length must be better: a switch costs SGLang some work."""
+"""Relative speed gain required to change the length, since a change costs SGLang time."""
 CREDIT, SHARE = 8.0, 0.003
-"""Of the guard: more than for choices by request, since one length for a batch of few requests
-follows an answer in which drafts fail for dozens of steps late."""
+"""Credit and share of the guard, larger than its defaults: with one length for a small batch, the
+policy reacts late to an answer in which drafts fail for dozens of steps."""
 CLEAN_EVERY = 16
-"""Steps after a prefill are not priced, unless this many in a row were such steps."""
+"""Steps right after a prefill are not measured, unless this many in a row are such steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class SglangSettings:
-    """A config file: candidates by smallest batch size, and the "draftwise" entry."""
+    """A parsed config file: candidate steps by smallest batch size, and the "draftwise" entry."""
 
     tiers: Mapping[int, Sequence[int]]
     state: str | None = "auto"
@@ -55,13 +55,13 @@ class SglangSettings:
         return sorted(set().union(*self.tiers.values()))
 
     def for_batch(self, batch_size: int) -> list[int]:
-        """The candidates for a batch size; as in SGLang, the first tier covers smaller ones."""
+        """The candidates for a batch size; as in SGLang, the first tier covers smaller batches."""
         lowest = max((low for low in self.tiers if low <= batch_size), default=min(self.tiers))
         return sorted(set(self.tiers[lowest]))
 
 
 def read_settings(path: str | None) -> SglangSettings | None:
-    """The settings of a config file; None without a "draftwise" entry."""
+    """Read the settings of a config file; None without a "draftwise" entry."""
     if path is None:
         return None
     try:
@@ -82,7 +82,7 @@ def read_settings(path: str | None) -> SglangSettings | None:
 
 
 def _read_tiers(found: Mapping[str, Any], where: str) -> dict[int, list[int]]:
-    """The tiers of SGLang's own format, whose keys are digits."""
+    """Parse the tiers of SGLang's config format, whose keys are decimal batch sizes."""
     form = '{{"{}": {{"candidate_steps": [0, 1, 3]}}}}'
     tiers: dict[int, list[int]] = {}
     for low in filter(str.isdecimal, found):
@@ -99,7 +99,7 @@ def _read_tiers(found: Mapping[str, Any], where: str) -> dict[int, list[int]]:
 
 @dataclass(slots=True)
 class _Flight:
-    """A step that was chosen and not yet reported."""
+    """A step whose number of draft steps is chosen and whose result is not reported yet."""
 
     steps: int
     names: Sequence[Any]
@@ -110,14 +110,14 @@ class _Flight:
 
 
 class StepsPolicy:
-    """SGLang's ``AdaptiveSpecPolicy``: chooses the steps with the most tokens per second.
+    """SGLang's ``AdaptiveSpecPolicy``: chooses the number of steps with the most tokens per second.
 
-    clock: seconds. agree: broadcasts rank 0's choice to a tensor-parallel group, because clocks
-    differ and ranks that disagree hang. state: path of the state file.
+    clock: returns seconds. agree: broadcasts rank 0's choice to the tensor-parallel group, because
+    clocks differ and ranks that disagree hang. state: the state file.
 
-    State: cost model and acceptance by position, shared by all requests; one factor per request;
-    the guard's account; steps in flight (two under the overlap scheduler). ``counts``: rounds by
-    number of steps. ``drafted``, ``accepted``: tokens.
+    State: cost model and acceptance by position, shared by all requests; one acceptance factor per
+    request; the guard's account; steps in flight (two under the overlap scheduler). ``counts``:
+    rounds by number of steps. ``drafted``, ``accepted``: tokens.
     """
 
     failure = "draftwise failed: SGLang takes the fewest steps until the server is restarted"
@@ -151,7 +151,7 @@ class StepsPolicy:
         if state is not None and state.restore(self.load_state):
             logger.info("began with what %d steps had taught", self.costs.num_steps)
 
-    # what SGLang's controller calls
+    # called by SGLang's adaptive controller
 
     @property
     def candidate_steps(self) -> list[int]:
@@ -159,18 +159,18 @@ class StepsPolicy:
         return self.settings.candidates
 
     def set_cuda_graph_bs(self, cuda_graph_bs: list[int] | None) -> None:
-        """Set the batch sizes with graphs: a batch takes the time of the next larger one."""
+        """Set the captured batch sizes: a batch takes the time of the next larger captured one."""
         self._graphs = sorted(cuda_graph_bs) if cuda_graph_bs else None
 
     def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
-        """Batch sizes for which a number of steps is a candidate; None without graphs."""
+        """Captured batch sizes for which ``step`` is a candidate; None without CUDA graphs."""
         if self._graphs is None:
             return None
         return [size for size in self._graphs if step in self.settings.for_batch(size)]
 
     def get_steps_for_batch(self, batch_size: int) -> int:
         flight, size = self._board(batch_size), self._padded(batch_size)
-        # all ranks of a group must come to ``agree`` at the same calls, also one that has failed
+        # all ranks must reach ``agree`` in the same calls, even one whose policy has failed
         if self._left < 1 or size != self._size:
             steps, hold = self._choose(flight, size) or (self.settings.for_batch(size)[0], PERIOD)
             self._left, self._steps = divmod(self._agree(hold << 8 | steps), 256)
@@ -183,7 +183,7 @@ class StepsPolicy:
 
     @fused
     def _board(self, batch_size: int) -> _Flight:
-        """The coming step, whose number of steps is not chosen yet."""
+        """Record the next step, before its number of draft steps is chosen."""
         now_s, names = self._clock(), self._names
         if names is None or len(names) != batch_size:
             names = range(batch_size)
@@ -196,7 +196,7 @@ class StepsPolicy:
     def on_verify_complete(
         self, num_correct_drafts_per_req: list[int], batch_size: int
     ) -> int | None:
-        """Learn from the oldest step in flight. Returns None: steps change only before a draft."""
+        """Learn from the oldest step in flight. Returns None: steps only change before a draft."""
         now_s, flights = self._clock(), self._flights
         while flights and len(flights[0].slots) != batch_size:
             flights.popleft()  # a step that SGLang dropped
@@ -205,23 +205,23 @@ class StepsPolicy:
         flight = flights.popleft()
         begun_s = self._ended_s
         if not flight.is_clean:
-            # SGLang is asked again, or continues with the next prefill, once a prefill has ended
+            # the latest mark follows the prefill: the choice of a step, or the next prefill
             begun_s = max(begun_s, self._marked_s)
         elif flight.begun_s - begun_s > max(self._last_s, 1e-3):
-            begun_s = flight.begun_s  # nothing ran before it
+            begun_s = flight.begun_s  # the engine was idle before this step
         self._ended_s = now_s
         self._learn(flight, np.array(num_correct_drafts_per_req, np.int64), now_s - begun_s)
         self._report(now_s)
         return None
 
-    # what the worker calls, where there is one
+    # called by the worker of ``with_policy``
 
     def expect(self, names: Sequence[Any], num_context: int) -> None:
-        """Set the requests and total tokens of the coming step; otherwise rows are counted."""
+        """Set the requests and total tokens of the next step; by default, batch rows are names."""
         self._names, self._num_context = names, num_context
 
     def interrupted(self) -> None:
-        """A prefill runs before the next decoding step, and its seconds are excluded."""
+        """Record a prefill before the next decoding step; its seconds are excluded."""
         self._is_clean, self._marked_s = False, self._clock()
 
     # learning and choosing
@@ -230,7 +230,7 @@ class StepsPolicy:
         return next((size for size in self._graphs or () if size >= batch_size), batch_size)
 
     def _seat(self, names: Sequence[Any]) -> Ints:
-        """The slot of each request; requests that left the batch are removed."""
+        """Return the slot of each request; free the slots of requests that left the batch."""
         if names == self._seated:
             return self._rows
         slots = self._slots
@@ -249,7 +249,7 @@ class StepsPolicy:
 
     def _learn(self, flight: _Flight, accepted: Ints, seconds: float) -> None:
         steps, slots, kept = flight.steps, flight.slots, accepted
-        if flight.names != self._seated:  # what follows the end of an answer says nothing
+        if flight.names != self._seated:  # ignore requests that ended in the meantime
             here = [name in self._slots for name in flight.names]
             slots, kept = slots[here], kept[here]
         learn_lengths(slots, kept, steps, self._table, self._known)
@@ -263,27 +263,27 @@ class StepsPolicy:
         if 0 < self._since_clean < CLEAN_EVERY and self.costs.is_known:
             return
         self.costs.observe(Step(size, size * (steps + 1), seconds, steps), context)
-        seconds = self.costs.counted_s  # a pause says nothing about drafting
+        seconds = self.costs.counted_s  # a pause is not a cost of drafting
         plain_s = float(self.costs.seconds(size, context, 0, 0)[-1]) if steps else seconds
         self.guard.observe(1 + float(accepted.mean()), seconds, plain_s)
         self._last_s = seconds
 
     @fused
     def _choose(self, flight: _Flight, size: int) -> tuple[int, int]:
-        """The candidate with the most tokens per second, and the number of steps to keep it."""
+        """The candidate with the most tokens per second, and for how many steps to keep it."""
         tier = self.settings.for_batch(size)
-        is_new = not self.guard.spent_s  # what was learnt earlier counts from the first step
+        is_new = not self.guard.spent_s  # a restored cost model is usable from the first step
         if not self.costs.is_known or not (is_new or self.guard.allows_drafts):
             return tier[0], 1
-        # plain decoding first, then one candidate longer each time: for each doubling of the batch,
-        # since nothing that was measured for one request tells what plain decoding of 64 takes
+        # measure plain decoding first, then one longer candidate at a time, per doubling of the
+        # batch size: times of one request do not predict the plain step of 64 requests
         measured = self._longest.get(size.bit_length(), -1)
         tier = tier[: bisect_right(tier, measured) + 1]
         survival = np.empty((len(flight.slots), len(self._table)))
         length_survival(flight.slots, self._table, self._known, survival)
         tokens = np.ones((len(survival), len(self._table) + 1))
         tokens[:, 1:] += survival.cumsum(axis=1)
-        # a token counts in its request's own pace: a slow request holds its place for longer
+        # normalised by each request's tokens per step: a slow request occupies its slot for longer
         tokens = (tokens / tokens[:, [self._steps]]).mean(axis=0)
         curve = self.costs.seconds(size, self._num_context, 0, size * tier[-1])
         seconds = np.array([curve[size * k] + self.costs.draft_seconds(k) for k in tier])
@@ -294,7 +294,7 @@ class StepsPolicy:
         if tier[best] > measured:
             return tier[best], 1
         longer = min(best + 1, len(tier) - 1)
-        if longer > best:  # is it as bad as it was? A share of the time goes into finding out
+        if longer > best:  # retry the next longer candidate, within the guard's probe budget
             lost = (1 - speed[longer] / speed[best] + 2 * SWITCH_GAIN) * seconds[longer]
             if self.guard.may_probe(PERIOD * self._last_s, float(lost)):
                 return tier[longer], 1
@@ -308,7 +308,7 @@ class StepsPolicy:
         return {"costs": self.costs.state(), "model": self._table.tolist(), "longest": longest}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state``; an error changes nothing."""
+        """Restore the result of ``state``; on an error nothing changes."""
         model = like(self._table, state["model"])
         if not (model[..., 1] > 0).all():
             raise ValueError("the acceptance has no observations")

@@ -1,7 +1,7 @@
 """The adapter between vLLM's scheduler and the controller.
 
-It only reads attributes of vLLM's objects and replaces their drafts, so it imports nothing of vLLM,
-and tests use fakes.
+The adapter reads attributes of vLLM's objects and replaces their drafts. It does not import vLLM,
+so tests use fakes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ logger = logging.getLogger("vllm.draftwise")
 T = TypeVar("T")
 
 LATE_STEPS = 8
-"""Plain steps without a search that the controller learns from together: between two steps a model
-displaces draftwise from the processor's caches, so that one step costs as much as several."""
+"""Plain steps without a search that the controller learns from at once: between two steps the model
+evicts draftwise's data from the CPU caches, so learning from one step takes as long as several."""
 PAUSE_S = 0.05
-"""Seconds between two steps beyond which the engine did something else in between."""
+"""Seconds between two steps beyond which the engine is taken to have done something else."""
 
 
 def fused(method: Callable[..., T]) -> Callable[..., T | None]:
-    """Decorate methods of an object: their first exception disables them for good.
+    """Wrap a method: its first exception disables all wrapped methods of the object for good.
 
-    An error in draftwise must not end the answers of a whole server. The object has the attributes
-    ``has_failed``, and ``failure``, what is logged. A disabled method returns None.
+    An error in draftwise must not end the answers of a whole server. The object needs the
+    attributes ``has_failed`` and ``failure`` (the message to log). Disabled methods return None.
     """
 
     @functools.wraps(method)
@@ -50,7 +50,7 @@ def fused(method: Callable[..., T]) -> Callable[..., T | None]:
 
 
 def timed(method: Callable[..., None]) -> Callable[..., None]:
-    """Decorate methods of the adapter: their seconds are its own time."""
+    """Wrap a method of the adapter: the seconds it takes count as draftwise's overhead."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any) -> None:
@@ -64,7 +64,7 @@ def timed(method: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A step that has ended, not learnt yet: vLLM's objects, and its seconds."""
+    """A finished step that is not learned from yet: vLLM's objects, and the step's seconds."""
 
     scheduled: Any
     output: Any
@@ -74,7 +74,7 @@ class _Ended:
 
 @dataclass(slots=True)
 class _Row:
-    """A decoding request. length: of its text. num_model: the model's tokens in its draft."""
+    """A decoding request. length: of its text. num_model: tokens of its draft by the model."""
 
     length: int
     max_draft: int
@@ -86,12 +86,12 @@ class Adapter:
     """Drives the controller with vLLM's steps, synchronous or overlapping.
 
     Call order: ``starts``, ``work`` while the step runs, ``came_back``, ``learn``, ``draft``;
-    overlapping steps call ``shorten`` right after ``starts``. The adapter is also vLLM's
-    ``dynamic_sd_lookup``: the number of tokens that the server's own drafter writes in a step.
+    overlapping steps call ``shorten`` right after ``starts``. The adapter also serves as vLLM's
+    ``dynamic_sd_lookup``: the number of tokens that the server's model drafter writes in a step.
 
     A step lasts from the end of the previous step, or from its scheduling if the engine was idle,
-    to its own end; draftwise's own time in between is counted separately. With overlapping steps
-    all of it counts as added, although part of it may pass while the device computes.
+    to its end; draftwise's overhead in between is counted separately. With overlapping steps all
+    of the overhead counts as added time, although part of it may pass while the device computes.
 
     requests: vLLM's table of running and waiting requests, by id. overlapping: whether a step is
     scheduled before the previous one has ended, as in vLLM's AsyncScheduler.
@@ -117,7 +117,7 @@ class Adapter:
         self._lengths: dict[str, int] = {}
 
     def __getitem__(self, num_requests: int) -> int:
-        """vLLM's ``dynamic_sd_lookup``."""
+        """The number of tokens to draft (vLLM's ``dynamic_sd_lookup``), for any batch size."""
         self._told = 0 if self.has_failed else self.controller.num_to_draft
         return self._told
 
@@ -135,22 +135,22 @@ class Adapter:
 
     @fused
     def came_back(self, scheduled: Any, output: Any) -> None:
-        """A step has ended; vLLM has not processed its output yet."""
+        """Record the end of a step, before vLLM processes its output."""
         now = self.clock()
         self._under_way = max(self._under_way - 1, 0)
         self._own_before_s = self._own_s
         self._seconds = max(now - self._mark - self._own_before_s, 0.0)
         self._mark, self._own_s = now, 0.0
-        if self._overlapping:  # vLLM cuts what it does not keep
+        if self._overlapping:  # vLLM truncates the lists when it processes the output
             sampled, places = output.sampled_token_ids, output.req_id_to_index.items()
             self._lengths = {id_: len(sampled[i]) for id_, i in places if i < len(sampled)}
 
     @fused
     @timed
     def learn(self, scheduled: Any, output: Any) -> None:
-        """After vLLM has processed the output: learn from it, and update the requests.
+        """Learn from an output that vLLM has processed, and update the requests.
 
-        A step that only emits a token for each request may wait until ``draft`` searches.
+        Plain steps may be learned from later, when ``draft`` searches.
         """
         self._ended_steps.append(_Ended(scheduled, output, self._seconds, self._own_before_s))
         if self._overlapping or not self._is_plain(scheduled):
@@ -204,12 +204,12 @@ class Adapter:
     @fused
     @timed
     def draft(self, offered: Any) -> None:
-        """Replace the drafts of the server's own drafter by the controller's."""
+        """Replace the drafts of the server's model drafter with the controller's."""
         may_draft = self.controller.limits.model or any(r.max_draft for r in self._rows.values())
         if may_draft and not self.controller.rests(len(self._rows)):
             self._learn_ended()
             self._draft(offered)
-        else:  # whatever the texts are
+        else:  # this step drafts nothing, whatever the texts are
             offered.draft_token_ids = [[] for _ in offered.req_ids]
             if len(self._ended_steps) >= LATE_STEPS:
                 self._learn_ended()
@@ -222,7 +222,7 @@ class Adapter:
             row, request = self._rows.get(id_), self._requests.get(id_)
             if row is None or request is None or request.is_prefill_chunk or request.is_finished():
                 continue
-            if row.length != request.num_tokens:  # a session whose prompt grew
+            if row.length != request.num_tokens:  # a session whose prompt was extended
                 row = self._begin(request)
             names.append(id_)
             rows.append(row)
@@ -236,16 +236,16 @@ class Adapter:
         for row, place, offer, chain in zip(rows, places, offers, chains, strict=True):
             drafts[place] = chain
             num = min(len(chain), len(offer))
-            # a chain begins with all of the model drafter's tokens that it has, or has none
+            # the model drafter's tokens, if a chain has any, are its prefix
             row.num_model = num if num and chain[:num] == offer[:num] else 0
         offered.draft_token_ids = drafts
 
     @fused
     @timed
     def shorten(self, scheduled: Any) -> None:
-        """Overlapping steps: cut each request's placeholders to the tokens worth verifying.
+        """Truncate each request's placeholders to the tokens worth verifying (overlapping steps).
 
-        They are drafted in the step that was just scheduled, and verified in the next one.
+        The tokens are drafted in the step that was just scheduled, and verified in the next one.
         """
         names, rooms = [], []
         for id_ in scheduled.num_scheduled_tokens:
@@ -323,13 +323,13 @@ class Adapter:
                 self._begin(request)
 
     def _room(self, request: Any, row: _Row) -> int:
-        """Most tokens of the request's draft; its last token is never drafted."""
+        """Maximum length of the draft; the last token that a request may emit is never drafted."""
         left = request.max_tokens - request.num_output_tokens - 1
         room = min(row.max_draft, left, self._max_model_len - request.num_tokens - 1)
         return int(max(0, room))
 
     def _begin(self, request: Any) -> _Row:
-        """Add a request after its prefill, or again if its text has changed."""
+        """Add a request after its prefill, or again after its text has changed."""
         params = request.sampling_params
         wishes = self._wishes(params)
         can_draft = request.prompt_token_ids is not None and verifies(params)
@@ -353,7 +353,7 @@ class Adapter:
     def _wishes(self, params: Any) -> Wishes:
         try:
             return wishes_of(getattr(params, "extra_args", None))
-        except DraftwiseError as error:  # the API server refuses them, other front ends may not
+        except DraftwiseError as error:  # the API server rejects these, other front ends may not
             logger.warning("a request's extra_args are not used: %s", error)
             return Wishes()
 
@@ -361,13 +361,13 @@ class Adapter:
 def verifies(params: Any) -> bool:
     """Whether vLLM can verify drafts under ``SamplingParams``; None: the request does not generate.
 
-    It applies min_p and logit_bias to sampled tokens, but not to verified ones.
+    vLLM applies min_p and logit_bias to sampled tokens, but not to verified drafts.
     """
     return params is not None and not (params.min_p or params.logit_bias)
 
 
 def distorts(params: Any) -> bool:
-    """Whether parameters that vLLM applies to drafts as well make a text that is no example."""
+    """Whether parameters that vLLM also applies to drafts make a text unfit for the history."""
     penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
     limits = params.bad_words, params.allowed_token_ids, params.min_tokens
     return penalties != (0.0, 0.0, 1.0) or any(limits)

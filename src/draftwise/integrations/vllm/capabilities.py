@@ -1,7 +1,7 @@
 """The parts of vLLM that draftwise uses, looked up by name in vLLM's source files.
 
-vLLM releases every two weeks and guarantees nothing about its scheduler, so its version proves
-nothing: the tables list every class, method, parameter and attribute that is used.
+vLLM releases every two weeks and has no stable scheduler interface, so a version check would not
+suffice: the tables list every class, method, parameter and attribute that draftwise uses.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ config/compilation.py CompilationConfig cudagraph_mode max_cudagraph_capture_siz
 config/cache.py CacheConfig cache_dtype
 config/device.py DeviceConfig device_type
 """
-"""Of both schedulers. A line: a file, a class or function in it, and what that has or uses:
-parameters, fields, methods, attributes."""
+"""Requirements of both schedulers. Each line names a file, a class or function in it, and the
+parameters, fields, methods and attributes that the class or function has or uses."""
 SYNCHRONOUS = """\
 v1/core/sched/scheduler.py Scheduler.update_draft_token_ids draft_token_ids req_ids
 v1/outputs.py DraftTokenIds req_ids draft_token_ids
@@ -63,7 +63,7 @@ sampling_params.py SamplingParams._validate_spec_decode speculative_config
 v1/sample/logits_processor/__init__.py build_logitsprocs vllm_config device is_pin_memory
 v1/sample/logits_processor/__init__.py build_logitsprocs BUILTIN_LOGITS_PROCESSORS
 """
-"""Of ``Scheduler`` alone."""
+"""Further requirements of ``Scheduler``."""
 OVERLAPPING = """\
 v1/core/sched/async_scheduler.py AsyncScheduler._update_after_schedule scheduler_output
 v1/core/sched/async_scheduler.py AsyncScheduler._update_after_schedule spec_token_ids
@@ -73,11 +73,11 @@ config/speculative.py SpeculativeConfig use_multi_module_mtp enable_adaptive_ver
 v1/worker/gpu/model_runner.py GPUModelRunner.sample_tokens num_spec_tokens_to_schedule
 v1/worker/gpu/model_runner.py GPUModelRunner.sample_tokens num_speculative_tokens
 """
-"""Of ``AsyncScheduler`` alone. Before 0.32 runner V2 drafts the same length in every step."""
+"""Further requirements of ``AsyncScheduler``. Before 0.32 runner V2 drafts a fixed length."""
 
 
 def missing(root: Path, *, asynchronous: bool) -> list[str]:
-    """Everything that a vLLM lacks, as ``file: Class.method(name)``; nothing is imported.
+    """All names that a vLLM lacks, as ``file: Class.method(name)``; nothing is imported.
 
     root: the folder of the package ``vllm``.
     """
@@ -92,7 +92,7 @@ def missing(root: Path, *, asynchronous: bool) -> list[str]:
 
 
 def check_capabilities(root: Path, *, asynchronous: bool) -> None:
-    """Raise DraftwiseError with the names of everything that is missing."""
+    """Raise DraftwiseError with all names that are missing."""
     if found := missing(root, asynchronous=asynchronous):
         releases = "0.32 and 0.33" if asynchronous else "0.30 to 0.33"
         raise DraftwiseError(
@@ -103,7 +103,7 @@ def check_capabilities(root: Path, *, asynchronous: bool) -> None:
 
 
 def _names_in(file: Path, path: str) -> set[str]:
-    """All names in a class, function or method, its own included; empty if it does not exist."""
+    """All names in a class, function or method, including its name; empty if it does not exist."""
     owner: ast.AST | None = _tree(file)
     for part in path.split("."):
         body = getattr(owner, "body", ())

@@ -1,8 +1,8 @@
-"""Metrics of drafting, for the log and for Prometheus together with vLLM's own.
+"""Metrics of drafting, for the log, and for Prometheus together with vLLM's metrics.
 
 vLLM's engine and API server are separate processes. With ``PROMETHEUS_MULTIPROC_DIR`` (which vLLM
-sets for several API servers) prometheus_client carries the metrics across. Without it the engine
-writes them to a small file every second, which the API server reads when it is scraped.
+sets for several API servers) prometheus_client transfers the metrics. Otherwise the engine writes
+them to a small file every second, which the API server reads when it is scraped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from draftwise.controller.guard import Guard
 from draftwise.integrations.vllm.options import DRAFTERS
 
 FOLDER = "DRAFTWISE_METRICS_DIR"
-"""Environment variable: the files' folder, set for engines by the process that starts them."""
+"""Environment variable: folder of the metrics files, set by the process that starts engines."""
 MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
 MOST_LABELS = 32
-"""Labels of requests that are counted by name; what comes after them is counted as ``other``."""
+"""Labels that are counted by name; requests with further labels are counted as ``other``."""
 
 
 class Figure(NamedTuple):
-    """One sample: name without ``draftwise:``, whether it is a counter, labels, value."""
+    """One sample: name without ``draftwise:``, whether it is a counter, labels and value."""
 
     name: str
     is_counter: bool
@@ -55,7 +55,7 @@ HELP = {
 
 @dataclass(slots=True)
 class LabelCounts:
-    """Counters of the requests with one label. account: gives ``speed`` and ``recent_speed``."""
+    """Counters of requests with one label. account: provides ``speed`` and ``recent_speed``."""
 
     rounds: int = 0
     emitted: int = 0
@@ -64,7 +64,7 @@ class LabelCounts:
 
 @dataclass(slots=True)
 class Counts:
-    """Counters since the start; drafted, accepted: by drafter."""
+    """Counters since the start; drafted and accepted are by drafter."""
 
     steps: int = 0
     rounds: int = 0
@@ -88,7 +88,7 @@ class Counts:
         found.account.observe(num_emitted, seconds, plain_s)
 
     def figures(self, guard: Guard, allows_drafts: bool) -> Iterator[Figure]:
-        """All samples. guard: the account of all requests. allows_drafts: of the controller."""
+        """All samples. guard: the account of all requests. allows_drafts: see the controller."""
         yield Figure("steps", True, {}, self.steps)
         yield Figure("rounds", True, {}, self.rounds)
         yield Figure("emitted_tokens", True, {}, self.emitted)
@@ -113,12 +113,12 @@ def _windows(account: Guard) -> Iterator[tuple[str, float]]:
 
 
 def as_text(figures: Iterable[Figure], labels: Mapping[str, str]) -> str:
-    """The file's content; labels: of the engine, added to those of each sample."""
+    """The content of a metrics file; the engine's ``labels`` are added to those of each sample."""
     return json.dumps([[f.name, f.is_counter, {**labels, **f.labels}, f.value] for f in figures])
 
 
 class Exporter:
-    """Metrics in an engine's process as objects of ``prometheus``, the module prometheus_client."""
+    """Exports metrics of an engine's process. prometheus: the module prometheus_client."""
 
     def __init__(self, prometheus: Any) -> None:
         self._prometheus = prometheus
@@ -126,7 +126,7 @@ class Exporter:
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def export(self, figures: Iterable[Figure], labels: Mapping[str, str]) -> None:
-        """Pass on what has changed since the last call."""
+        """Export the changes since the last call."""
         for name, is_counter, own, value in figures:
             all_labels = {**labels, **own}
             if name not in self._families:
@@ -143,7 +143,7 @@ class Exporter:
 
 
 class Collector:
-    """Reads the engines' files whenever the API server is scraped."""
+    """Reads the engines' metrics files whenever the API server is scraped."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -170,10 +170,10 @@ _opened: set[str] = set()  # folders whose collector is registered in this proce
 
 
 def open_folder(environment: Any, registry: Any) -> Path | None:
-    """Make the folder for engines' files, in the process that starts engines.
+    """Create the folder for the metrics files, in the process that starts engines.
 
-    None if prometheus_client carries the metrics across processes. Further calls change nothing.
-    A folder inherited from the program that started this process is not ours: that one reads it.
+    None if prometheus_client transfers the metrics. Repeated calls return the same folder. A folder
+    inherited from the parent process is not reused, since the parent process reads it.
     """
     if environment.get(MULTIPROC):
         return None

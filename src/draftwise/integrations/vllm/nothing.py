@@ -1,4 +1,4 @@
-"""The proposer of a server without a drafter of its own: proposes nothing, at no cost."""
+"""A proposer for servers without a model drafter: proposes nothing, at no cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class NullProposer:
-    """vLLM's ``method: custom_class``; drafts come from the scheduler."""
+    """A class for vLLM's ``method: custom_class``; the scheduler supplies the drafts instead."""
 
     def __init__(self, vllm_config: Any) -> None: ...
 

@@ -16,25 +16,25 @@ from draftwise.errors import DraftwiseError, shown
 from draftwise.files import STATE_BYTES, read_text, strict_json
 
 MAX_DRAFT = 128
-"""The longest draft that vLLM's rejection sampler takes, in tokens."""
+"""The longest draft that vLLM's rejection sampler supports, in tokens."""
 MAX_LABEL = 64
-"""Characters of a request's label."""
+"""Maximum characters of a request's label."""
 MOST_TENANTS = 65_536
-"""Most tenants remembered; a forgotten tenant counts as a new one."""
+"""Maximum number of tenants remembered; a forgotten tenant counts as a new one."""
 RETRIEVAL, MODEL = "retrieval", "model"
 DRAFTERS = (RETRIEVAL, MODEL)
-"""Names of drafters: search in texts, and the drafter of the server's speculative config."""
+"""Names of drafters: retrieval from texts, and the drafter of the server's speculative config."""
 
 
 @dataclass(frozen=True, slots=True)
 class PluginOptions:
     """Options of one vLLM server.
 
-    drafters: enabled drafters; ``model`` needs a speculative config. max_draft: most tokens of a
+    drafters: enabled drafters; ``model`` needs a speculative config. max_draft: maximum tokens of a
     draft, 1 to 128; a speculative config's ``num_speculative_tokens`` is a further limit.
-    history_tokens: recent tokens of finished answers that retrieval searches; 0: only a request's
-    own text. state: state file; ``auto`` = in vLLM's cache folder, by device, model and settings;
-    None = no file. costs: file of seconds to start from where there is no state.
+    history_tokens: recent tokens of finished answers that retrieval searches; 0: it searches only
+    the request's text. state: state file; ``auto`` = in vLLM's cache folder, by device, model and
+    settings; None = no file. costs: cost table to start from if there is no state.
     """
 
     drafters: tuple[str, ...] = DRAFTERS
@@ -48,7 +48,7 @@ def parse_options(given: Any) -> PluginOptions:
     """Parse the value of ``additional_config["draftwise"]``; None = all defaults.
 
     Raises DraftwiseError for an unknown name, listing the valid ones, a value of the wrong type, or
-    a file of costs that cannot be used.
+    an unusable cost table.
 
     >>> parse_options({"max_draft": 8}).max_draft
     8
@@ -80,11 +80,11 @@ def parse_options(given: Any) -> PluginOptions:
 
 
 def read_costs(given: Any) -> tuple[dict[int, float], tuple[float, float] | None]:
-    """The arguments of ``StepCosts.load_table`` from a file; DraftwiseError if it has none.
+    """Read the arguments of ``StepCosts.load_table`` from a file; DraftwiseError if it fails.
 
-    The file is a cost table of ``draftwise replay --costs``: ``target_s`` has seconds of steps of
-    1, 2, .. tokens per request, by number of requests (as a list: for one request), and
-    ``draft_s["model"]`` those of a token of the model drafter.
+    The file is a cost table of ``draftwise replay --costs``: ``target_s`` maps a number of requests
+    to the seconds of steps of 1, 2, .. tokens per request (a list is for one request), and
+    ``draft_s["model"]`` is the seconds per token of the model drafter.
     """
     seconds: dict[int, float] = {}
     try:
@@ -95,7 +95,7 @@ def read_costs(given: Any) -> tuple[dict[int, float], tuple[float, float] | None
                 tokens = int(num) * width
                 seconds[tokens] = max(float(step_s), seconds.get(tokens, 0.0))
         drafting = None if draft_s is None else (0.0, float(draft_s))
-        # as load_table does, which would load numba before vLLM's worker is created
+        # the checks of load_table, whose import would load numba before vLLM's worker is created
         prices = [seconds[tokens] for tokens in sorted(seconds)]
         if prices != sorted(prices) or not 0 < min(prices) <= max(prices) < math.inf:
             raise ValueError("seconds must be above 0 and must not fall with the number of tokens")
@@ -110,7 +110,7 @@ def read_costs(given: Any) -> tuple[dict[int, float], tuple[float, float] | None
 
 
 def drafters_of(given: Any) -> tuple[str, ...]:
-    """Names of drafters, as a list or separated by commas."""
+    """Parse the names of drafters, a list or a comma-separated string."""
     names = given.replace(" ", "").split(",") if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not names or any(n not in DRAFTERS for n in names):
         raise DraftwiseError(
@@ -130,10 +130,10 @@ def whole_number(name: str, given: Any, least: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """The options of one request, in ``extra_args`` (over HTTP: ``vllm_xargs``).
+    """Options of one request, from ``extra_args`` (over HTTP: ``vllm_xargs``).
 
-    speculation: whether it drafts. drafters: allowed drafters. max_draft: most tokens of a draft.
-    label: the task of its counters. private: its answer is not proposed to other requests.
+    speculation: whether it drafts. drafters: allowed drafters. max_draft: maximum tokens of a
+    draft. label: name of its counters. private: whether other requests never draft from its answer.
     """
 
     speculation: bool = True
@@ -144,10 +144,10 @@ class Wishes:
 
 
 def wishes_of(extra_args: Mapping[str, Any] | None) -> Wishes:
-    """Parse a request's ``extra_args``; names of other components are ignored.
+    """Parse a request's ``extra_args``; keys of other components are ignored.
 
-    Raises DraftwiseError that names the field. ``vllm_xargs`` has no booleans, so 0 and 1 are
-    accepted.
+    Raises DraftwiseError that names the field. 0 and 1 are accepted as booleans, which
+    ``vllm_xargs`` lacks.
 
     >>> wishes_of({"max_draft": 4, "private": 1, "kv_transfer_params": {}}).max_draft
     4
@@ -177,9 +177,9 @@ def _flag(name: str, given: Any) -> bool:
 
 
 class Tenants:
-    """A number for each ``cache_salt`` and LoRA adapter; retrieval searches by that number.
+    """Numbers tenants by ``cache_salt`` and LoRA adapter; retrieval stays within one tenant.
 
-    Requests with neither share one. vLLM does not pass API keys to its engine, so users are
+    Requests with neither share one number. vLLM does not pass API keys to its engine, so users are
     separated by ``cache_salt``, as in vLLM's prefix cache. State: the latest MOST_TENANTS numbers;
     ``forget`` assigns new ones, so that no earlier text is proposed again.
     """
@@ -189,7 +189,7 @@ class Tenants:
         self._next = 0
 
     def number(self, request: Any) -> int:
-        """0 to 2**31 - 2, the same for the same tenant."""
+        """The tenant's number, 0 to 2**31 - 2."""
         lora = getattr(request, "lora_request", None)
         adapter = None if lora is None else (lora.lora_name, lora.lora_int_id)
         key = (getattr(request, "cache_salt", None), adapter)

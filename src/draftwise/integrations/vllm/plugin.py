@@ -1,9 +1,9 @@
 """The entry point ``vllm.general_plugins``, which vLLM runs early in every process.
 
-Servers that do not name a draftwise scheduler are unchanged, except that the CPU backend's
-verification is repaired, which is wrong for every sampled draft. This module must not import numba:
-vLLM's CPU backend searches all loaded modules for kernels, and objects of numba end that search
-with an AttributeError (0.32). The schedulers import numba later, after the worker was created.
+Servers that do not name a draftwise scheduler are unchanged, except for a fix to the CPU backend,
+whose verification is wrong for every sampled draft. This module must not import numba: vLLM's CPU
+backend searches all loaded modules for kernels, and numba's objects make that search fail with an
+AttributeError (0.32). The schedulers import numba after the worker has been created.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ logger = logging.getLogger("vllm.draftwise")
 HOME = "draftwise.integrations.vllm"
 SCHEDULER, ASYNC_SCHEDULER = f"{HOME}.Scheduler", f"{HOME}.AsyncScheduler"
 MARK = "__draftwise__"
-"""Attribute of what this plug-in has wrapped, and of the speculative configs of its servers."""
+"""Attribute of functions that this plug-in has wrapped, and of its servers' speculative configs."""
 LENGTHS = "num_speculative_tokens_per_batch_size"
 Function = Callable[..., Any]
 _wrapped: list[str] = []
 
 
 def plug_in() -> None:
-    """The entry point; vLLM may call it several times in a process."""
+    """Wrap vLLM's functions; vLLM may call this entry point several times in a process."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
     from vllm.sampling_params import SamplingParams
@@ -55,8 +55,8 @@ def plug_in() -> None:
 def wrap(owner: Any, name: str, wrapper: Function) -> None:
     """Replace a function once per process by ``wrapper``, whose first argument is the original.
 
-    A function that is already wrapped by someone else is wrapped again. If vLLM has no such
-    function, nothing happens: ``check_capabilities`` refuses servers that need it.
+    A function that another plug-in has wrapped is wrapped again. If vLLM has no such function,
+    nothing happens: ``check_capabilities`` rejects servers that need it.
     """
     found = getattr(owner, name, None)
     if found is None or hasattr(found, MARK):
@@ -72,7 +72,7 @@ def wrap(owner: Any, name: str, wrapper: Function) -> None:
 
 
 def name_of(scheduler_cls: Any) -> str | None:
-    """The draftwise scheduler that a server names, by path or class; None = neither."""
+    """The draftwise scheduler that ``scheduler_cls`` is, by path or class; None = neither."""
     if isinstance(scheduler_cls, str):
         name = scheduler_cls.replace(f"{HOME}.scheduler.", f"{HOME}.")
         return name if name in {SCHEDULER, ASYNC_SCHEDULER} else None
@@ -83,7 +83,7 @@ def name_of(scheduler_cls: Any) -> str | None:
 
 
 def with_drafts(create: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """``EngineArgs.create_engine_config`` of servers with a draftwise scheduler."""
+    """Wrap ``EngineArgs.create_engine_config`` for servers with a draftwise scheduler."""
     name = name_of(self.scheduler_cls)
     if name is None:
         return create(self, *args, **kwargs)
@@ -96,7 +96,7 @@ def with_drafts(create: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     prepare(self, name)
     config = create(self, *args, **kwargs)
     refusals.check_server(config, asynchronous=is_async)
-    setattr(config.speculative_config, MARK, True)  # pickled with it, to every process
+    setattr(config.speculative_config, MARK, True)  # pickled with the config, to every process
     for line in refusals.advice(config, asynchronous=is_async):
         logger.warning("draftwise: %s", line)
     is_cpu = config.device_config.device_type == "cpu"
@@ -131,7 +131,7 @@ def prepare(args: Any, name: str) -> None:
 
 
 def given_config(args: Any) -> dict[str, Any] | None:
-    """The speculative config, including ``--spec-method``, ``--spec-model``, ``--spec-tokens``."""
+    """The speculative config with ``--spec-method``, ``--spec-model``, ``--spec-tokens``."""
     found = {key.replace("-", "_"): v for key, v in (args.speculative_config or {}).items()}
     keys = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
     for name, key in keys.items():
@@ -147,8 +147,8 @@ def given_config(args: Any) -> dict[str, Any] | None:
 def use_piecewise_graphs(compilation: Any) -> None:
     """Select piecewise CUDA graphs, unless the user chose a mode.
 
-    Runner V1 would capture full graphs for steps in which every request has the longest draft,
-    which are rare, and round all other sizes up to multiples of that length plus one.
+    Runner V1 would capture full graphs for the rare steps in which every request has the longest
+    draft, and pad all other sizes to multiples of that length plus one.
     """
     if compilation is None or getattr(compilation, "cudagraph_mode", None) is not None:
         return
@@ -161,11 +161,11 @@ def use_piecewise_graphs(compilation: Any) -> None:
 
 
 def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[str, Any]:
-    """A speculative config whose number of drafted tokens changes from step to step.
+    """Adapt a speculative config to draft lengths that change from step to step.
 
-    vLLM prepares its graphs accordingly. For asynchronous scheduling every length is listed once,
-    since the V2 runner captures a graph for each, up to one for each number of requests: the
-    longest draft and the shortest ones come first.
+    vLLM prepares its graphs accordingly. For asynchronous scheduling every length has an entry,
+    since runner V2 captures a graph for each; if ``max_num_seqs`` allows fewer entries, only the
+    shortest lengths and the longest one have one.
 
     >>> adapted({"method": "mtp", "num_speculative_tokens": 2}, 8, ASYNC_SCHEDULER)[
     ...     "num_speculative_tokens_per_batch_size"]
@@ -192,10 +192,10 @@ def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[
 def with_plain_steps(
     init: Function, self: Any, sampler: Any, spec_config: Any = None, *args: Any, **kwargs: Any
 ) -> None:
-    """``RejectionSampler.__init__``: steps without drafts are sampled as without speculation.
+    """Wrap ``RejectionSampler.__init__``: steps without drafts use the plain sampler.
 
     vLLM's rejection sampler copies the logits of all requests and verifies empty drafts. In a step
-    without drafts its output is the bonus tokens, which the sampler draws from the same logits.
+    without drafts it only returns bonus tokens, which the plain sampler draws from the same logits.
     """
     init(self, sampler, spec_config, *args, **kwargs)
     if not is_of_draftwise(spec_config):
@@ -211,17 +211,17 @@ def with_plain_steps(
 
 
 def is_of_draftwise(speculative: Any) -> bool:
-    """Whether a speculative config is of a server with a draftwise scheduler."""
+    """Whether a speculative config belongs to a server with a draftwise scheduler."""
     return hasattr(speculative, MARK)
 
 
 def with_processors(
     build: Function, vllm_config: Any, device: Any, is_pin_memory: bool, *args: Any, **kwargs: Any
 ) -> Any:
-    """``build_logitsprocs``, which keeps min_p and logit_bias under a draftwise scheduler.
+    """Wrap ``build_logitsprocs`` to keep min_p and logit_bias in servers with retrieval alone.
 
-    vLLM builds neither for a server that speculates. Requests that use them get no drafts, and
-    sampling without a draft applies all processors.
+    vLLM builds neither processor for a server that speculates. Requests that use them get no
+    drafts, and sampling without a draft applies all processors.
     """
     built = build(vllm_config, device, is_pin_memory, *args, **kwargs)
     if not is_null(vllm_config.speculative_config):
@@ -232,10 +232,10 @@ def with_processors(
 
 
 def with_all_parameters(validate: Function, self: Any, speculative_config: Any) -> Any:
-    """``SamplingParams._validate_spec_decode``, which refuses min_p and logit_bias.
+    """Wrap ``SamplingParams._validate_spec_decode``, which rejects min_p and logit_bias.
 
-    With retrieval alone they are served; with vLLM's own drafter vLLM still refuses them. A bad
-    value in a request's ``extra_args`` is refused here as well.
+    Servers with retrieval alone accept both; with vLLM's drafters vLLM still rejects them. A bad
+    value in a request's ``extra_args`` is rejected here as well.
     """
     if is_of_draftwise(speculative_config):
         try:
@@ -246,7 +246,7 @@ def with_all_parameters(validate: Function, self: Any, speculative_config: Any) 
 
 
 def _refusal(message: str) -> Exception:
-    """vLLM's exception for an answer with status 400."""
+    """vLLM's exception for a response with status 400."""
     try:
         from vllm.exceptions import VLLMValidationError
     except ImportError:
@@ -256,18 +256,18 @@ def _refusal(message: str) -> Exception:
 
 
 def repaired(expand: Function, *args: Any, **kwargs: Any) -> Any:
-    """``expand_batch_to_tokens``, which returns uninitialised memory on vLLM's CPU backend.
+    """Wrap ``expand_batch_to_tokens``, which returns uninitialised memory on vLLM's CPU backend.
 
-    It repeats each request's temperature, top-k and top-p for its drafted tokens, but passes a copy
-    of its output to the C++ kernel, so the returned tensor is never written (seen in 0.32.0).
-    Greedy requests are not affected; all others sample from a wrong distribution.
+    vLLM's function repeats each request's temperature, top-k and top-p for its drafted tokens, but
+    passes a copy of its output to the C++ kernel, so the returned tensor is never written (seen in
+    0.32.0). Greedy requests are not affected; all others sample from a wrong distribution.
     """
     return self_tested(expand)(*args, **kwargs)
 
 
 @functools.cache
 def self_tested(expand: Function) -> Function:
-    """vLLM's own function if it passes the self-test, otherwise the repair.
+    """vLLM's function if it passes the self-test, otherwise the replacement.
 
     The test runs at the first call, because vLLM installs the CPU kernels after loading plug-ins.
     """
@@ -281,7 +281,7 @@ def is_right(expand: Function) -> bool:
     """Whether a function matches ``expand_batch_to_tokens`` on the CPU, for floats and integers."""
     for values in (torch.tensor([0.35, 0.7, 0.0]), torch.tensor([3, 5, 0])):
         asked = (values, torch.tensor([2, 3, 6], dtype=torch.int32), 6, 0, 1)
-        for _ in range(4):  # memory that was never written may hold the right numbers once
+        for _ in range(4):  # uninitialised memory may hold the right numbers by chance
             torch.full((6,), -7, dtype=values.dtype)
             if not torch.equal(expand(*asked), expand_batch_to_tokens(*asked)):
                 return False

@@ -1,4 +1,4 @@
-"""A server's limits, and checks that refuse unsupported servers before a model loads."""
+"""A server's limits, and checks that reject unsupported servers before a model loads."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from draftwise.errors import DraftwiseError
 from draftwise.install import hint
 from draftwise.integrations.vllm.options import MAX_DRAFT, MODEL, RETRIEVAL, PluginOptions
 
-if TYPE_CHECKING:  # it imports numba, which the plug-in must not (see there)
+if TYPE_CHECKING:  # the controller imports numba, which the plug-in must not (see plugin.py)
     from draftwise.controller.controller import Limits
 
 MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
-"""vLLM's drafters that draft the requested number of tokens, step by step, and keep their KV."""
+"""vLLM's drafters that write the requested number of tokens one by one and keep a KV cache."""
 
 NULL_PROPOSER = "draftwise.integrations.vllm.nothing.NullProposer"
 
 
 def is_null(speculative: Any) -> bool:
-    """Whether a server speculates and has no drafter of its own."""
+    """Whether a server speculates without a model drafter."""
     null = ("custom_class", NULL_PROPOSER)
     return speculative is not None and (speculative.method, speculative.model) == null
 
@@ -42,7 +42,7 @@ def limits_of(config: Any, options: PluginOptions, *, asynchronous: bool = False
 
 
 def check_arguments(args: Any, options: PluginOptions, *, asynchronous: bool) -> None:
-    """Raise DraftwiseError for impossible arguments, before vLLM reads the model's config.
+    """Raise DraftwiseError for unsupported arguments, before vLLM reads the model's config.
 
     args: vLLM's ``EngineArgs``; its speculative config may be None.
     """
@@ -70,7 +70,7 @@ def _met(*refusals: tuple[Any, str]) -> list[str]:
 
 
 def check_server(config: Any, *, asynchronous: bool = False) -> None:
-    """Raise DraftwiseError with the reasons for which a finished ``VllmConfig`` cannot draft."""
+    """Raise DraftwiseError with the reasons why a finished ``VllmConfig`` cannot draft."""
     speculative = config.speculative_config
     if speculative is None:
         raise DraftwiseError(

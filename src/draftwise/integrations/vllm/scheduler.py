@@ -30,8 +30,8 @@ logger = logging.getLogger("vllm.draftwise")
 
 
 class _Steps(VllmScheduler):  # type: ignore[misc]
-    """Methods that both schedulers extend. All of draftwise runs in this process, so ranks cannot
-    disagree. Errors: DraftwiseError with the reason for a server that cannot use it.
+    """Base of both schedulers. All of draftwise runs in the scheduler's process, so ranks cannot
+    disagree. Errors: DraftwiseError with the reason if the server is not supported.
     """
 
     _overlapping = False
@@ -41,7 +41,7 @@ class _Steps(VllmScheduler):  # type: ignore[misc]
         check_server(vllm_config, asynchronous=self._overlapping)
         super().__init__(vllm_config, *args, **kwargs)
         self.draftwise, self._upkeep = _open(self, vllm_config, overlapping=self._overlapping)
-        self.dynamic_sd_lookup = self.draftwise  # how much vLLM's own drafter writes
+        self.dynamic_sd_lookup = self.draftwise  # tokens that vLLM's model drafter writes
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """As in vLLM; starts the step's clock."""
@@ -69,10 +69,10 @@ class _Steps(VllmScheduler):  # type: ignore[misc]
 
 
 class Scheduler(_Steps):
-    """vLLM's scheduler; each request drafts with the drafter and length that pay."""
+    """vLLM's scheduler; each request uses the drafter and draft length with the highest gain."""
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """As in vLLM, with the drafts of the controller."""
+        """As in vLLM, with the controller's drafts."""
         self.draftwise.draft(draft_token_ids)
         super().update_draft_token_ids(draft_token_ids)
 
@@ -84,27 +84,27 @@ class Scheduler(_Steps):
 
 
 class AsyncScheduler(_Steps, VllmAsyncScheduler):  # type: ignore[misc]
-    """vLLM's asynchronous scheduler; for each request as many tokens are verified as pay.
+    """vLLM's asynchronous scheduler; each request verifies as many tokens as pay off.
 
-    Drafts stay on the device. The scheduler decides how many tokens are drafted in a step and how
-    many each request verifies, and learns one step late. Retrieval is not possible.
+    Drafts stay on the device. The scheduler decides how many tokens a step drafts and how many each
+    request verifies, and learns one step late. Retrieval is not possible.
     """
 
     _overlapping = True
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
-        """As in vLLM, with fewer placeholders where fewer tokens pay."""
+        """As in vLLM, with each request's placeholders cut to the tokens worth verifying."""
         super()._update_after_schedule(scheduler_output)
         self.draftwise.shorten(scheduler_output)
 
 
 def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, Upkeep]:
-    """The controller of one engine with its state; logs what is active."""
+    """The adapter and upkeep of one engine, with its saved state; logs what is active."""
     options = parse_options(config.additional_config.get("draftwise"))
     limits = limits_of(config, options, asynchronous=overlapping)
     warm_up(logger)
     controller = Controller(limits, history_tokens=options.history_tokens)
-    if options.costs is not None:  # an earlier run's state replaces them
+    if options.costs is not None:  # a saved state replaces these costs
         controller.costs.load_table(*read_costs(options.costs))
     clock = time.perf_counter
     adapter = Adapter(
@@ -138,7 +138,7 @@ def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, U
 
 
 def _sinks(rank: int) -> tuple[Exporter | None, Path | None]:
-    """Destinations of metrics; a second engine in the same process is not exported."""
+    """Destinations of metrics: prometheus_client, or a metrics file; both None without either."""
     if os.environ.get(MULTIPROC):
         import prometheus_client
 
@@ -148,7 +148,7 @@ def _sinks(rank: int) -> tuple[Exporter | None, Path | None]:
 
 
 def _device_name() -> str:
-    """Name of the accelerator; on a CPU with its model and usable cores."""
+    """Name of the accelerator; for a CPU also its model, usable cores and threads."""
     name = str(current_platform.get_device_name())
     if not current_platform.is_cpu():
         return name

@@ -19,14 +19,14 @@ logger = logging.getLogger("vllm.draftwise")
 
 _VERSION = 2
 FIRST_SAVE_S, SAVE_EVERY_S = 5.0, 60.0
-"""Seconds until the first save, and between two later ones at most."""
+"""Seconds until the first save, and at most between later saves."""
 QUIET_S = 1.0
 
 
 def state_path(given: str | None, about: Mapping[str, Any], cache_root: str, rank: int = 0) -> Path:
-    """The path of the state file: as given, or for ``auto`` in the cache folder, by ``about``.
+    """The path of the state file: ``given``, or for ``auto`` one in the cache folder by ``about``.
 
-    rank: of a data-parallel engine; each rank has a file of its own.
+    rank: data-parallel rank; each rank has a separate file.
 
     >>> state_path("auto", {"model": "org/some-model"}, "/cache", rank=1).name[:15]
     'org--some-model'
@@ -36,7 +36,7 @@ def state_path(given: str | None, about: Mapping[str, Any], cache_root: str, ran
         path = Path(given or "").expanduser()
         return path.with_name(path.name + suffix)
     mark = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
-    name = re.sub(r"[^\w.-]", "_", "--".join(Path(str(about["model"])).parts[-2:]))  # one name
+    name = re.sub(r"[^\w.-]", "_", "--".join(Path(str(about["model"])).parts[-2:]))  # one component
     return Path(cache_root).expanduser() / "draftwise" / f"{name}-{mark}{suffix}.json"
 
 
@@ -45,7 +45,7 @@ def about_of(
 ) -> dict[str, Any]:
     """Everything that costs and acceptance depend on, from a finished ``VllmConfig``; plain JSON.
 
-    device: its name. versions: of vLLM and draftwise. A state with any other value is not loaded.
+    device: its name. versions: of vLLM and draftwise. A state with any different value is rejected.
     """
     model, parallel = config.model_config, config.parallel_config
     scheduler, speculative = config.scheduler_config, config.speculative_config
@@ -73,7 +73,7 @@ def about_of(
 
 
 def check_path(given: str | None) -> None:
-    """Raise DraftwiseError for a state file that can neither be read nor created."""
+    """Raise DraftwiseError if a state file can neither be read nor created."""
     if given in {None, "auto"}:
         return
     path = Path(str(given)).expanduser()
@@ -86,7 +86,7 @@ def check_path(given: str | None) -> None:
 
 
 class StateFile:
-    """A state for one setting (``about``); a file that cannot be used is renamed.
+    """The file of the state for one configuration (``about``); an unusable file is renamed.
 
     Disk errors are logged and never stop the server.
     """
@@ -95,7 +95,7 @@ class StateFile:
         self.path, self._about = path, dict(about)
 
     def load(self) -> Mapping[str, Any]:
-        """The state for this setting; empty if there is none."""
+        """The state for this configuration; empty if there is none."""
         try:
             found = strict_json(read_text(self.path, STATE_BYTES))
             if found["draftwise"] != _VERSION or found["about"] != self._about:
@@ -111,7 +111,7 @@ class StateFile:
         return {}
 
     def restore(self, load_state: Callable[[Mapping[str, Any]], None]) -> bool:
-        """Load the state into an object, which may refuse it; returns whether it was taken up."""
+        """Pass the state to ``load_state``, which may reject it; return whether it was restored."""
         learnt = self.load()
         if not learnt:
             return False
@@ -148,9 +148,9 @@ class SaveTimer:
 
 
 class Writer:
-    """Writes files as a whole in a thread of its own, at most once in QUIET_S.
+    """Writes whole files in a background thread, at most once per QUIET_S.
 
-    Only the latest text is written. A step never waits for the disk.
+    Only the latest text of each file is written. A step never waits for the disk.
     """
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class Writer:
         self._wake.put(None)
 
     def flush(self) -> None:
-        """Wait until everything is written, but a few seconds at most."""
+        """Wait until all texts are written, for 3 seconds at most."""
         done = threading.Event()
         self._hurry.set()
         self._wake.put(done)
@@ -192,6 +192,6 @@ class Writer:
             write_text(path, text)
             self._failed.discard(path)
         except OSError as error:
-            if path not in self._failed:  # once, not every minute
+            if path not in self._failed:  # log once, not every minute
                 logger.warning("cannot write %s: %s", path, error)
             self._failed.add(path)

@@ -1,4 +1,4 @@
-"""Periodic work: metrics every second, log and state every minute."""
+"""Periodic tasks: metrics every second, log and state every minute."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ logger = logging.getLogger("vllm.draftwise")
 EXPORT_EVERY_S = 1.0
 LOG_EVERY_S = 60.0
 LOGGED_LABELS = 8
-"""Labels with the most rounds, whose speeds the log line has."""
+"""Number of labels in the log line: those with the most rounds."""
 
 
 class Upkeep:
     """Saves, exports and logs the counters of an adapter; call ``tick`` after every step.
 
-    file: the state file, or None. exporter: of prometheus_client; or figures: the file that the API
-    server reads; labels: of this engine's samples. The state is saved a few seconds after the first
-    step, then at growing intervals of at most a minute, and when the engine becomes idle.
+    file: the state file, or None. exporter: exports to prometheus_client; or figures: the metrics
+    file that the API server reads. labels: of this engine's samples. The state is saved a few
+    seconds after the start, then at growing intervals up to a minute, and when the engine is idle.
     """
 
     failure = "draftwise failed to save or to count: neither is done any more"
@@ -45,7 +45,7 @@ class Upkeep:
         self._logged = deepcopy(adapter.counts)
 
     def load(self) -> None:
-        """Load an earlier server's state, and log it."""
+        """Load the state of an earlier server, and log its source."""
         controller = self._adapter.controller
         if self._file is None:
             logger.info("draftwise: nothing is kept across restarts (state is null)")
@@ -55,7 +55,7 @@ class Upkeep:
 
     @fused
     def tick(self) -> None:
-        """Call after a step. An error is logged and ends the upkeep, not the engine."""
+        """Export, save and log what is due after a step; an error stops this, not the engine."""
         now, is_idle = self._clock(), not self._adapter.num_running
         if now - self._exported_s >= EXPORT_EVERY_S or is_idle:
             self._exported_s = now
@@ -79,7 +79,7 @@ class Upkeep:
             self._writer.write(self._file.path, self._file.text(state))
 
     def log(self, now: float) -> None:
-        """Log speed, tokens per second, and drafted and accepted tokens since the last line."""
+        """Log speed, tokens per second, and drafted and accepted tokens since the last log line."""
         counts, before, controller = self._adapter.counts, self._logged, self._adapter.controller
         guard, seconds = controller.guard, now - self._logged_s
         self._logged_s, self._logged = now, deepcopy(counts)
