@@ -1,4 +1,4 @@
-"""Mixed drafts: which drafter writes each token, and where the draft ends, by price."""
+"""Mixed drafts: chooses each token's drafter and the end of the draft by expected gain."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from itertools import accumulate
 from draftwise.policies.goodput.acceptance import Bins, bin_of, bucket
 from draftwise.types import DraftStep
 
-RATE_SHARE = 0.9  # of the best plan's rate is the price of a second; all of it would end drafting
+RATE_SHARE = 0.9  # price of a second over the best plan's rate; at 1 no draft would gain
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices of a draft: tokens per second that plain decoding or another draft would emit.
+    """Prices of a draft. rate: tokens per second that plain decoding or another draft would emit.
 
     target_s: seconds of a target forward over 1, 2, .. tokens. draft_s: of a step, by drafter.
     """
@@ -28,11 +28,11 @@ class Prices:
     def gain(
         self, width: int, reached: float, alphas: Iterable[float], drafter: str, wide: float = 0.0
     ) -> float:
-        """The largest gain, in expected tokens less their price, of continuing with one drafter.
+        """The largest gain of continuing with one drafter: expected tokens minus their price.
 
-        width: tokens of the draft so far. reached: the probability that its chain is accepted.
-        alphas: acceptance of each further token. wide: worth of each further token's siblings. The
-        maximum is over all lengths, so that a stair of the costs is passed where that pays.
+        width: tokens of the draft so far. reached: probability that its chain is accepted. alphas:
+        acceptance of each further token. wide: worth of each further token's siblings. The maximum
+        is over all lengths, so the draft crosses a step in the target's cost where that pays.
 
         >>> flat = Prices(rate=1.0, target_s=[1.0], draft_s={"small": 0.2})
         >>> round(flat.gain(0, 1.0, [0.5, 0.5, 0.5], "small"), 3)
@@ -42,7 +42,7 @@ class Prices:
         rate, step_s = self.rate, self.draft_s.get(drafter, 0.0)
         seconds = -target_s[min(width, last)]
         tokens, best = 0.0, -math.inf
-        for alpha in alphas:  # some hundred a round: no calls in here
+        for alpha in alphas:  # hundreds of iterations a round: avoid calls
             tokens += reached * wide
             reached *= alpha
             tokens += reached
@@ -58,8 +58,8 @@ class Prices:
     ) -> tuple[int, float]:
         """The best number of siblings, and their worth less their price, in tokens.
 
-        reached: the probability that the chain before them is accepted. shares: the probability
-        that the first, second, .. sibling is accepted, given that.
+        reached: probability that the chain before them is accepted. shares: probability that the
+        first, second, .. sibling is accepted if that chain is.
 
         >>> Prices(1.0, [1.0, 1.1, 1.1, 1.1, 1.5], {}).best_siblings(1, 1.0, [0.2, 0.1, 0.05])
         (2, 0.30000000000000004)
@@ -144,7 +144,7 @@ class GoodputMixer:
         return best
 
     def _adds(self, match: int, width: int) -> bool:
-        """Whether a drawn token is worth its price next to a branch of better copied tokens."""
+        """Whether a drawn token is worth its price in addition to a branch of the copied tokens."""
         prices = self._prices
         target_s, last = prices.target_s, len(prices.target_s) - 1
         seconds = target_s[min(width + 1, last)] - target_s[min(width, last)]
@@ -155,7 +155,8 @@ class GoodputMixer:
     def num_siblings(self, step: DraftStep, room: int) -> int:
         """The number of siblings of the token that ``drafter`` wrote last, as in ``Mixer``.
 
-        One is left out if the chain's last token, which it would displace, is more likely accepted.
+        A sibling is dropped if the chain's last token, which it would displace, is likelier
+        accepted.
         """
         index = bin_of(step.max_prob)
         shares, accepted = self._bins.siblings(index), self._bins.own.rate(index)
