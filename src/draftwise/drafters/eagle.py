@@ -38,7 +38,7 @@ def load_eagle(
 
 
 def head_tree(depth: int | None, top_k: int | None, total_tokens: int | None) -> TreeShape | None:
-    """The shape that a spec asks for, EAGLE-2's where it names one half."""
+    """The tree shape of a spec, None for chains; a missing half is EAGLE-2's."""
     optional(whole, "depth", depth, 1, LONGEST_PLAN)
     if top_k is None and total_tokens is None:
         return None
@@ -49,12 +49,12 @@ class EagleDrafter:
     """An EAGLE or MTP head: one layer over the target's hidden states.
 
     Source: EAGLE (Li et al. 2024) for chains; EAGLE-2 (Li et al. 2024), section 4, for trees
-    (``grow``); EAGLE-3 (Li et al. 2025). Differs: chains are sampled, where the authors draft
-    greedily, and q is what they were sampled from. Verified text is always read with the target's
-    own hidden states, never with those of a draft (``docs/kv_cache.md``). Memory: keys and values
-    of one layer; D floats per token and tapped layer, shared by all heads. probs: as ``LMDrafter``.
+    (``grow``); EAGLE-3 (Li et al. 2025). Differs: chains are sampled from q, where the authors
+    draft greedily. Verified text is always processed with the target's hidden states, never with
+    those of a draft (``docs/kv_cache.md``). Memory: keys and values of one layer; D floats per
+    token and tapped layer, shared by all heads. probs: as ``LMDrafter``.
 
-    max_length, tree: limits and shape for its plans; None = the plan's own.
+    max_length, tree: limits and shape for its plans; None = those of the plan.
     """
 
     can_branch = can_mix = True
@@ -93,9 +93,9 @@ class HiddenStateRunner(DraftModelRunner):
         self._cache.copy(source, row, max(0, min(length - 1, self._cache.lengths[source])))
 
     def follow(self, context: Context) -> int:
-        """As documented; -1 for a text of one token, which has no state yet."""
+        """As in the base class; -1 also for a text of one token, which has no state yet."""
         num = len(context.tokens)
-        self.crop(context.row, num - 1)  # the last slot is read again
+        self.crop(context.row, num - 1)  # the last slot is recomputed
         return self._cache.capacity - num + 1 if num > 1 else -1
 
     def first(self, context: Context) -> int:
@@ -136,13 +136,13 @@ class EagleRunner(HiddenStateRunner):
         return self._head.logits(torch.cat(kept)), None
 
     def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, None]:
-        last = [self._last[row] for row in rows]  # the head's own states
+        last = [self._last[row] for row in rows]  # the head's output states
         states = read(self._head, self._cache, rows, list(tokens[:, None]), last)
         self._last.update(zip(rows, states, strict=True))
         return self._head.logits(torch.cat(states)), None
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
-        states = []  # of each token's parent
+        states = []  # those of each token's parent
         for row, feed in zip(rows, feeds, strict=True):
             is_first = len(feed.tokens) == len(feed.tree.positions)
             states.append((self._last if is_first else self._level)[row][feed.above])

@@ -142,8 +142,7 @@ def trigram_cells(text: str, num_cells: int) -> Ints:
 
 
 def naive_bayes_scores(counts: Floats, cells: Ints) -> Floats:
-    """[K] log-likelihood of a text's cells under each plan's counts [K, C], with add-one smoothing.
-    """
+    """[K] log-likelihood of a text's cells under each plan's counts [K, C]; add-one smoothing."""
     totals = counts.sum(axis=1) + counts.shape[1]
     scores: Floats = np.log(counts[:, cells] + 1.0).sum(axis=1) - len(cells) * np.log(totals)
     return scores
@@ -190,6 +189,6 @@ class Router(FixedPlan):
         is_known = self._counts.any(axis=1)
         if is_known.any():
             scores = naive_bayes_scores(self._counts, trigram_cells(prompt, self._num_cells))
-            # A plan without examples finds all text equally likely, so odd text would choose it.
+            # To a plan without examples all text is equally likely: odd text would select it.
             self._plan = int(np.where(is_known, scores, -np.inf).argmax())
         return self._plan

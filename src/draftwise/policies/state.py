@@ -10,8 +10,8 @@ import numpy as np
 from draftwise.checks import flag, number, whole
 
 Fields = Mapping[str, str] | Sequence[str]
-"""A state's field names to the attributes that hold them; or names that attributes have, too, some
-of them after an underscore."""
+"""Maps field names of a state to attributes; or lists field names, which are the attributes' names
+with or without a leading underscore."""
 
 _MOST = 1e15  # upper bound of every sum of values in [0, 1]
 

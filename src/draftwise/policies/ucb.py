@@ -126,7 +126,7 @@ class DiscountedUCB(UpperBounds):
         self._sums: Floats = np.zeros(num_plans)
 
     def check_memory(self) -> None:
-        in_range("counts", self._counts, 0, self._tally.counts * (1 + 1e-9))  # they only fade
+        in_range("counts", self._counts, 0, self._tally.counts * (1 + 1e-9))  # they decay
         in_range("sums", self._sums, 0, self._counts * (1 + 1e-9))
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:

@@ -86,10 +86,9 @@ class EXP3Spec(PlayedOnly):
 class Hedging(Drawn):
     """Sample plans by their regret relative to the sampled mixture.
 
-    Feedback: panoramic, in order. An unseen plan sleeps: its regret is unchanged, and the mean
-    covers only the seen plans. So prefix and free feedback update only the plans that they show,
-    and bandit feedback changes nothing. State: cumulative regrets float64[K]; a ``Tally`` of the
-    values.
+    Feedback: panoramic, in order. An unseen plan sleeps: its regret stays, and the mean covers only
+    seen plans. So prefix and free feedback update only the plans that they show, and bandit
+    feedback changes nothing. State: cumulative regrets float64[K]; a ``Tally`` of the values.
     """
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
@@ -97,7 +96,7 @@ class Hedging(Drawn):
         self._regrets: Floats = np.zeros(num_plans)
 
     def take(self, regrets: Floats) -> None:
-        """Add each plan's regret [K] in one round, the mixture's mean loss - loss; 0 if unseen."""
+        """Add one round's regrets [K], the mixture's mean loss minus each plan's; 0 if unseen."""
         self._regrets += regrets
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:

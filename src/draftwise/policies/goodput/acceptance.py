@@ -170,11 +170,11 @@ class Bins:
     """One drafter's acceptance by bin of confidence.
 
     own: acceptance of the token itself. after: of the next token. ranks: of its siblings, by bin
-    and rank. branches: of a different token that retrieval proposes, by match length, if the
-    drafter's was rejected. added: probability that the drafter's token differs from the retrieved
-    one and is accepted. firsts: acceptance of the likeliest token at each depth of a tree. others:
-    of one of its siblings if it was rejected, by their number. wide: mean worth of a token's
-    siblings less their price.
+    and rank. branches: of a different, retrieved token, by match length, if the drafter's was
+    rejected. added: probability that the drafter's token differs from the retrieved one and is
+    accepted. firsts: acceptance of the likeliest token at each depth of a tree. others: of one of
+    its siblings if it is rejected, by their number. wide: mean worth of a token's siblings less
+    their price.
 
     >>> bins = Bins()
     >>> bins.add([0.97, 0.4], [1.0, 0.0])
@@ -192,9 +192,9 @@ class Bins:
     wide: float = 0.0
 
     def add(self, confidences: Sequence[float], alphas: Sequence[float]) -> None:
-        """Add each alpha to the bin of its token and, as next token, to that of the token before.
+        """Add each alpha to its token's bin and, as a next token's, to the previous token's bin.
 
-        confidences: NaN where another drafter wrote the token.
+        confidences: NaN for tokens that another drafter wrote.
         """
         before = -1
         for confidence, alpha in zip(confidences, alphas, strict=True):
@@ -218,7 +218,7 @@ class Bins:
         return [self.ranks.rate(place) for place in places]
 
     def add_tree(self, shape: TreeShape, length: int, num_accepted: int, num_first: int) -> None:
-        """Add a tree: how many depths were accepted, and by how many of the likeliest tokens."""
+        """Add a verified tree: its accepted depth, ``num_first`` of it by the likeliest tokens."""
         judged = num_accepted + (num_accepted < depth_of(shape, length))
         row = num_siblings(shape, length) - 1
         for number in range(judged):
@@ -232,8 +232,7 @@ class Bins:
         return first + (1.0 - first) * self.others.rate(num - 1) if num else first
 
     def add_worth(self, worth: float) -> None:
-        """Add the worth of one token's siblings less their price, given that the token is reached.
-        """
+        """Add the worth of one token's siblings less their price, if the token is reached."""
         self.wide += (1.0 - BIN_DISCOUNT) * (worth - self.wide) * 10.0
 
     def state(self) -> dict[str, Any]:

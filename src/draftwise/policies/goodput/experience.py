@@ -39,8 +39,7 @@ class TextFeatures:
 def features(tokens: Sequence[int], label: str = "") -> TextFeatures:
     """Features of a text's last tokens and of the request's label, and a constant feature.
 
-    The constant weighs as much as all others together: a new text is expected to be like most
-    texts.
+    The constant weighs as much as all others: new texts are expected to be like most texts.
 
     >>> features([5, 5, 5, 5]).squares.round(3).tolist()
     [0.5, 0.5]
@@ -58,16 +57,17 @@ def features(tokens: Sequence[int], label: str = "") -> TextFeatures:
 class Experience:
     """Statistics of all requests: acceptance by drafter and text, by confidence, and by match.
 
-    Source: Bayesian logistic regression with a Gaussian of diagonal covariance for each drafter,
-        one assumed-density step an observation (as in Graepel et al. 2010, with a logistic link).
+    Source: Bayesian logistic regression for each drafter, with a Gaussian of diagonal covariance
+        and one assumed-density step per observation (as in Graepel et al. 2010, with a logistic
+        link).
     Update: z = b + w x for the features x of the text's end; an alpha a of weight n moves w by V x
-        n (a - p) / (1 + n h v) and lowers the variances, 1/V += n h x^2, with p = sigma(z), h =
-        p (1 - p), v = V x^2. Prediction: p averaged over z's uncertainty, and its weight in
-        alphas, 1 / (1/20 + p (1 - p) v). A drafter's weights are reset once they predict worse
-        than the prior by e^6 (a one-sided cumulative sum).
+        n (a - p) / (1 + n h v) and lowers the variances, 1/V += n h x^2, with p = sigma(z), h = p
+        (1 - p), v = V x^2. Prediction: p averaged over z's uncertainty, and its weight in alphas, 1
+        / (1/20 + p (1 - p) v). A drafter's weights are reset once they predict worse than the prior
+        by e^6 (a one-sided cumulative sum).
     State: means and variances [D, F]; cumulative sums [D]; seconds that missing probes may have
-        cost [D]; vain scores in a row [D]; bins of confidence by LM drafter and tables by
-        retrieval drafter; numbers of tokens and answers. Its size depends only on D.
+        cost [D]; vain scores in a row [D]; confidence bins by LM drafter, match tables by retrieval
+        drafter; numbers of tokens and answers. Its size depends only on D.
     """
 
     def __init__(self, names: Sequence[str]) -> None:

@@ -75,21 +75,21 @@ class Prices:
 
 
 class GoodputMixer:
-    """Decides before each token of a draft whether ``drafter`` or a match writes it, or ends it.
+    """Decides before each token of a draft whether ``drafter`` or a match writes it, or none.
 
-    Source: this project. The writer with the largest gain wins; without a gain the draft ends.
-    Update: after a token of ``drafter`` the probability of reaching this place is multiplied by
-        the acceptance of the token's bin of confidence, and the next token's acceptance is that of
-        tokens after the bin; after a copied token it is multiplied by the match's acceptance. All
-        inputs are known before a token is drawn, which stays: lossless (``docs/verification.md``).
+    Source: this project. The writer with the largest gain wins; the draft ends if no gain is >= 0.
+    Update: after a token of ``drafter``, the probability of reaching the next position is
+        multiplied by the acceptance of the token's confidence bin, which also sets the next token's
+        acceptance; after a copied token, by the match's acceptance. All inputs are known before a
+        token is drawn, and a drawn token is kept: lossless (``docs/verification.md``).
     ladders: by retrieval drafter, the acceptance of a token after a match of 1, 2, .. tokens.
-    Branches: where retrieval proposes another token than the draft has, its tokens are bought as a
-        branch while they are worth their price; the draft must be rejected there for them to count.
+    Branches: where retrieval proposes another token than the draft, its tokens become a branch
+        while they are worth their price; they count only if the draft is rejected there.
     State: that probability, and the acceptance of the drafter's next token; by depth, the
-        probability of reaching it and that a copied token there is accepted (0 = a drawn one).
+        probability of reaching it and the acceptance of the copied token there (0 = a drawn one).
         For ``Goodput`` to learn from, by depth: departures, the drafter and bucket of a match that
         proposes another token; matched, the bucket of the longest match where ``drafter`` wrote.
-    Cost: O(length) for each token and offer, some microseconds.
+    Cost: O(length) per token and candidate writer, a few microseconds.
     """
 
     def __init__(
@@ -155,8 +155,7 @@ class GoodputMixer:
     def num_siblings(self, step: DraftStep, room: int) -> int:
         """The number of siblings of the token that ``drafter`` wrote last, as in ``Mixer``.
 
-        A sibling is dropped if the chain's last token, which it would displace, is likelier
-        accepted.
+        A sibling is dropped if the chain's last token, which it displaces, is likelier accepted.
         """
         index = bin_of(step.max_prob)
         shares, accepted = self._bins.siblings(index), self._bins.own.rate(index)
@@ -171,7 +170,7 @@ class GoodputMixer:
     def branch(
         self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
     ) -> tuple[str, int]:
-        """The longest match and how many of its tokens are worth their price; notes departures."""
+        """The drafter of the longest match, and how many of its tokens are worth their price."""
         matches = {name: match for name, match in matches.items() if name in self._ladders}
         if not matches or depth not in self._places:
             return "", 0

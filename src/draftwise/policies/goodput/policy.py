@@ -22,7 +22,7 @@ from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, I
 DEFAULT_DRAFT_SHARE = 0.05  # prior seconds of a draft step, as a share of a target forward
 
 _NO_BINS = Bins()
-_CERTAIN = 1.0 - 1e-9  # the largest acceptance: the sum is then k + 1 to seven digits
+_CERTAIN = 1.0 - 1e-9  # maximum acceptance, against division by 0: the sum is k + 1 to seven digits
 _TINY = 1e-12  # seconds: avoids division by zero where the clock is too coarse
 
 
@@ -33,11 +33,11 @@ class PlanCosts:
     measured one costs as much as the longest: an overestimate would end drafting, and so all
     learning. Before any measurement a target forward takes 1 s and a draft step 0.05 s. Unless
     catching up was measured, a drafter's forward is assumed to scale with its tokens as the
-    target's does.
-    target_s: by tokens. draft_s, read_s: [D] seconds of a draft step, and of catching up by one
-    token. seconds: [K]. batch_s: as in ``Costs``. names: [D]. places: the plans of each drafter.
-    drafters, lengths, sizes, depths: [K] each plan's index in names, its length k, its verified
-    tokens n, and the maximum number of accepted ones. trees: index, drafter and shape of trees.
+    target's does. target_s: by tokens. draft_s, read_s: [D] seconds of a draft step, and of
+    catching up by one token. seconds: [K]. batch_s: as in ``Costs``. names: [D]. places: the plans
+    of each drafter. drafters, lengths, sizes, depths: [K] each plan's index in names, its length k,
+    its verified tokens n, and the maximum number of accepted ones. trees: index, drafter and shape
+    of trees.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
@@ -116,7 +116,7 @@ class PlanCosts:
 
 
 def _are_equal(costs: Costs, others: Costs) -> bool:
-    """Whether two costs are equal; False if comparing takes as long as replacing."""
+    """Whether two costs are equal; False with ``batch_s``, where comparing is not cheaper."""
     return costs is others or (
         costs.batch_s is others.batch_s is None
         and costs.draft_s == others.draft_s
@@ -165,8 +165,7 @@ _ROUNDS_A_PRICE = 16  # gains change with costs, which change slowly
 
 @functools.cache
 def _beliefs() -> Floats:
-    """[mean x weight, acceptance] mass of Beta beliefs, binned to the nearest of ``ACCEPTANCES``.
-    """
+    """[mean x weight, acceptance] mass of Beta beliefs, by the nearest of ``ACCEPTANCES``."""
     found = 1.0 / (1.0 + np.exp(-np.linspace(-12.0, 12.0, 1201)))
     points = np.array(ACCEPTANCES)
     nearest = np.searchsorted((points[1:] + points[:-1]) / 2, found)
@@ -201,13 +200,13 @@ class ProbeScheduler(Kept):
     Update: a drafter with belief Beta(n a, n (1 - a)) would save g = E[(1/V - 1/V')+] seconds per
         token, where V is the best plan's rate and V' the drafter's best rate at an acceptance drawn
         from the posterior mean after a probe of q alphas: a Beta of the same mean and of variance a
-        (1 - a) / (n + 1) * q / (q + n). 1/V' includes catching up, spread over the tokens that the
-        drafter may be played for. A probe is due when g * tokens left, plus the seconds missed so
-        far, exceed its seconds; tokens left are those of the answer, at most the memory of the
-        rates. With shared statistics a drafter counts as unknown with probability 2%, which adds to
-        the seconds missed. After n vain scores in a row both gains are divided by n + 1 (Laplace's
-        rule of succession). In a batch, a probe delays every row, so its seconds count once per
-        row, and each row adds only its share of the seconds missed.
+        (1 - a) / (n + 1) * q / (q + n). 1/V' includes catching up, over the tokens that the drafter
+        may be played for. A probe is due when g * tokens left, plus the seconds missed so far,
+        exceed its seconds; tokens left are those of the answer, at most the memory of the rates.
+        With shared statistics a drafter counts as unknown with probability 2%, which adds to the
+        seconds missed. After n vain scores in a row both gains are divided by n + 1 (Laplace's rule
+        of succession). A probe costs its seconds once per waiting row, and each row adds its share
+        of the seconds missed.
     State: per drafter, the positions up to which it was scored and has processed the text; the end
         of the text; tokens since the last decision; seconds missed and vain scores in a row [D],
         shared.
@@ -258,9 +257,8 @@ class ProbeScheduler(Kept):
     ) -> list[int]:  # fmt: skip
         """Drafters to probe now: the best few before any score, later only the best one.
 
-        best: the best plan's rate. rates, weights: [D] beliefs; weight 0 = nothing to probe. left:
-        tokens of the answer. rows: rows that wait for the probe. catching_up: [D], if already
-        computed.
+        best: the best plan's rate. rates, weights: [D] beliefs; weight 0: nothing to probe. left:
+        tokens of the answer. rows: rows that wait. catching_up: [D], if already computed.
         """
         if catching_up is None:
             catching_up = self.catching_up(costs.read_s, left)
@@ -394,7 +392,7 @@ class Goodput:
     def drafters_to_probe(self, num_rows: int = 1) -> list[str]:
         """Idle LM drafters to probe on the last tokens now.
 
-        Excludes the best plan's drafter and a sole drafter: playing is as informative and may emit
+        Neither the best plan's drafter nor a sole one: playing informs as well, and may emit
         tokens.
         """
         if not self._wants_looks or self._is_blind or int(self._has_model.sum()) < 2:
