@@ -84,7 +84,7 @@ _EMPTY: Floats = np.zeros(0)
 
 
 class RewardEvaluator:
-    """Values of plans under one reward; None, for a policy that reads none, values nothing."""
+    """Values plans under one reward; None, for policies that need no values, values nothing."""
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
@@ -120,8 +120,7 @@ class RewardEvaluator:
     def prefixes(
         self, index: int, evidence: Evidence, longer: bool, rules: bool
     ) -> dict[int, float]:
-        """Values that the played draft determines, with those of longer plans and other stop rules.
-        """
+        """Values that the played draft determines. longer, rules: include such plans."""
         if self.reward is None:
             return {}
         known = self.nothing_drafted()

@@ -85,8 +85,8 @@ def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[n
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets the name ``path`` once it is complete. Raises DraftwiseError at once where
-    it cannot be written, or would replace something that is no datastore.
+    """A file that is renamed to ``path`` once it is complete. Raises DraftwiseError at once if it
+    cannot be written, or would replace anything but a datastore.
     """
     if path.is_dir():
         raise DraftwiseError(f"{path} is a folder: write the name of a file")
@@ -133,8 +133,8 @@ def write(file: BinaryIO, documents: Sequence[NDArray[Any]], vocab_size: int) ->
 
 
 class Store:
-    """A memory-mapped datastore. Raises DraftwiseError for a file that is missing, cut off, or
-    something else.
+    """A memory-mapped datastore. Raises DraftwiseError for a file that is missing, truncated, or
+    not a datastore.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -79,8 +79,8 @@ class EagleDrafter:
 
 
 class HiddenStateRunner(DraftModelRunner):
-    """A head that reads the target's hidden states. A text of n tokens has n - 1 slots: slot s
-    reads the target's states after token s, so the first token that can be drafted is the third.
+    """Runs a head on the target's hidden states. A text of n tokens has n - 1 slots: slot s takes
+    the target's states after token s, so the first token that can be drafted is the third.
     """
 
     def __init__(self) -> None:
@@ -106,8 +106,8 @@ class HiddenStateRunner(DraftModelRunner):
 
 
 class EagleRunner(HiddenStateRunner):
-    """Slot s reads token s + 1 with the target's states after token s, and gives q of position
-    s + 2. After verification the slots of a draft are removed, so all others were read with the
+    """Slot s takes token s + 1 and the target's states after token s, and yields q of position s +
+    2. After verification the slots of a draft are removed, so all others were computed from the
     target's states.
     """
 
@@ -156,7 +156,7 @@ class EagleRunner(HiddenStateRunner):
             self._cache.lengths[context.row] = min(self._cache.lengths[context.row], base - 1)
 
     def _read_text(self, readings: Sequence[DraftInput]) -> list[Tensor]:
-        """States of the slots that were fed; those after omitted tokens are dropped again."""
+        """States of the processed slots; those after skipped tokens are not kept in the cache."""
         rows = [r.context.row for r in readings]
         seen, tokens, partial = [], [], {}
         for r in readings:

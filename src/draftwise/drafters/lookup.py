@@ -38,8 +38,8 @@ class LookupDrafter:
 
 
 class _LookupFinder(Finder):
-    """The last position of each n-gram of one text: ``~end`` if it occurred once; longer n-grams
-    that end with it are stored when it occurs again.
+    """The last end position of each n-gram of one text: ``~end`` if it occurred once; longer
+    n-grams that end with it are stored when it recurs.
     """
 
     def __init__(self, smallest: int, largest: int) -> None:

@@ -26,7 +26,7 @@ PROBE_WEIGHT = 0.25  # weight of a probe's scores, which ignore distant context
 @dataclass(frozen=True, slots=True)
 class TreeLevel:
     """The next level of a tree to feed. tokens: [n]. tree: their positions and mask. above: [n]
-    index of each one's parent in the previous level (0 in the first level).
+    index of each token's parent in the previous level (0 in the first level).
     """
 
     tokens: Tensor
@@ -94,7 +94,7 @@ class DraftInput:
 
     @property
     def span(self) -> SampledSpan:
-        """The sampled span of its logits."""
+        """The sampling span of its logits."""
         first = self.end + 1 - self.num
         start = min(first, len(self.context.tokens))
         return self.context.span(self.num, start, self.drafted, skip=first - start)
@@ -179,8 +179,8 @@ class DraftLogits:
     hidden: Tensor | None
 
     def described(self, tokens: Tensor, whole: bool) -> Tensor:
-        """[N, 4] largest probability, that of the drawn token, entropy, gap of the two largest; of
-        greedy drafts at temperature 1. Unless ``whole``: [N, 1], the largest.
+        """[N, 4] largest probability, that of the drawn token, entropy, margin of the two largest;
+        for greedy drafts at temperature 1. Unless ``whole``: [N, 1], the largest.
         """
         probs = self.q.probs
         if len(probs) < len(self.q):
@@ -206,8 +206,8 @@ class DraftLogits:
 def prefill_logits(
     reader: DraftModelRunner, chains: Sequence[Chain], nums: Sequence[int]
 ) -> tuple[DraftLogits, list[DraftInput], Dists]:
-    """Feed each text and its draft; q of the last position, the inputs, and q of the last ``nums``
-    positions. Chains get the q of their copied tokens (``offpath_probs``).
+    """Feed each text and its draft. Returns q of the last position, the inputs, and q of the last
+    ``nums`` positions; chains store q of their copied tokens, for scoring (``offpath_probs``).
     """
     readings = [
         DraftInput(c.context, c.end, num, c.tokens, c.length - len(c.tokens))
@@ -230,7 +230,7 @@ def prefill_logits(
 def drawn_span(
     context: Context, drafted: Sequence[int | Tensor], device: torch.device
 ) -> SampledSpan:
-    """The sampled span after a draft whose tokens may be on the device."""
+    """The sampling span after a draft whose tokens may be on the device."""
     if not context.sampling.reads_text:
         return context.span(1, len(context.tokens))
     tokens: Sequence[int] | Tensor = [token for token in drafted if isinstance(token, int)]
@@ -311,7 +311,7 @@ class Chain:
         return length if allowed > len(self.tokens) else 0
 
     def should_continue(self) -> bool:
-        """Whether to draw another token, after those that a mixer takes from retrieval."""
+        """Whether to draw another token, after appending those that the mixer copies."""
         self.copy()
         return not self.is_over and (self.is_mixed or self._guide.should_continue(self._step))
 
@@ -453,8 +453,8 @@ def draw_on_device(
 def draw_stepwise(
     reader: DraftModelRunner, chains: Sequence[Chain], current: DraftLogits
 ) -> DeviceRead[None]:
-    """Draw token by token, each read by the host before the next is drawn. Stop rules decide before
-    a token costs a forward; if one needs its hidden state, after it.
+    """Draw token by token, each received by the host before the next is drawn. Stop rules decide
+    before a token costs a forward, or after it if one needs the token's hidden state.
     """
     waits = any(chain.waits for chain in chains)
     while chains:

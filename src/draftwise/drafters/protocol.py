@@ -110,9 +110,8 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A draft with retrieved tokens. peek: drafted tokens -> by retrieval drafter, match length
-    after them and the token that follows. most: maximum tokens with siblings; 0 = the chain's
-    length.
+    """How a draft mixes in retrieved tokens. peek: drafted tokens -> by retrieval drafter, length
+    of the match after them and the next token. most: maximum tokens with siblings; 0 = no siblings.
     """
 
     mixer: Mixer
@@ -145,7 +144,7 @@ class DraftSession(Protocol):
         """Free a row."""
 
     def crop(self, context: Context, length: int) -> None:
-        """Reuse an open row for another request, from the first ``length`` tokens of its text."""
+        """Reuse an open row for another request, keeping its first ``length`` tokens."""
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Start an open row from the first ``length`` tokens of another row."""

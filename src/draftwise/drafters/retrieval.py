@@ -168,8 +168,8 @@ class _RetrievalRow:
         self.known: list[tuple[int, int]] = []  # (proposed token or -1, match length) by position
 
     def read(self, tokens: Sequence[int], most: int) -> int:
-        """Read about ``most`` tokens of the text; return their number. It searches only where a
-        score may still be requested; before the end nothing matches.
+        """Index about ``most`` tokens of the text; return their number. Searches only at positions
+        that may still be scored; until the end of the text is reached, there is no match.
         """
         self.text, start, begin = tokens, len(tokens) - MAX_TARGETS, self.length
         end = begin + most if begin + most < start else len(tokens)
@@ -198,9 +198,9 @@ class _RetrievalRow:
 
 
 class RetrievalSession:
-    """A finder for each row, brought up to date whenever it is used. A round's tokens are shared
-    after all of its rows were scored, so no score depends on tokens unknown when its row drafted.
-    Of long texts it reads READ_MOST tokens between two rounds; until the end nothing is proposed.
+    """One finder per row, updated on each use. A round's tokens are shared only after all of its
+    rows have indexed theirs, so no score depends on tokens that were unknown when the row drafted.
+    Long texts are indexed by READ_MOST tokens a round; until the end nothing is proposed.
     new_finder: makes one for a text of that many tokens.
     """
 

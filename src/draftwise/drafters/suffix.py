@@ -80,8 +80,8 @@ class Piece:
     links: array[int] = field(default_factory=lambda: array("q"))
 
     def common(self, offset: int, num: int, wanted: int) -> int:
-        """How many tokens before ``offset`` equal the last ``num`` tokens ``wanted``, an integer:
-        the highest bit of the XOR is in the last token that differs.
+        """Number of tokens before ``offset`` that equal the last ``num`` tokens ``wanted``, an
+        integer: the highest bit of the XOR is in the last token that differs.
         """
         if offset < num:
             wanted >>= (num - offset) * _WORD
@@ -149,7 +149,7 @@ class SuffixIndex:
         return 0, []
 
     def _longest(self, level: int, place: int, ending: Tail) -> tuple[int, list[tuple[Piece, int]]]:
-        """The newest places of the longest match, from ``place`` back; (0, []) = other contexts."""
+        """The newest places of the longest match, back from ``place``; (0, []) = none."""
         pieces, order, last = self._pieces, ORDERS[level], ending.last
         longest = num = tail = 0
         places: list[tuple[Piece, int]] = []

@@ -104,8 +104,8 @@ class BlockRunner(HiddenStateRunner):
 
 
 class MedusaRunner(BlockRunner):
-    """Heads on the target's last states; the cache stays empty. The state after token s gives, by
-    head i, q of position s + 2 + i.
+    """Runs heads on the target's last states; the cache stays empty. From the state after token s,
+    head i predicts q of position s + 2 + i.
     """
 
     remembers = False
@@ -179,7 +179,7 @@ class DFlashRunner(BlockRunner):
         self._head = head
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
-        """Blocks after the last ``num`` tokens of each text; of the last, all for a draft."""
+        """Run blocks after the last ``num`` tokens of each text; store the last one for a draft."""
         states, first = self._fill(readings, self._read_texts(readings)), self._head.block.first
         for own, r in zip(states, readings, strict=True):
             if r.ahead > 1:
@@ -188,8 +188,8 @@ class DFlashRunner(BlockRunner):
         return self._head.logits(torch.cat([own[:, first] for own in states])), None
 
     def _read_texts(self, readings: Sequence[DraftInput]) -> list[tuple[Tensor, Tensor]]:
-        """Cache what the target said of each text up to the token before the last; returns each
-        layer's keys and values [R, G, used, d] of these texts.
+        """Cache keys and values of the target's states of each text, up to the token before the
+        last; return those of each layer [R, G, used, d].
         """
         starts = [self._cache.lengths[r.context.row] for r in readings]
         pairs = list(zip(readings, starts, strict=True))
