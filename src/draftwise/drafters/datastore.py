@@ -217,7 +217,7 @@ def _spread(first: int, last: int, num: int) -> NDArray[np.int64]:
 
 
 def _common_bytes(one: bytes, other: bytes) -> int:
-    one = one.ljust(len(other), b"\0")  # only at the end of a file, after the last separator
+    one = one.ljust(len(other), b"\0")  # shorter only at a file's end, after the last separator
     differs = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
     return len(one) - (differs.bit_length() + 7) // 8
 

@@ -106,9 +106,9 @@ class HiddenStateRunner(DraftModelRunner):
 
 
 class EagleRunner(HiddenStateRunner):
-    """Slot s takes token s + 1 and the target's states after token s, and yields q of position s +
-    2. After verification the slots of a draft are removed, so all others were computed from the
-    target's states.
+    """Runs an EAGLE or MTP head. Slot s takes token s + 1 and the target's states after token s,
+    and yields q of position s + 2. Slots of a draft are removed after verification, so all others
+    were computed from the target's states.
     """
 
     def __init__(self, head: BorrowingHead) -> None:

@@ -59,11 +59,11 @@ class LMDrafter:
 
     Source: Leviathan et al. (2023). Time: one forward per token; the first one also catches up.
     probs: q after temperature, top-k and top-p (None when greedy); trees consist of the likeliest
-    tokens, which are not drawn (None). Both are lossless: ``docs/verification.md``.
-    home: the folder it was loaded from, which may contain a stop rule's head. window: its view of a
-    long text; None = all of it. num_shared: number of token ids, from 0 on, that mean the same in
-    both models; None = as many as both have logits for. Raises DraftwiseError for a window that
-    exceeds the model's positions.
+    tokens, which are not drawn (None). Both are lossless: ``docs/verification.md``. home: the
+    folder it was loaded from, which may contain a stop rule's head. window: its view of a long
+    text; None = all of it. num_shared: number of token ids, from 0 on, that mean the same in both
+    models; None = as many as both have logits for. Raises DraftwiseError for a window that exceeds
+    the model's positions.
     """
 
     retrieves, can_mix = False, True
@@ -90,7 +90,7 @@ class LMDrafter:
         self.token_bytes = model.token_bytes
 
     def show_hidden(self) -> None:
-        """Show hidden states to stop rules from here on; this costs a copy of them at each step."""
+        """Make hidden states available to stop rules, at the cost of copying them at each step."""
         self.model.tap([-1])
 
     def start(self) -> NeuralSession:

@@ -739,7 +739,7 @@ class NeuralSession:
         ]
 
     def _catch_up(self, contexts: Sequence[Context], most: int | None) -> DeviceRead[set[int]]:
-        """Feed texts, or their last ``most`` tokens, for scores; returns the shortened rows."""
+        """Feed texts, or their last ``most`` tokens, for scores; return rows with skipped ones."""
         readings, skipped = [], set()
         for context in contexts:
             room, end = self._reader.follow(context), len(context.tokens) - 1

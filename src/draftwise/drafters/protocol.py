@@ -123,7 +123,7 @@ class Mix:
 class DraftTask:
     """A request's task for one drafter in one round.
 
-    length: maximum depth, 1 or more. guide: the stop rule of a chain. tree: None = a chain. mix:
+    length: maximum depth, 1 or more. guide: a chain's stop rule. tree: None = a chain. mix:
     replaces the stop rule, for drafters that ``can_mix``.
     """
 
@@ -214,7 +214,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Shaping(Protocol):
-    """A drafter that limits its plans. max_length: None = no limit. tree: default shape."""
+    """A drafter that limits its plans. max_length: None = no limit. tree: the default shape."""
 
     max_length: int | None
     tree: TreeShape | None

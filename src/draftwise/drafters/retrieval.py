@@ -40,7 +40,7 @@ class TokenTree:
 def most_frequent_path(rows: Rows, length: int) -> list[tuple[int, tuple[int, ...]]]:
     """The path that takes the most frequent continuation at each step, at most ``length`` tokens.
 
-    Each token comes with the counts of the candidates, its count first. Ties go to the earliest
+    Each token comes with the counts of all candidates, the token's first. Ties go to the earliest
     row; rows that have ended do not vote, and the path ends where all have.
 
     >>> most_frequent_path([[7, 8], [5, 6], [5, 9, 1]], 3)
@@ -96,7 +96,7 @@ def tree(
 
 @functools.lru_cache(maxsize=4096)
 def describe(depth: int, length: int, counts: tuple[int, ...]) -> DraftStep:
-    """The step that a stop rule sees after a token with these candidates' counts, its count first.
+    """The step that a stop rule sees after a token with these candidate counts, the token's first.
 
     >>> describe(1, 5, (3, 1)).margin
     0.5
@@ -155,7 +155,7 @@ class Finder(ABC):
         """The longest match at the end of text and draft."""
 
     def share(self) -> None:  # noqa: B027
-        """Show other rows the text so far."""
+        """Share the text so far with other rows."""
 
 
 class _RetrievalRow:

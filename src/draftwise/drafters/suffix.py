@@ -226,7 +226,7 @@ class SuffixDrafter:
         self._histories: dict[str, SuffixIndex] = {}  # least recently used first
 
     def forgetful(self) -> SuffixDrafter:
-        """A drafter with the same options and no history."""
+        """A drafter with the same options and an empty history."""
         return SuffixDrafter(self.name, self._max_tokens, self._num_matches, self._num_tenants)
 
     def start(self) -> RetrievalSession:

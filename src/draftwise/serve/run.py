@@ -46,7 +46,7 @@ class _Traces(Observer):
 class StateSaver(Observer):
     """Persists the learnt state in a file; a failing disk never fails a request.
 
-    every_s: seconds between two writes while requests run, so the most that a crash loses. Called
+    every_s: seconds between two writes while requests run, the maximum that a crash loses. Called
     in the engine's thread, between rounds.
     """
 
@@ -66,7 +66,7 @@ class StateSaver(Observer):
         self._is_dirty = self._is_dirty or bool(rounds)
 
     def write_if_due(self) -> float | None:
-        """Write if it is time; return the seconds until the next write, None without changes."""
+        """Write if due; return the seconds until the next write, None without changes."""
         left_s = self._written_s + self._every_s - self._clock()
         if self._is_dirty and left_s <= 0:
             self.write()
@@ -122,8 +122,8 @@ def serve(speculator: Speculator, settings: ServerSettings, listener: socket.soc
     process exits with ``STUCK``.
     """
     service = make_service(speculator, settings)
-    # the models stay: without this the collector reads all of their objects again and again while
-    # one large body is parsed, which takes seven times as long, and all other requests wait
+    # exempt the models' objects from garbage collection: scanning them while a large body is parsed
+    # makes parsing seven times as slow, and all other requests wait
     gc.collect()
     gc.freeze()
     listen(listener)
