@@ -1,4 +1,4 @@
-"""Feedback: whether a round reveals the played plan's value, its prefixes', all free ones, or all.
+"""Feedback reveals a round's values: of the played plan, its prefixes, all free ones, or all plans.
 
 The engine passes each round's decision and evidence to ``reveal``, and the results to the policy,
 in order; at the end of a request it passes on the results of ``flush``.
@@ -39,7 +39,7 @@ class FeedbackBuilder(Protocol):
     def every(self) -> int: ...
 
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
-        """Feedback that the policy may learn from now, in order; may be empty."""
+        """Feedback that the policy may already learn from, in order; may be empty."""
 
     def flush(self) -> DueFeedback:
         """Pending feedback at the end of the request, as far as its values are known."""

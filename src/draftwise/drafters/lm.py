@@ -183,7 +183,6 @@ class LMRunner(DraftModelRunner):
         self._cache.settle([context.row], [agreed])
 
     def _unread(self, reading: DraftInput) -> Sequence[int]:
-        """The uncached tokens up to the end, at most the last ``most``."""
         row, text = reading.context.row, reading.context.tokens
         start, skipped = self._cache.lengths[row], self._skipped[row]
         sink: Sequence[int] = ()

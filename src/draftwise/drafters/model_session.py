@@ -767,7 +767,6 @@ class NeuralSession:
         return max(1, min(unread, MAX_TARGETS, end + 1 - first))
 
     def _remember(self, readings: Sequence[DraftInput], q: Dists) -> DeviceRead[None]:
-        """Score q at the positions of verified tokens."""
         asks, rows, place = [], [], 0
         for reading in readings:
             context, first = reading.context, reading.end + 1 - reading.num

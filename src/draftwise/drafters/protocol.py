@@ -79,7 +79,7 @@ class Context:
         return SampledSpan(*given, self.seen, skip, self.blame)
 
     def blame(self, error: Exception) -> None:
-        """Record an exception from the request's sampling, which must not disable the drafter."""
+        """Record an exception from the request's sampling; the drafter is not to blame."""
         self.fault = self.fault or error
 
     def num_allowed(self, draft: Sequence[int]) -> int:

@@ -81,7 +81,6 @@ def _pairs(owner: object, fields: Fields) -> Mapping[str, str]:
 
 
 def _is_written_to(present: Any) -> bool:
-    """Whether loading updates an attribute in place instead of replacing it."""
     return hasattr(present, "load_state") or isinstance(present, np.random.Generator)
 
 

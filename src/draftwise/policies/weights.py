@@ -160,8 +160,8 @@ class NormalHedge(Hedging):
     Source: HedgeSpec, Figure 7 (NormalHedge, Chaudhuri et al. 2009).
     Update: R_i += (mean loss of the draw) - loss_i; p proportional to [R]+ / c * exp([R]+^2 / 2c),
         with the c for which mean(exp([R]+^2 / 2c)) = e.
-    Differs: (1) the figure leaves p open while no regret is above 0; here it is uniform, and
-        regrets below 1e-9 count as 0; (2) plans sleep (``Hedging``).
+    Differs: (1) the figure leaves p open while no regret is above 0; here it is uniform until one
+        exceeds 1e-9, the rounding errors; (2) plans sleep (``Hedging``).
     """
 
     KEPT = ("regrets", "tally", "rng")

@@ -223,7 +223,7 @@ class Copies:
         of a decision goes to the copy that made it, and the last feedback frees the copy (in the
         token-level game a decision has one feedback for each token, ``Feedback.more``).
     Differs: feedback of a decision that no copy made (a replay) goes to the first copy.
-    State: as many copies as decisions were ever in flight; the decisions in flight, by round.
+    State: as many copies as decisions were ever in flight at once; those in flight, by round.
     """
 
     def __init__(

@@ -221,7 +221,7 @@ class History(Observer):
                 second.tokens.update(round_.sources)
                 second.pulls[round_.plan.drafter] += 1
                 self._totals.update(round_.sources)
-            if len(rounds[-1].estimates) == len(self._plans):  # the server's own policy
+            if len(rounds[-1].estimates) == len(self._plans):  # not of a request's plans
                 self._estimates = rounds[-1].estimates
 
     def saw_end(self, handle: RequestHandle) -> None:

@@ -86,7 +86,7 @@ class Middleware:
             _LOG.log(level, "request", extra={"facts": {**facts, **line}})
 
     def _check_host(self, host: bytes) -> None:
-        """Prevents DNS rebinding: a web page's name that resolves to this machine's address."""
+        """Prevent DNS rebinding: a web page's name that resolves to this machine's address."""
         if not self._hosts or not host:  # browsers always send one
             return
         name = _HOST.fullmatch(host.decode("latin-1").lower())

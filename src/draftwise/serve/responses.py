@@ -132,7 +132,6 @@ class Reply:
         }
 
     def _pieces(self, index: int, part: RequestOutput) -> dict[str, Any]:
-        """The drafter of each piece of text, if requested."""
         if not self._attributions:
             return {}
         pieces = self._attributions[index].grow(part, self.outputs[index].text)

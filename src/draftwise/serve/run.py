@@ -28,7 +28,7 @@ from draftwise.serve.worker import LAST_STEP_S, Observer, Worker
 from draftwise.speculator import Speculator
 
 _LOG = logging.getLogger(__name__)
-_LAST_WORDS_S = 5  # for sending final errors to clients, after the answers' and the last step's
+_LAST_WORDS_S = 5  # to send final errors to clients, after the other grace periods
 STUCK = 70  # exit code if a thread does not end after a signal (EX_SOFTWARE of sysexits.h)
 
 
@@ -58,7 +58,7 @@ class StateSaver(Observer):
         self._written_s, self._is_dirty = clock(), False
 
     def load(self) -> None:
-        """A damaged file is renamed. DraftwiseError for one of another policy or plans; OSError."""
+        """Load the file; a damaged one is renamed. DraftwiseError for another policy's; OSError."""
         if warning := self._memory.load_or_set_aside(self._path):
             _LOG.warning(warning)
 

@@ -89,11 +89,11 @@ class Worker:
         housekeeping: Callable[[], float | None] = lambda: None,
         at_end: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.engine, self._make, self._clock = engine, make, clock  # others only read its numbers
+        self.engine, self._make, self._clock = engine, make, clock  # others only read counters
         self._observers, self._housekeeping, self._at_end = observers, housekeeping, at_end
         self._max_open = max_open
         self._condition = threading.Condition()
-        self._new: list[RequestHandle] = []  # the condition guards this and the next three
+        self._new: list[RequestHandle] = []  # the condition guards these four lines
         self._cancelled: set[RequestHandle] = set()
         self.num_open = 0
         self._is_closing = self._is_stopped = self._is_given_up = False
@@ -250,7 +250,7 @@ class Worker:
             request = handle.request
             if request is None or (part := parts.get(request.id)) is None:
                 continue
-            if isinstance(request.error, DraftwiseError):  # the client's grammar or prompt
+            if isinstance(request.error, DraftwiseError):  # the client's grammar failed
                 part.finish_reason = "refused"
             if num := len(part.tokens):
                 now, is_first = self._clock(), handle.num_tokens == 0

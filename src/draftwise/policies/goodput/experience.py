@@ -66,7 +66,7 @@ class Experience:
         / (1/20 + p (1 - p) v). A drafter's weights are reset once they predict worse than the prior
         by e^6 (a one-sided cumulative sum).
     State: means and variances [D, F]; cumulative sums [D]; seconds that missing probes may have
-        cost [D]; vain scores in a row [D]; confidence bins by LM drafter, match tables by retrieval
+        cost [D]; vain scores in a row [D]; confidence bins by LM drafter; match tables by retrieval
         drafter; numbers of tokens and answers. Its size depends only on D.
     """
 

@@ -75,7 +75,7 @@ class Prices:
 
 
 class GoodputMixer:
-    """Decides before each token of a draft whether ``drafter`` or a match writes it, or none.
+    """Chooses the writer of each token of a draft, ``drafter`` or a match, or ends the draft.
 
     Source: this project. The writer with the largest gain wins; the draft ends if no gain is >= 0.
     Update: after a token of ``drafter``, the probability of reaching the next position is

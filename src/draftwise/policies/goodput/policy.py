@@ -180,7 +180,6 @@ def _beliefs() -> Floats:
 
 
 def _place(means: Any, weights: Any) -> Any:
-    """The rows of ``_beliefs`` for beliefs of these means and weights."""
     columns = np.minimum(2.0 * np.log2(weights / _LEAST_WEIGHT) + 0.5, _NUM_WEIGHTS - 1)
     rows = means * (_NUM_MEANS - 1) + 0.5
     return np.int64(rows) * _NUM_WEIGHTS + np.int64(columns)
@@ -202,11 +201,11 @@ class ProbeScheduler(Kept):
         from the posterior mean after a probe of q alphas: a Beta of the same mean and of variance a
         (1 - a) / (n + 1) * q / (q + n). 1/V' includes catching up, over the tokens that the drafter
         may be played for. A probe is due when g * tokens left, plus the seconds missed so far,
-        exceed its seconds; tokens left are those of the answer, at most the memory of the rates.
-        With shared statistics a drafter counts as unknown with probability 2%, which adds to the
-        seconds missed. After n vain scores in a row both gains are divided by n + 1 (Laplace's rule
-        of succession). A probe costs its seconds once per waiting row, and each row adds its share
-        of the seconds missed.
+        exceed its seconds, which count once per row that waits; tokens left are those of the
+        answer, at most the memory of the rates. With shared statistics a drafter counts as unknown
+        with probability 2%, which adds to the seconds missed. After n vain scores in a row both
+        gains are divided by n + 1 (Laplace's rule of succession). Each row adds its share of the
+        seconds missed.
     State: per drafter, the positions up to which it was scored and has processed the text; the end
         of the text; tokens since the last decision; seconds missed and vain scores in a row [D],
         shared.
@@ -243,7 +242,7 @@ class ProbeScheduler(Kept):
         self._end = end
 
     def is_behind(self, drafter: int) -> bool:
-        """Whether a drafter has missed more of the text than a probe reads."""
+        """Whether a drafter has missed more of the text than a probe processes."""
         return bool(self._end - self._read_until[drafter] > PROBE_TOKENS_PAID)
 
     def catching_up(self, read_s: Floats, left: float) -> Floats:
@@ -392,8 +391,7 @@ class Goodput:
     def drafters_to_probe(self, num_rows: int = 1) -> list[str]:
         """Idle LM drafters to probe on the last tokens now.
 
-        Neither the best plan's drafter nor a sole one: playing informs as well, and may emit
-        tokens.
+        Not the best plan's drafter or a sole one: playing is as informative, and may emit tokens.
         """
         if not self._wants_looks or self._is_blind or int(self._has_model.sum()) < 2:
             return []
