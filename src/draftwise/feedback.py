@@ -1,7 +1,7 @@
-"""What a round reveals to a policy: the played plan, its prefixes, all that is free, or everything.
+"""Feedback reveals a round's values: of the played plan, its prefixes, all free ones, or all plans.
 
-The engine passes every round's decision and evidence to ``reveal``, and what it returns to the
-policy, in order; at the end of a request, what ``flush`` returns.
+The engine passes each round's decision and evidence to ``reveal``, and the results to the policy,
+in order; at the end of a request it passes on the results of ``flush``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ DueFeedback = list[tuple[Decision, Feedback]]
 class FeedbackBuilder(Protocol):
     """Turns evidence into feedback, at once or later; one per request.
 
-    panoramic: whether the engine must score every drafter on the verified text; every: in how many
-    rounds it must do so once, which may change from round to round. compares_rules: whether a
-    drafter's other rules are evaluated for where they would have stopped.
+    panoramic: whether the engine must score every drafter on the verified text; every: how often,
+    once in so many rounds, which may vary. compares_rules: whether the drafter's other stop rules
+    are evaluated for where they would have stopped.
     """
 
     panoramic: bool
@@ -39,13 +39,13 @@ class FeedbackBuilder(Protocol):
     def every(self) -> int: ...
 
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
-        """Feedback that the policy may learn from now, in order; may be empty."""
+        """Feedback that the policy may already learn from, in order; may be empty."""
 
     def flush(self) -> DueFeedback:
         """Pending feedback at the end of the request, as far as its values are known."""
 
 
-MAX_WAIT = 64  # tokens of text after which a pending value is dropped; no backlog is longer
+MAX_WAIT = 64  # tokens of text after which a pending value is dropped; scores lag no further
 
 
 class SwitchingCost:
@@ -54,8 +54,8 @@ class SwitchingCost:
     Source: MetaSD, appendix H.1: lambda (l(t) - l(tau_i(t))) 1[a_{t-1} != a_t], with l(t) the
         tokens processed by round t and tau_i(t) the last round in which drafter i played.
     Differs: (1) lambda is in units of value, not of rounds; (2) before its first round a drafter
-        missed what was emitted so far, not the prompt; (3) retrieval keeps no cache and ``none``
-        drafts nothing: both are free.
+        has missed the tokens emitted so far, not the prompt; (3) retrieval keeps no cache and
+        ``none`` drafts nothing: both are free.
     State: the text position that each drafter has reached, and that of the first round.
 
     >>> cost = SwitchingCost(per_token=0.01)
@@ -84,7 +84,7 @@ _EMPTY: Floats = np.zeros(0)
 
 
 class RewardEvaluator:
-    """Values of plans under one reward; None, for a policy that reads none, values nothing."""
+    """Values plans under one reward; None, for policies that need no values, values nothing."""
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
@@ -101,13 +101,13 @@ class RewardEvaluator:
         return max(self.plans[index].length for index in self._of[drafter])
 
     def note(self, evidence: Evidence) -> None:
-        """Begin a round: the tokens its drafter missed are charged to all its plans."""
+        """Start a round: its drafter's switching cost is charged to all plans of that drafter."""
         self._charge = self._switching.charge(evidence)
 
     def feedback(
         self, known: dict[int, float], evidence: Evidence | None, more: int = 0
     ) -> Feedback:
-        """The values that are numbers, as [K] arrays; ``known`` is by plan."""
+        """Feedback of the values, as [K] arrays; NaN is not seen. known: the value by plan."""
         values, seen = np.zeros(len(self.plans)), np.zeros(len(self.plans), dtype=np.bool_)
         for index, value in known.items():
             if not math.isnan(value):
@@ -120,7 +120,7 @@ class RewardEvaluator:
     def prefixes(
         self, index: int, evidence: Evidence, longer: bool, rules: bool
     ) -> dict[int, float]:
-        """Values that the played draft determines: of longer plans, and of other rules, too."""
+        """Values that the played draft determines. longer, rules: include such plans."""
         if self.reward is None:
             return {}
         known = self.nothing_drafted()
@@ -144,7 +144,7 @@ class RewardEvaluator:
     ) -> dict[int, float]:
         """Values of a drafter's plans from its alphas along the verified text.
 
-        most: cut every length to this many tokens (a game by chunks), the longest one included.
+        most: caps all lengths, including the longest, at this number of tokens (chunk-level game).
         """
         values: dict[int, float] = {}
         longest = min(self.max_length, most)
@@ -171,7 +171,7 @@ class RewardEvaluator:
         return max(self._judge(outcome) - self._charge, 0.0)
 
     def _judge(self, outcome: Outcome) -> float:
-        """The reward's value, rounding errors at 0 and 1 removed; nan without a reward."""
+        """The reward's value, with rounding errors at 0 and 1 removed; nan without a reward."""
         value = math.nan if self.reward is None else self.reward(outcome)
         return min(max(value, 0.0), 1.0) if -_ROUNDING <= value <= 1.0 + _ROUNDING else value
 
@@ -179,7 +179,7 @@ class RewardEvaluator:
 def drafted_by(plan: Plan, evidence: Evidence) -> int | None:
     """Number of tokens that a plan of the played drafter would have drafted; None = unknown.
 
-    A rule that would have stopped within the draft is known exactly, by ``evidence.stops``.
+    Known for another stop rule if it would have stopped within the draft (``evidence.stops``).
 
     >>> evidence = Evidence(Plan("a", 4), num_drafted=4, num_accepted=1)
     >>> drafted_by(Plan("a", 2), evidence), drafted_by(Plan("a", 8), evidence)
@@ -248,9 +248,9 @@ class ScoreHistory:
 
 @dataclass(frozen=True, slots=True)
 class PendingFeedback:
-    """Feedback whose values are pending: those of ``width`` tokens of text from ``start`` on.
+    """Feedback with pending values, for ``width`` tokens of the text from ``start`` on.
 
-    evidence, more: of the feedback. names: drafters that are not scored far enough.
+    evidence, more: as in ``Feedback``. names: drafters that are not scored far enough.
     """
 
     decision: Decision
@@ -264,7 +264,7 @@ class PendingFeedback:
 class Bandit:
     """Reveal the value of the played plan, and nothing else.
 
-    Source: MetaSD, Algorithm 1; BanditSpec, Algorithm 3. Differs: none. switching: per token.
+    Source: MetaSD, Algorithm 1; BanditSpec, Algorithm 3. Differs: none. switching: cost per token.
     """
 
     panoramic = compares_rules = False
@@ -288,7 +288,7 @@ class Bandit:
         return [(decision, self._evaluator.feedback(known, evidence))]
 
     def flush(self) -> DueFeedback:
-        """Nothing: what waits is open, and stays so."""
+        """Return nothing: pending values stay unknown."""
         self._waiting.clear()
         return []
 
@@ -296,14 +296,14 @@ class Bandit:
 class Prefix(Bandit):
     """Reveal every plan whose accepted count the played draft determines.
 
-    Source: this project's own. On a chain, after ``a`` accepted tokens, length k of the same
-        drafter and rule would have had min(a, k) accepted; a fully accepted draft of n tokens says
-        this for k <= n only. ``none`` emits one token; of trees only the played one is known.
-    longer: lengths beyond the played one are shown after a rejection only, so a policy that
-        averages what it sees underrates them; without them every mean is unbiased.
-    rules: also shows every rule that would have stopped the same draft: after s tokens it would
-        have had min(a, s). It is shown where it stops no later than the played one; unless it
-        always does, means are off (``docs/stopping.md`` has figures).
+    Source: this project. If ``a`` tokens of a chain were accepted, length k of the same drafter and
+        rule would have had min(a, k) accepted; if all n were, this is known for k <= n only.
+        ``none`` emits one token; of trees only the played one is known.
+    longer: also reveal lengths beyond the played one. They are known after a rejection only, so a
+        policy that averages values underrates them; without them every mean is unbiased.
+    rules: also reveal every stop rule that would have stopped within the draft: stopping after s
+        tokens would have had min(a, s) accepted. Means are biased, unless a rule always stops no
+        later than the played one (``docs/stopping.md`` has figures).
     Cost: one reward for each plan of the drafter.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("a", 2), Plan("a", 4), Plan("b", 1)]
@@ -327,22 +327,23 @@ class Prefix(Bandit):
 
 
 class Free(Prefix):
-    """Reveal all that is known without one more forward, each value as soon as it is determined.
+    """Reveal all that is known without extra forwards, each value as soon as it is determined.
 
-    The played drafter's lengths as ``Prefix`` does (``longer``, ``rules`` too), at once; of every
-    other drafter (retrieval, backlog) the values along the verified text from the round's first
-    token on, once as many of its tokens are scored as its longest plan has: later, in feedback of
-    its own, unless the round emitted them. The evidence is always delivered at once.
+    The played drafter's lengths are revealed at once, as by ``Prefix`` (also ``longer``,
+    ``rules``); those of other drafters (retrieval, catch-up) along the verified text from the
+    round's first token on, once it is scored for as many tokens as the drafter's longest plan has:
+    later, in separate feedback, unless the round emitted these tokens. Evidence is always delivered
+    at once.
 
-    Source: this project's own; the delay is HedgeSpec's (section 3.3, appendix B.4): without it,
-        as a short round leaves only good drafters' lengths open, bad values alone would be shown.
-    Differs: what the text's end, or a gap that was not scored, leaves open is never revealed.
-    State: alphas by drafter and position; the rounds that wait, with the drafters they wait for,
-        for ``MAX_WAIT`` tokens of text at most. Cost: one reward for each plan that is scored.
+    Source: this project; the delay is HedgeSpec's (section 3.3, appendix B.4): without it only bad
+        values would be shown, as a short round leaves only the lengths of good drafters open.
+    Differs: values that the text's end or an unscored gap leaves open are never revealed.
+    State: alphas by drafter and position; pending rounds, with the drafters they wait for, over at
+        most ``MAX_WAIT`` tokens of text. Cost: one reward for each plan that is scored.
     """
 
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
-        """Feedback of earlier rounds that is now due, then that of this round with its evidence."""
+        """Feedback of earlier rounds that is due, then that of this round with its evidence."""
         if decision.round == 0 or self._evaluator.reward is None:
             return [(decision, self._evaluator.feedback({}, evidence))]
         self._history.note(evidence)
@@ -362,7 +363,7 @@ class Free(Prefix):
         return [*told, (decision, self._evaluator.feedback(known, evidence))]
 
     def _due(self, step: PendingFeedback) -> dict[int, float]:
-        """The values of the drafters that are scored far enough, which then wait no longer."""
+        """The values of drafters that are scored far enough; these are removed from the step."""
         known: dict[int, float] = {}
         is_far = looks_ahead(self._evaluator.reward)
         for name in sorted(step.names):
@@ -384,15 +385,16 @@ class Panoramic:
         ``delay=0`` its chunk-level game (appendix B.3), where K is cut to the tokens of the round;
         ``every``, ``warmup`` and ``hybrid`` are appendix B.5 (there 12 and 6; hybrid "a few").
     Update: a step is due when each drafter is scored on the ``delay`` positions from its first
-        token on (default: the longest length), or, if the reward does not look ahead, on its own.
+        token on (default: the longest length), or only on its tokens if the reward does not look
+        ahead.
     Differs: (1) by default one vector for each decision, at its first token; (2) an unscored
         drafter delays the queue by at most ``every`` rounds, then counts as unseen; (3) the plan
         ``none`` emits one token; (4) where alphas do not determine a value (``throughput``), the
-        played plan's outcome does; (5) one vector has one scale: while the hybrid loss is
-        acceptance, ``none``, which accepts nothing, is not seen; (6) a tree is scored as its
-        drafter's chain, by sum_v min(p, q), not by p of the candidates that it would hold (Theorem
-        2): drafters with trees of one shape keep their order, and all are underrated.
-    State: alphas by drafter and position, from the oldest waiting step on; the queue.
+        played plan's outcome does; (5) a vector has one scale: while the hybrid loss is acceptance,
+        ``none`` has no value; (6) a tree is scored as its drafter's chain, by sum_v min(p, q), not
+        by p of its candidates (Theorem 2): drafters with trees of one shape keep their order, all
+        are underrated.
+    State: alphas by drafter and position, from the oldest pending step on; the queue.
     Cost: one reward for each plan and step. Ranges: every 1 to 100,000 rounds; delay, warmup and
         hybrid 0 to 100,000.
     """
@@ -413,7 +415,7 @@ class Panoramic:
         self._delay = self._own.max_length if delay is None else delay
         self._history = ScoreHistory(self._own.drafters)
         self._waiting: deque[PendingFeedback] = deque()
-        self._text_ends: deque[int] = deque(maxlen=every + 1)  # of the last rounds
+        self._text_ends: deque[int] = deque(maxlen=every + 1)  # text lengths after the last rounds
         self._num_rounds, self._num_told = 0, 0
 
     @property
@@ -439,7 +441,7 @@ class Panoramic:
         return told
 
     def flush(self) -> DueFeedback:
-        """All pending feedback; values that the text's end leaves undetermined are unseen."""
+        """All pending feedback; values that the text's end leaves undetermined are not seen."""
         told = [self._tell(step) for step in self._waiting]
         self._waiting.clear()
         self._forget()

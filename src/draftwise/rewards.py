@@ -1,10 +1,10 @@
 """Rewards: the value of an outcome, in [0, 1].
 
 A reward is any callable from ``Outcome`` to a float. ``nan`` means that the value is unknown (too
-few alphas, no clock, a plan that did not play); feedback then counts the plan as not seen. A reward
-needs the alphas of as many positions as the plan is long, for which panoramic feedback waits,
-unless its attribute ``looks_ahead`` is false: then those of the round. The estimators of expected
-tokens take any exact number type as well as floats, so that tests can enumerate with fractions.
+few alphas, no clock, an unplayed plan); feedback then counts the plan as not seen. A reward needs
+the alphas of as many positions as the plan is long, which panoramic feedback waits for, unless its
+attribute ``looks_ahead`` is false: then it needs only those of the round. The estimators of
+expected tokens also accept exact number types, so that tests can enumerate with fractions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from draftwise.types import Outcome
 def tokens_by_products(alphas: Sequence[float], length: int) -> float:
     """Expected emitted tokens of a draft of ``length``, as products of alphas along the text.
 
-    Source: HedgeSpec, Theorem 3: sum_{k=1}^{K+1} k (1 - a_k) prod_{j<k} a_j with a_{K+1} = 0,
-        which telescopes to 1 + sum_{k=1}^{K} prod_{j<=k} a_j.
-    Not exactly unbiased: the text follows p, an accepted prefix min(p, q). The bias measured on
-    real models is under 1% and the variance is lower than that of ``tokens_by_ratios``.
-    ``nan`` when fewer than ``length`` alphas are given and none of them ends the draft for sure.
+    Source: HedgeSpec, Theorem 3: sum_{k=1}^{K+1} k (1 - a_k) prod_{j<k} a_j with a_{K+1} = 0, which
+        telescopes to 1 + sum_{k=1}^{K} prod_{j<=k} a_j.
+    Slightly biased: the text is drawn from p, an accepted prefix from min(p, q). The bias measured
+    on real models is under 1%, and the variance is lower than that of ``tokens_by_ratios``. ``nan``
+    for fewer than ``length`` alphas, unless one of them is 0.
 
     >>> tokens_by_products([0.5, 0.5, 0.9], length=2)
     1.75
@@ -42,10 +42,10 @@ def tokens_by_products(alphas: Sequence[float], length: int) -> float:
 def tokens_by_ratios(alphas: Sequence[float], ratios: Sequence[float], length: int) -> float:
     """Expected emitted tokens of a draft of ``length``, unbiased: prefixes weighted by min(1, q/p).
 
-    1 + sum_{m=1}^{K} (prod_{j<m} r_j) a_m, r_j = min(1, q/p) of the token that the text has at j:
-    the mean of r_j over text drawn from p carries min(p, q), the law of accepted tokens.
+    1 + sum_{m=1}^{K} (prod_{j<m} r_j) a_m, with r_j = min(1, q/p) of the text's token at j:
+    weighted by r_j, text drawn from p follows min(p, q), the distribution of accepted tokens.
 
-    Source: this project's own correction of HedgeSpec, Theorem 3.
+    Source: this project's correction of HedgeSpec, Theorem 3.
     ``nan`` as for ``tokens_by_products``.
 
     >>> tokens_by_ratios([0.5, 0.5, 0.9], [1.0, 0.2, 0.0], length=2)
@@ -60,12 +60,12 @@ def tokens_by_ratios(alphas: Sequence[float], ratios: Sequence[float], length: i
 
 
 def tokens_by_verdict(alphas: Sequence[float], num_drafted: int, num_accepted: int) -> float:
-    """Expected emitted tokens of a draft that was played, from what its own verification shows.
+    """Expected emitted tokens of a played draft, from its own verification.
 
-    The probability that token j is accepted, given the accepted ones before it, is alpha_j; so
-    1 + sum of alpha_j over the positions through the first rejection has the same mean as the
-    count and less noise. (Products would be wrong here: how far the alphas are known depends on
-    the draws.) Without alphas it is the count itself.
+    Token j is accepted with probability alpha_j if all tokens before it are, so 1 + the sum of
+    alpha_j through the first rejection has the same mean as the count of emitted tokens, and less
+    variance. (Products would be biased: how many alphas are known depends on the draws.) With too
+    few alphas, the result is the count.
 
     >>> tokens_by_verdict([0.75, 0.5], num_drafted=4, num_accepted=1)
     2.25
@@ -81,10 +81,10 @@ def tokens_by_verdict(alphas: Sequence[float], num_drafted: int, num_accepted: i
 class Length:
     """Accepted tokens over the longest length.
 
-    Source: MetaSD's block efficiency BE = N_acc / N_max (section 2.3); one minus it is the loss
-        (L + 1 - Y) / L of BanditSpec eq. (6), whose Y counts the bonus token; TapOut's r_simple
-        = |Y| / gamma (section 3.2), which is why it has that name in the table as well.
-    Differs: a plan that did not play is given its expectation (HedgeSpec, Theorem 3).
+    Source: MetaSD's block efficiency BE = N_acc / N_max (section 2.3); one minus it is the loss (L
+        + 1 - Y) / L of BanditSpec eq. (6), whose Y counts the bonus token; also TapOut's r_simple =
+        |Y| / gamma (section 3.2), hence its second registered name ``simple``.
+    Differs: an unplayed plan is valued by its expectation (HedgeSpec, Theorem 3).
     """
 
     def __call__(self, outcome: Outcome) -> float:
@@ -95,9 +95,9 @@ class Blend:
     """The normalised count blended with the acceptance rate, which rejected tokens lower.
 
     Source: TapOut, section 3.2: alpha |Y| / gamma + (1 - alpha) |Y| / |X|, alpha 0.5 (in [0, 1]); X
-        is what was drafted, Y what was accepted of it, gamma the longest length.
-    Differs: (1) nothing drafted counts as rate 0; (2) a plan with a fixed length that did not play
-        is given its expectation (HedgeSpec, Theorem 3); any other that did not is ``nan``.
+        are the drafted tokens, Y the accepted ones, gamma is the longest length.
+    Differs: (1) an empty draft has the rate 0; (2) an unplayed plan with a fixed length is valued
+        by its expectation (HedgeSpec, Theorem 3); any other unplayed plan is ``nan``.
     """
 
     def __init__(self, alpha: float = 0.5) -> None:
@@ -149,11 +149,11 @@ class Acceptance:
 class ExpectedLength:
     """Expected emitted tokens over the most that a round can emit.
 
-    Source: HedgeSpec, Theorem 3 and the loss f_t = 1 - estimate / (K + 1) of section 3.3; this is
-        1 - f_t. ``estimator=products`` is as printed, ``exact`` the unbiased weighting by
-        min(1, q/p) of the realised tokens.
+    Source: HedgeSpec, Theorem 3 and the loss f_t = 1 - estimate / (K + 1) of section 3.3; this is 1
+        - f_t. ``estimator=products`` is as printed, ``exact`` the unbiased weighting by min(1, q/p)
+        of the realised tokens.
     Differs: (1) K + 1 is that of the longest plan, so plans of different lengths are on one scale;
-        (2) the played plan, known by its own verification, is valued by ``tokens_by_verdict``.
+        (2) the played plan is valued by ``tokens_by_verdict``, from its verification.
     """
 
     def __init__(self, estimator: str = "products") -> None:
@@ -175,12 +175,12 @@ class Throughput:
     """Emitted tokens per second, as a share of a nearly constant bound.
 
     Source: BanditSpec, section 6.2: the reward is the tokens generated per second.
-    Update: bound = (L + 1) / seconds of the first round, L the longest length: nothing is faster
-        than the longest draft in the shortest time; value = min(1, rate / bound). Only where a rate
-        exceeds it (the first round was slow) the bound doubles, once a round.
-    Differs: the paper does not scale it, but its radius needs values in [0, 1]. A bound that
-        followed the best rate would make values depend on the order of plays; an outlier of the
-        clock at most doubles this one.
+    Update: bound = (L + 1) / seconds of the first round, L the longest length: no rate exceeds that
+        of the longest draft in the shortest time; value = min(1, rate / bound). Only if a rate
+        exceeds the bound (the first round was slow) does it double, once a round.
+    Differs: the paper does not scale the reward, but its radius needs values in [0, 1]. A bound
+        that followed the best rate would make values depend on the order of plays; a timing outlier
+        at most doubles this one.
     State: ``bound`` in tokens per second; 0 before the first round.
     """
 
@@ -203,10 +203,10 @@ class Throughput:
 class GoodputReward:
     """Emitted tokens minus the tokens that the current rate would emit in the round's seconds.
 
-    Source: this project's own: tokens - lambda * seconds is above 0 exactly for rounds that raise
-        the rate lambda, so its best plan is the fastest.
-    Update: value = 1/2 + (tokens - lambda * seconds) / (2 (L + 1)), cut to [0, 1]; then tokens and
-        seconds are added to sums, discounted by ``discount`` in (0, 1], whose ratio is lambda.
+    Source: this project: tokens - lambda * seconds is positive exactly for rounds that raise the
+        rate lambda, so the plan that it values most is the fastest.
+    Update: value = 1/2 + (tokens - lambda * seconds) / (2 (L + 1)), clipped to [0, 1]; then tokens
+        and seconds are added to sums, discounted by ``discount`` in (0, 1], whose ratio is lambda.
     """
 
     looks_ahead = False

@@ -34,15 +34,15 @@ _HEADER_BYTES = 64
 
 
 def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[np.uint32]:
-    """The starts of all suffixes, ordered by their first ``depth`` symbols, then by position; a
-    suffix comes before those that it begins.
+    """Starts of all suffixes, ordered by their first ``depth`` symbols, then by position.
 
-    Source: prefix doubling (Manber and Myers 1990), sorting only suffixes that are still tied
-    (Larsson and Sadakane 1999). The first pass sorts by as many symbols as fit 64 bits; each later
-    one doubles them, up to ``depth``, so repetitive text costs no more passes.
+    A suffix comes before those that it begins. Source: prefix doubling (Manber and Myers 1990),
+    sorting only suffixes that are still tied (Larsson and Sadakane 1999). The first pass sorts by
+    as many symbols as fit 64 bits; each later one doubles their number, up to ``depth``, so
+    repetitive text needs no more passes.
 
     text: [n] symbols below ``num_symbols``, n < 2**32. Cost: O(n log n) a pass, at most 2 +
-    log2(depth) passes; about 60 bytes a symbol while it runs.
+    log2(depth) passes; about 60 bytes a symbol at the peak.
 
     >>> sort_suffixes(np.array([1, 0, 1, 0]), num_symbols=2, depth=4).tolist()
     [3, 1, 2, 0]
@@ -85,8 +85,8 @@ def sort_suffixes(text: NDArray[Any], num_symbols: int, depth: int) -> NDArray[n
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets the name ``path`` once it is complete. Raises DraftwiseError at once where
-    it cannot be written, or would replace something that is no datastore.
+    """A file that is renamed to ``path`` once it is complete. Raises DraftwiseError at once if it
+    cannot be written, or would replace anything but a datastore.
     """
     if path.is_dir():
         raise DraftwiseError(f"{path} is a folder: write the name of a file")
@@ -102,7 +102,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def write(file: BinaryIO, documents: Sequence[NDArray[Any]], vocab_size: int) -> None:
     """Sort the documents' tokens and write the whole datastore.
 
-    Raises DraftwiseError for an empty corpus, one of 2**32 tokens, or tokens outside [0, V).
+    Raises DraftwiseError for no tokens, 2**32 or more (with separators), or any outside [0, V).
     """
     documents = [document for document in documents if len(document)]
     num_tokens = sum(map(len, documents)) + len(documents) + 1
@@ -133,8 +133,8 @@ def write(file: BinaryIO, documents: Sequence[NDArray[Any]], vocab_size: int) ->
 
 
 class Store:
-    """A memory-mapped datastore. Raises DraftwiseError for a file that is missing, cut off, or
-    something else.
+    """A memory-mapped datastore. Raises DraftwiseError for a file that is missing, truncated, or
+    not a datastore.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -172,7 +172,7 @@ class Store:
         self._places = self._suffixes.data
 
     def find(self, ending: Sequence[int]) -> tuple[int, int, int]:
-        """Length of the longest match (at most 32), its suffixes [first, last); zeros = none."""
+        """Length of the longest match (at most 32) and its suffixes [first, last); zeros = none."""
         ending = ending[-LONGEST_MATCH:]
         if not ending or ending[-1] >= self.vocab_size:
             return 0, 0, 0
@@ -186,7 +186,7 @@ class Store:
             start = _HEADER_BYTES + width * place
             return text_map[start : start + len(text)]
 
-        # the longest common prefix is with a neighbour of its insertion point
+        # the longest common prefix is with a neighbour of the insertion point
         at = bisect_left(places, text, first, last, key=context)
         neighbours = [places[i] for i in (at - 1, at) if first <= i < last]
         length = max(_common_bytes(context(place), text) for place in neighbours) // width
@@ -202,7 +202,7 @@ class Store:
         return tokens
 
     def continuations(self, first: int, last: int, num: int, depth: int) -> Rows:
-        """How the corpus went on after these suffixes; of many, ``num`` at even distances."""
+        """Continuations of these suffixes in the corpus: at most ``num``, evenly spaced."""
         places = self._suffixes[_spread(first, last, num)].astype(np.int64)
         following = places[:, None] - np.arange(1, depth + 1)
         rows: list[list[int]] = self._tokens[np.maximum(following, 0)].tolist()
@@ -217,7 +217,7 @@ def _spread(first: int, last: int, num: int) -> NDArray[np.int64]:
 
 
 def _common_bytes(one: bytes, other: bytes) -> int:
-    one = one.ljust(len(other), b"\0")  # only at the end of a file, after the last separator
+    one = one.ljust(len(other), b"\0")  # shorter only at a file's end, after the last separator
     differs = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
     return len(one) - (differs.bit_length() + 7) // 8
 
@@ -236,17 +236,17 @@ def _padded(num_bytes: int) -> int:
 
 
 class DatastoreDrafter:
-    """The most frequent continuation of the longest suffix that a corpus on disk has.
+    """The most frequent continuation of the longest suffix match in a corpus on disk.
 
-    Source: REST (He et al. 2024): longest suffix match in a datastore, continuations merged to a
+    Source: REST (He et al. 2024): longest suffix match in a datastore, continuations merged into a
     prefix tree by frequency. Differs: one search for the longest match instead of one for each
-    length from 16 down to 2; of many matches ``num_matches`` at even distances vote, where REST
+    length from 16 down to 2; of many matches, ``num_matches`` evenly spaced ones vote, where REST
     takes the first 5,000; the chain is the tree's most frequent path. The reversed corpus and its
-    suffix array lie in a memory-mapped file made by ``draftwise datastore build``.
+    suffix array are in a memory-mapped file made by ``draftwise datastore build``.
 
     Time: O(log n) a token. probs: None (a point mass, a function of the text). Errors:
-    DraftwiseError for a file that is no datastore, is cut off, or has another vocabulary size than
-    the target (None = not compared); ValueError if num_matches < 1.
+    DraftwiseError for a file that is not a datastore, is truncated, or has another vocabulary size
+    than the target (None = not compared); ValueError if num_matches < 1.
     """
 
     retrieves, can_branch, can_mix = True, True, False

@@ -38,7 +38,7 @@ def load_eagle(
 
 
 def head_tree(depth: int | None, top_k: int | None, total_tokens: int | None) -> TreeShape | None:
-    """The shape that a spec asks for, EAGLE-2's where it names one half."""
+    """The tree shape of a spec, None for chains; a missing half is EAGLE-2's."""
     optional(whole, "depth", depth, 1, LONGEST_PLAN)
     if top_k is None and total_tokens is None:
         return None
@@ -49,12 +49,12 @@ class EagleDrafter:
     """An EAGLE or MTP head: one layer over the target's hidden states.
 
     Source: EAGLE (Li et al. 2024) for chains; EAGLE-2 (Li et al. 2024), section 4, for trees
-    (``grow``); EAGLE-3 (Li et al. 2025). Differs: chains are sampled, where the authors draft
-    greedily, and q is what they were sampled from. Verified text is always read with the target's
-    own hidden states, never with those of a draft (``docs/kv_cache.md``). Memory: keys and values
-    of one layer; D floats per token and tapped layer, shared by all heads. probs: as ``LMDrafter``.
+    (``grow``); EAGLE-3 (Li et al. 2025). Differs: chains are sampled from q, where the authors
+    draft greedily. Verified text is always processed with the target's hidden states, never with
+    those of a draft (``docs/kv_cache.md``). Memory: keys and values of one layer; D floats per
+    token and tapped layer, shared by all heads. probs: as ``LMDrafter``.
 
-    max_length, tree: limits and shape for its plans; None = the plan's own.
+    max_length, tree: limits and shape for its plans; None = those of the plan.
     """
 
     can_branch = can_mix = True
@@ -79,8 +79,8 @@ class EagleDrafter:
 
 
 class HiddenStateRunner(DraftModelRunner):
-    """A head that reads the target's hidden states. A text of n tokens has n - 1 slots: slot s
-    reads the target's states after token s, so the first token that can be drafted is the third.
+    """Runs a head on the target's hidden states. A text of n tokens has n - 1 slots: slot s takes
+    the target's states after token s, so the first token that can be drafted is the third.
     """
 
     def __init__(self) -> None:
@@ -93,9 +93,9 @@ class HiddenStateRunner(DraftModelRunner):
         self._cache.copy(source, row, max(0, min(length - 1, self._cache.lengths[source])))
 
     def follow(self, context: Context) -> int:
-        """As documented; -1 for a text of one token, which has no state yet."""
+        """As in the base class; -1 also for a text of one token, which has no state yet."""
         num = len(context.tokens)
-        self.crop(context.row, num - 1)  # the last slot is read again
+        self.crop(context.row, num - 1)  # the last slot is recomputed
         return self._cache.capacity - num + 1 if num > 1 else -1
 
     def first(self, context: Context) -> int:
@@ -106,9 +106,9 @@ class HiddenStateRunner(DraftModelRunner):
 
 
 class EagleRunner(HiddenStateRunner):
-    """Slot s reads token s + 1 with the target's states after token s, and gives q of position
-    s + 2. After verification the slots of a draft are removed, so all others were read with the
-    target's states.
+    """Runs an EAGLE or MTP head. Slot s takes token s + 1 and the target's states after token s,
+    and yields q of position s + 2. Slots of a draft are removed after verification, so all others
+    were computed from the target's states.
     """
 
     def __init__(self, head: BorrowingHead) -> None:
@@ -136,13 +136,13 @@ class EagleRunner(HiddenStateRunner):
         return self._head.logits(torch.cat(kept)), None
 
     def read_drawn(self, rows: Sequence[int], tokens: Tensor) -> tuple[Tensor, None]:
-        last = [self._last[row] for row in rows]  # the head's own states
+        last = [self._last[row] for row in rows]  # the head's output states
         states = read(self._head, self._cache, rows, list(tokens[:, None]), last)
         self._last.update(zip(rows, states, strict=True))
         return self._head.logits(torch.cat(states)), None
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
-        states = []  # of each token's parent
+        states = []  # those of each token's parent
         for row, feed in zip(rows, feeds, strict=True):
             is_first = len(feed.tokens) == len(feed.tree.positions)
             states.append((self._last if is_first else self._level)[row][feed.above])
@@ -156,7 +156,7 @@ class EagleRunner(HiddenStateRunner):
             self._cache.lengths[context.row] = min(self._cache.lengths[context.row], base - 1)
 
     def _read_text(self, readings: Sequence[DraftInput]) -> list[Tensor]:
-        """States of the slots that were fed; those after omitted tokens are dropped again."""
+        """States of the processed slots; those after skipped tokens are not kept in the cache."""
         rows = [r.context.row for r in readings]
         seen, tokens, partial = [], [], {}
         for r in readings:

@@ -23,14 +23,14 @@ _LONGEST = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The first ``sink`` and the last ``window`` tokens of a long text, which a drafter reads.
+    """A drafter's view of a long text: its first ``sink`` and its last ``window`` tokens.
 
     Source: StreamingLLM (Xiao et al. 2024), section 3.2, as the second cache strategy of MetaSD
     (appendix F.11, table 13). The drafter reads ``text[:sink] + text[sink + skipped:]`` at
     positions 0, 1, 2, ...; ``skipped`` is the smallest multiple of half a window that makes it fit.
-    When it changes, the window is read again. Differs: StreamingLLM drops one token per step and
+    When it changes, the window is recomputed. Differs: StreamingLLM drops one token per step and
     rotates the cached keys; our cache holds rotated keys, which cannot be moved. Cost: at most two
-    tokens read per token of text; ``sink + window + ROOM`` slots per row. Raises BadValue for a
+    tokens computed per token of text; ``sink + window + ROOM`` slots per row. Raises BadValue for a
     negative sink or a window below 2.
 
     >>> window = Window(sink=1, window=4)
@@ -57,13 +57,13 @@ class Window:
 class LMDrafter:
     """Any causal LM that shares the target's tokenizer.
 
-    Source: Leviathan et al. (2023). Time: one forward a token, the first over whatever it missed.
-    probs: q after temperature, top-k and top-p (None when greedy); trees are made of the likeliest
-    tokens, which are not drawn (None). Both are lossless: ``docs/verification.md``.
-    home: the folder it was loaded from, where a head for it may lie. window: tokens read of a
-    long text; None = all. num_shared: token ids from 0 on that mean the same in both models;
-    None = as many as both have logits for. Raises DraftwiseError for a window that its positions
-    cannot hold.
+    Source: Leviathan et al. (2023). Time: one forward per token; the first one also catches up.
+    probs: q after temperature, top-k and top-p (None when greedy); trees consist of the likeliest
+    tokens, which are not drawn (None). Both are lossless: ``docs/verification.md``. home: the
+    folder it was loaded from, which may contain a stop rule's head. window: its view of a long
+    text; None = all of it. num_shared: number of token ids, from 0 on, that mean the same in both
+    models; None = as many as both have logits for. Raises DraftwiseError for a window that exceeds
+    the model's positions.
     """
 
     retrieves, can_mix = False, True
@@ -90,7 +90,7 @@ class LMDrafter:
         self.token_bytes = model.token_bytes
 
     def show_hidden(self) -> None:
-        """Let guides see hidden states from now on; it costs a copy of them each step."""
+        """Make hidden states available to stop rules, at the cost of copying them at each step."""
         self.model.tap([-1])
 
     def start(self) -> NeuralSession:
@@ -98,7 +98,7 @@ class LMDrafter:
 
 
 class LMRunner(DraftModelRunner):
-    """A causal LM on its KV cache; with a window, slots are positions minus skipped tokens."""
+    """Runs a causal LM on its KV cache; with a window, slots are positions minus skipped tokens."""
 
     resumes = True
 
@@ -148,12 +148,12 @@ class LMRunner(DraftModelRunner):
         return end - self._skipped[context.row] - self._cache.lengths[context.row]
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
-        """Tokens that follow omitted ones are dropped from the cache again."""
+        """Feed uncached tokens; those after skipped tokens are dropped from the cache again."""
         rows = [reading.context.row for reading in readings]
         fed = [self._unread(reading) for reading in readings]
         lengths, partial = self._cache.lengths, {}
         for row, reading, tokens in zip(rows, readings, fed, strict=True):
-            if reading.most is not None:  # after a text as long as the positions, over its end
+            if reading.most is not None:  # where the cache is full, a probe overwrites its end
                 num_unread = self.num_unread(reading.context, reading.end)
                 lengths[row] = min(lengths[row], self._cache.capacity - len(tokens))
                 if num_unread > len(tokens):
@@ -170,20 +170,19 @@ class LMRunner(DraftModelRunner):
         return self._shared.spread(logits.flat), self._hidden(logits)
 
     def read_level(self, rows: Sequence[int], feeds: Sequence[TreeLevel]) -> list[Tensor]:
-        # a level may be wider than what is shared
+        # a wide level may contain ids outside the shared vocabulary
         fed = [feed.tokens.clamp(max=self._shared.own - 1) for feed in feeds]
         trees = [feed.tree for feed in feeds]
         logits = self._model.extend(self._cache, rows, fed, max(map(len, fed)), trees)
         return [self._shared.spread(logits.last(i, len(tokens))) for i, tokens in enumerate(fed)]
 
     def rollback(self, context: Context, base: int, agreed: int) -> None:
-        # the last token of the text was the target's: it is always fed again
+        # the text's last token is always fed again: its logits start the next draft
         agreed = min(agreed, len(context.tokens) - 1) - self._skipped[context.row]
         agreed = min(self._cache.lengths[context.row], agreed)
         self._cache.settle([context.row], [agreed])
 
     def _unread(self, reading: DraftInput) -> Sequence[int]:
-        """The uncached tokens up to the end, at most the last ``most``."""
         row, text = reading.context.row, reading.context.tokens
         start, skipped = self._cache.lengths[row], self._skipped[row]
         sink: Sequence[int] = ()

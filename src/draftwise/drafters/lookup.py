@@ -1,4 +1,4 @@
-"""Prompt lookup: proposes what followed an earlier occurrence of the text's last tokens."""
+"""Prompt lookup: proposes the continuation of an earlier occurrence of the text's last tokens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LONGEST = 64  # tokens of the longest n-gram: each size up to it is looked up f
 class LookupDrafter:
     """The longest n-gram at the end of the text that occurred before; its latest occurrence wins.
 
-    Source: prompt lookup decoding (Saxena 2023), names as in vLLM; unlike the original the longest
-    match wins, then the latest, and a continuation may be of any length. Memory: a dict entry per
-    n-gram of ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens that recurred, one per token.
-    Time: O(prompt_lookup_max) a token. probs: None (point mass).
+    Source: prompt lookup decoding (Saxena 2023), names as in vLLM. Differs: the longest match wins,
+    then the latest, and a continuation may be of any length. Memory: one dict entry per token, and
+    one per n-gram of ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens that recurred. Time:
+    O(prompt_lookup_max) a token. probs: None (point mass).
     Errors: ValueError if not 1 <= prompt_lookup_min <= prompt_lookup_max.
 
     With the text ``5 6 7 8 5 6`` and n = 2 the match is ``5 6``, and ``7 8 5 ...`` is proposed.
@@ -38,8 +38,8 @@ class LookupDrafter:
 
 
 class _LookupFinder(Finder):
-    """The last position of each n-gram of one text: ``~end`` if it occurred once; longer n-grams
-    that end with it are stored when it occurs again.
+    """The last end position of each n-gram of one text: ``~end`` if it occurred once; longer
+    n-grams that end with it are stored when it recurs.
     """
 
     def __init__(self, smallest: int, largest: int) -> None:
@@ -49,7 +49,7 @@ class _LookupFinder(Finder):
         self._match = NO_MATCH
 
     def push(self, token: int) -> None:
-        """The longest earlier occurrence of the ending; then remember the ending itself."""
+        """Find the longest earlier occurrence of the ending, then store the ending."""
         text, last = self._text, self._last
         text.append(token)
         end, length, source = len(text), 0, 0
@@ -81,7 +81,7 @@ class _LookupFinder(Finder):
             if found is None:
                 break
             length, source = size, found
-            if found < 0:  # it alone can agree with more
+            if found < 0:  # the only occurrence: extend the match by comparing tokens
                 source = ~found
                 most = min(len(tail), source)
                 while length < most and text[source - 1 - length] == tail[-1 - length]:

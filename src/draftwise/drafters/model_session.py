@@ -19,14 +19,14 @@ from draftwise.nn.transfer import DeviceRead, together
 from draftwise.nn.trees import Branches, pruned
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 
-PROBE_TOKENS = 32  # tokens at the end of a prompt that a probe reads
+PROBE_TOKENS = 32  # number of last tokens that a probe processes
 PROBE_WEIGHT = 0.25  # weight of a probe's scores, which ignore distant context
 
 
 @dataclass(frozen=True, slots=True)
 class TreeLevel:
     """The next level of a tree to feed. tokens: [n]. tree: their positions and mask. above: [n]
-    index of each one's parent in the previous level (0 in the first level).
+    index of each token's parent in the previous level (0 in the first level).
     """
 
     tokens: Tensor
@@ -39,7 +39,7 @@ Growing = Generator[TreeLevel, Tensor, tuple[Tensor, Tensor]]
 
 
 def grow(shape: TreeShape, depth: int, base: int, logits: Tensor) -> Growing:
-    """A tree after ``base`` cached tokens; logits: [V] after them.
+    """Grow a tree after ``base`` cached tokens; logits: [V] after them.
 
     Source: EAGLE-2 (Li et al. 2024), section 4: the ``top_k`` tokens of a level with the likeliest
     paths get ``top_k`` children each; the likeliest ``total_tokens`` of all are the draft. Differs:
@@ -68,13 +68,13 @@ def grow(shape: TreeShape, depth: int, base: int, logits: Tensor) -> Growing:
         level = yield TreeLevel(tokens[-1][best], Branches(base, positions, seen), slots)
     every = torch.cat(scores)
     chosen = _best(every, shape.total_tokens)
-    place = torch.full((len(every) + 1,), -1, device=logits.device)  # [-1]: the end of the text
+    place = torch.full((len(every) + 1,), -1, device=logits.device)  # [-1]: the root
     place[chosen] = torch.arange(len(chosen), device=logits.device)
     return torch.cat(tokens)[chosen], place[torch.cat(parents)[chosen]]
 
 
 def _best(scores: Tensor, num: int) -> Tensor:
-    """Indices of the ``num`` largest scores, in increasing order; of equals the first."""
+    """Indices of the ``num`` largest scores, in increasing order; ties go to the first."""
     return scores.sort(descending=True, stable=True).indices[:num].sort().values
 
 
@@ -94,7 +94,7 @@ class DraftInput:
 
     @property
     def span(self) -> SampledSpan:
-        """The rows of its logits."""
+        """The sampling span of its logits."""
         first = self.end + 1 - self.num
         start = min(first, len(self.context.tokens))
         return self.context.span(self.num, start, self.drafted, skip=first - start)
@@ -104,7 +104,7 @@ class DraftModelRunner(ABC):
     """Runs one kind of network on its KV cache and returns logits; samples nothing.
 
     Position t of a text is that of its t-th token, from 0; q of position t is conditioned on the
-    tokens before it. remembers: whether it caches what it reads. resumes: whether it can draft
+    tokens before it. remembers: whether it caches the tokens fed. resumes: whether it can draft
     after tokens that it did not draw.
     """
 
@@ -115,7 +115,7 @@ class DraftModelRunner(ABC):
 
     @property
     def probe_tokens(self) -> int | None:
-        """Tokens that a probe reads; None = the whole text."""
+        """Maximum number of tokens that a probe processes; None = the whole text."""
         return min(PROBE_TOKENS, self._cache.capacity)
 
     @property
@@ -131,18 +131,18 @@ class DraftModelRunner(ABC):
 
     @abstractmethod
     def crop(self, row: int, length: int) -> None:
-        """Continue the row with another text from its first ``length`` tokens."""
+        """Reuse the row for another text, keeping its first ``length`` tokens."""
 
     @abstractmethod
     def copy(self, source: int, row: int, length: int) -> None:
-        """Let an open row begin with the first ``length`` tokens of another one."""
+        """Fill an open row with the first ``length`` tokens of another one."""
 
     @abstractmethod
     def follow(self, context: Context) -> int:
-        """Adapt to a text that has grown; returns the slots left for a draft, -1 = no draft."""
+        """Adapt the row to a longer text; return the slots left for a draft, -1 = cannot draft."""
 
     def base(self, context: Context) -> int:
-        """Cached tokens of the row."""
+        """Number of cached tokens of the row."""
         return self._cache.lengths[context.row]
 
     @abstractmethod
@@ -151,7 +151,7 @@ class DraftModelRunner(ABC):
 
     @abstractmethod
     def num_unread(self, context: Context, end: int) -> int:
-        """Positions up to ``end`` whose q is not computed yet."""
+        """Number of positions up to ``end`` whose q is not computed yet."""
 
     @abstractmethod
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
@@ -172,15 +172,15 @@ class DraftModelRunner(ABC):
 
 @dataclass(frozen=True, slots=True)
 class DraftLogits:
-    """q of the next token of n chains, its logits [n, V], and states [n, D]."""
+    """q of the next token of n chains, its logits [n, V], and hidden states [n, D]."""
 
     q: Dists
     logits: Tensor
     hidden: Tensor | None
 
     def described(self, tokens: Tensor, whole: bool) -> Tensor:
-        """[N, 4] largest probability, that of the drawn token, entropy, gap of the two largest; of
-        greedy drafts at temperature 1. Unless ``whole``: [N, 1], the largest.
+        """[N, 4] largest probability, that of the drawn token, entropy, margin of the two largest;
+        for greedy drafts at temperature 1. Unless ``whole``: [N, 1], the largest.
         """
         probs = self.q.probs
         if len(probs) < len(self.q):
@@ -206,8 +206,8 @@ class DraftLogits:
 def prefill_logits(
     reader: DraftModelRunner, chains: Sequence[Chain], nums: Sequence[int]
 ) -> tuple[DraftLogits, list[DraftInput], Dists]:
-    """Feed each text and its draft; q of the last position, the inputs, and q of the last ``nums``
-    positions. Chains get the q of their copied tokens (``offpath_probs``).
+    """Feed each text and its draft. Returns q of the last position, the inputs, and q of the last
+    ``nums`` positions; chains store q of their copied tokens, for scoring (``offpath_probs``).
     """
     readings = [
         DraftInput(c.context, c.end, num, c.tokens, c.length - len(c.tokens))
@@ -230,7 +230,7 @@ def prefill_logits(
 def drawn_span(
     context: Context, drafted: Sequence[int | Tensor], device: torch.device
 ) -> SampledSpan:
-    """The row after a draft whose tokens may be on the device."""
+    """The sampling span after a draft whose tokens may be on the device."""
     if not context.sampling.reads_text:
         return context.span(1, len(context.tokens))
     tokens: Sequence[int] | Tensor = [token for token in drafted if isinstance(token, int)]
@@ -253,11 +253,11 @@ class _Node:
 
 
 class Chain:
-    """The draft of one row as it grows.
+    """The draft of one row while it grows.
 
-    nodes: its tokens. alternatives: their siblings, and branches of copied tokens. is_stepwise:
-    the host reads each token before the next is drawn. waits: its stop rule needs the hidden state
-    after a token to judge it. needs_facts: its mixer or stop rule needs probabilities.
+    nodes: its tokens. alternatives: their siblings, and branches of copied tokens. is_stepwise: the
+    host receives each token before the next is drawn. waits: the stop rule needs a token's hidden
+    state to judge it. needs_facts: the mixer or stop rule needs probabilities.
     """
 
     def __init__(self, task: DraftTask, shows_hidden: bool, resumes: bool = True) -> None:
@@ -274,17 +274,17 @@ class Chain:
         self.nodes: list[_Node] = []
         self.alternatives: list[_Node] = []
         self.offpath_probs: list[tuple[int, Tensor]] = []
-        self._found: dict[int, Mapping[str, tuple[int, int]]] = {}  # by depth: what was retrieved
+        self._found: dict[int, Mapping[str, tuple[int, int]]] = {}  # matches by depth
         self._hidden: NDArray[np.float32] | None = None
         self._step = DraftStep(0, task.length)
 
     @property
     def end(self) -> int:
-        """Tokens of text and chain."""
+        """Number of tokens of text and chain."""
         return len(self.context.tokens) + len(self.tokens)
 
     def shorten(self, num_slots: int) -> None:
-        """Draft no deeper than fits into ``num_slots`` slots."""
+        """Limit the depth to what fits into ``num_slots`` slots."""
         room = num_slots if self.tree is None else 1 + num_slots // self.tree.top_k
         self.length = max(0, min(self.length, room))
 
@@ -306,12 +306,12 @@ class Chain:
                 self._step = DraftStep(len(self.tokens), self.length)
 
     def _match(self, length: int, token: int) -> int:
-        """A match's length; 0 if the token that follows it has no probability here."""
+        """The match's length; 0 if its next token has probability 0 here."""
         allowed = self.context.num_allowed([*self.tokens, token]) if length else 0
         return length if allowed > len(self.tokens) else 0
 
     def should_continue(self) -> bool:
-        """Whether to draw another token, after those that a mixer takes from retrieval."""
+        """Whether to draw another token, after appending those that the mixer copies."""
         self.copy()
         return not self.is_over and (self.is_mixed or self._guide.should_continue(self._step))
 
@@ -335,7 +335,7 @@ class Chain:
             self._step = DraftStep(depth, self.length, *about, hidden_before=self._hidden)
 
     def num_siblings(self) -> int:
-        """How many siblings of the last token to verify with it."""
+        """Number of siblings of the last token to verify."""
         if self._mix is None or not self.tokens or not self._may_branch:
             return 0
         room = self._mix.most - self.num_tokens
@@ -353,8 +353,8 @@ class Chain:
     def branch(self) -> None:
         """Let the mixer add branches of copied tokens where they differ from the chain's.
 
-        They are tried after the chain's token and its siblings, whose values may decide: a residual
-        is the same whichever token was drawn (docs/verification.md).
+        Verification tries them after the chain's token and its siblings, whose values may decide: a
+        residual is the same whichever token was drawn (docs/verification.md).
         """
         mix = self._mix
         if mix is None or not self._may_branch:
@@ -382,7 +382,7 @@ class Chain:
             found = mix.peek(path)
 
     def add_offpath(self, node: int, q: Dists, row: int) -> None:
-        """Keep the drafter's q after a node for its scores."""
+        """Store the drafter's q after a node, for scoring."""
         drawn_from = q.q(row)
         self.offpath_probs.append((node, q.tokens[row] if drawn_from is None else drawn_from))
 
@@ -453,8 +453,8 @@ def draw_on_device(
 def draw_stepwise(
     reader: DraftModelRunner, chains: Sequence[Chain], current: DraftLogits
 ) -> DeviceRead[None]:
-    """Draw token by token, each read by the host before the next is drawn. Stop rules decide before
-    a token costs a forward; if one needs its hidden state, after it.
+    """Draw token by token, each received by the host before the next is drawn. Stop rules decide
+    before a token costs a forward, or after it if one needs the token's hidden state.
     """
     waits = any(chain.waits for chain in chains)
     while chains:
@@ -488,7 +488,7 @@ def _append_drawn(
     reading: Sequence[int],
     after: DraftLogits | None,
 ) -> DeviceRead[None]:
-    """Append the drawn tokens to their chains. after: logits after them, if known already."""
+    """Append the drawn tokens to their chains. after: logits after them, if already computed."""
     wanted = [tokens]
     if any(chain.needs_facts for chain in chains):
         whole = any(chain.needs_facts and not chain.is_mixed for chain in chains)
@@ -526,7 +526,7 @@ def _widen(chains: Sequence[Chain], current: DraftLogits, tokens: Tensor) -> Dev
 
 
 def without_replacement(q: Tensor, first: Tensor, uniforms: Floats) -> tuple[Tensor, list[Tensor]]:
-    """Further draws from q [V] after ``first``, without replacement: tokens [n], and q of each.
+    """Draw further tokens from q [V] after ``first``, without replacement: tokens [n], q of each.
 
     Source: recursive rejection sampling (SpecInfer; Jeon et al. 2024): each q excludes the tokens
     drawn before. If no mass is left, the token is 0 with probability 1.
@@ -574,7 +574,7 @@ def _uniforms(chains: Sequence[Chain], num: int, like: Tensor) -> Tensor:
     drawn = np.zeros((len(chains), num))
     for row, chain in zip(drawn, chains, strict=True):
         if chain.context.sampling.temperature > 0:
-            # no more than its own draft needs: its stream must not depend on its batch
+            # only what the row's draft needs: its stream must not depend on the batch
             row[: chain.length] = chain.context.rng.random(min(num, chain.length))
     return torch.from_numpy(drawn).to(like.device)
 
@@ -584,8 +584,8 @@ def score_known(
 ) -> DeviceRead[Scores | None]:
     """Scores of a drafter's q against the verified p, from position ``start`` on.
 
-    known: the tokens that it would have proposed (-1 = none), or distributions. Only positions of
-    the text whose p is still kept count; None if there is none.
+    known: the tokens that it would have proposed (-1 = none), or distributions. Covers only
+    positions whose p is still stored; None if there are none.
     """
     first = max(start, context.targets_start)
     end = min(start + len(known), context.targets_start + len(context.targets), len(context.tokens))
@@ -620,7 +620,7 @@ def score_known(
 
 
 def joined(parts: Sequence[Scores]) -> Scores | None:
-    """Consecutive scores of one drafter as one, from the last gap on; None if there are none."""
+    """Consecutive scores of one drafter as one, from the last gap on; None if empty."""
     if len(parts) < 2:
         return parts[0] if parts else None
     before, last = joined(parts[:-1]), parts[-1]
@@ -631,7 +631,7 @@ def joined(parts: Sequence[Scores]) -> Scores | None:
 
 
 def _at(dists: Tensor, tokens: Ints) -> Tensor:
-    """[n] probabilities in [n, V] of one token each; negative tokens count as 0."""
+    """[n] probability in [n, V] of one token each; negative ids are read as token 0."""
     index = torch.from_numpy(tokens.clip(0)).to(dists.device)
     return dists.gather(1, index[:, None])[:, 0]
 
@@ -642,7 +642,7 @@ def _rows(p: Sequence[int | Tensor]) -> Tensor:
 
 @dataclass(slots=True)
 class _ScoredRow:
-    """unscored_from: first position without a score. base: tokens before ``drafted``."""
+    """unscored_from: first position without a score. base: text length before ``drafted``."""
 
     unscored_from: int = 0
     base: int = 0
@@ -739,7 +739,7 @@ class NeuralSession:
         ]
 
     def _catch_up(self, contexts: Sequence[Context], most: int | None) -> DeviceRead[set[int]]:
-        """Feed texts, or their last ``most`` tokens, for scores; returns the shortened rows."""
+        """Feed texts, or their last ``most`` tokens, for scores; return rows with skipped ones."""
         readings, skipped = [], set()
         for context in contexts:
             room, end = self._reader.follow(context), len(context.tokens) - 1
@@ -760,14 +760,13 @@ class NeuralSession:
         yield from self._remember(readings, warped(logits, [reading.span for reading in readings]))
 
     def _num_wanted(self, context: Context, end: int) -> int:
-        """Positions up to ``end`` whose p is kept and not compared with q yet; at least 1."""
+        """Number of positions up to ``end`` to score, those whose p is stored; at least 1."""
         first = max(self._rows[context.row].unscored_from, self._reader.first(context))
         first = min(end, max(first, context.targets_start)) if context.targets else end
         unread = self._reader.num_unread(context, end)
         return max(1, min(unread, MAX_TARGETS, end + 1 - first))
 
     def _remember(self, readings: Sequence[DraftInput], q: Dists) -> DeviceRead[None]:
-        """Score q at the positions of verified tokens."""
         asks, rows, place = [], [], 0
         for reading in readings:
             context, first = reading.context, reading.end + 1 - reading.num

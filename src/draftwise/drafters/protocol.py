@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
     from draftwise.nn.hidden_states import HiddenStates
 
-MAX_TARGETS = 64  # verified target distributions that are kept per request, for scores
+MAX_TARGETS = 64  # target distributions of verified tokens that are kept per request, for scores
 
 
 @dataclass(slots=True)
 class Context:
     """A request as drafters see it: text, sampling parameters, and the target's verified p.
 
-    row: in every cache. tokens: prompt and emitted tokens. rng: the draft stream. targets: p at
-    positions ``targets_start``, ``targets_start + 1``, ... of the text, the latest ``MAX_TARGETS``:
-    tokens of greedy requests (-1 = not finite), else [V] on the device. features: the target's
-    hidden states of the text without its last token, if a drafter needs them. eos: tokens that end
-    a draft. num_prompt: tokens of the prompt; default: all at first. seen: token counts for
-    penalties. tenant: whose earlier answers it may draft from, and which its answer joins, unless
-    ``is_private``. drafters: allowed ones, None = all; if empty, no drafter opens its row. fault:
-    the exception of its own ``sampling``.
+    row: its index in every cache. tokens: prompt and emitted tokens. rng: the draft stream.
+    targets: p at positions ``targets_start``, ``targets_start + 1``, ... of the text, the latest
+    ``MAX_TARGETS``: tokens for greedy requests (-1 = not finite), else [V] on the device. features:
+    the target's hidden states of the text without its last token, if a drafter needs them. eos:
+    tokens that end a draft. num_prompt: tokens of the prompt; default: all initial ones. seen:
+    token counts for penalties. tenant: owner of the answers that the request may draft from; owns
+    its answer, too, unless ``is_private``. drafters: allowed ones, None = all; if empty, no drafter
+    opens a row. fault: an exception from the request's ``sampling``.
     """
 
     row: int
@@ -70,7 +70,7 @@ class Context:
         parents: Ints | None = None,
         skip: int = 0,
     ) -> SampledSpan:
-        """Rows of logits after ``start`` tokens of the text; see ``SampledSpan``."""
+        """The span of ``num_rows`` logits after ``start`` tokens of the text."""
         if not self.sampling.reads_text:
             return SampledSpan(self.sampling, num_rows, blame=self.blame)
         if self.seen is None and self.sampling.penalises:
@@ -79,14 +79,14 @@ class Context:
         return SampledSpan(*given, self.seen, skip, self.blame)
 
     def blame(self, error: Exception) -> None:
-        """Record an exception of the request's own sampling, which is not the drafter's fault."""
+        """Record an exception from the request's sampling; the drafter is not to blame."""
         self.fault = self.fault or error
 
     def num_allowed(self, draft: Sequence[int]) -> int:
         """Number of a draft's tokens before the first of probability 0.
 
-        All, unless the request's ``process`` has a method ``num_allowed(text, num)``. A retrieved
-        draft may be cut there, since the result depends only on text and draft.
+        All tokens, unless the request's ``process`` has a method ``num_allowed(text, num)``.
+        Retrieved drafts may be truncated there, since the result depends only on text and draft.
         """
         num_allowed = getattr(self.sampling.process, "num_allowed", None)
         if num_allowed is None:
@@ -94,12 +94,12 @@ class Context:
         return int(num_allowed([*self.tokens, *draft], len(draft)))
 
     def extend(self, tokens: Sequence[int], targets: Sequence[int | Tensor]) -> None:
-        """Append emitted tokens with the p of each."""
+        """Append emitted tokens and their target distributions."""
         self.remember(len(self.tokens), targets)
         self.tokens.extend(tokens)
 
     def remember(self, start: int, targets: Sequence[int | Tensor]) -> None:
-        """Keep p from position ``start`` on; drops earlier ones that are not contiguous."""
+        """Store p from position ``start`` on; earlier ones are dropped if there is a gap."""
         if start != self.targets_start + len(self.targets):
             self.targets, self.targets_start = [], start
         self.targets.extend(targets)
@@ -110,9 +110,8 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A draft with retrieved tokens. peek: drafted tokens -> by retrieval drafter, match length
-    after them and the token that follows. most: maximum tokens with siblings; 0 = the chain's
-    length.
+    """How a draft mixes in retrieved tokens. peek: drafted tokens -> by retrieval drafter, length
+    of the match after them and the next token. most: maximum tokens with siblings; 0 = no siblings.
     """
 
     mixer: Mixer
@@ -124,7 +123,7 @@ class Mix:
 class DraftTask:
     """A request's task for one drafter in one round.
 
-    length: maximum depth, 1 or more. guide: the stop rule of a chain. tree: None = a chain. mix:
+    length: maximum depth, 1 or more. guide: a chain's stop rule. tree: None = a chain. mix:
     replaces the stop rule, for drafters that ``can_mix``.
     """
 
@@ -145,16 +144,16 @@ class DraftSession(Protocol):
         """Free a row."""
 
     def crop(self, context: Context, length: int) -> None:
-        """Reuse an open row for another request, from the first ``length`` tokens of its text."""
+        """Reuse an open row for another request, keeping its first ``length`` tokens."""
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Start an open row from the first ``length`` tokens of another row."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> DeviceRead[list[Draft]]:
-        """A draft for each task; may be empty. Every token that was drawn must be in the draft."""
+        """One draft per task; may be empty. Every token that was drawn must be in the draft."""
 
     def commit(self, contexts: Sequence[Context], judged: Sequence[Scores | None] = ()) -> None:
-        """The drafts of the last ``propose`` were verified: roll back rejected tokens.
+        """Roll back rejected tokens, after the drafts of the last ``propose`` were verified.
 
         judged: scores of these drafts from verification, to be returned by ``score``.
         """
@@ -162,9 +161,9 @@ class DraftSession(Protocol):
     def score(
         self, contexts: Sequence[Context], everything: bool
     ) -> DeviceRead[list[Scores | None]]:
-        """Scores along the verified text that were not returned before; None where nothing is new.
+        """New scores along the verified text; None for a request without any.
 
-        With ``everything``, also those that need a forward of their own (panoramic feedback).
+        everything: include scores that need an extra forward (panoramic feedback).
         """
 
     def probe(self, contexts: Sequence[Context]) -> DeviceRead[list[Scores | None]]:
@@ -176,31 +175,31 @@ class DraftSession(Protocol):
 
 @runtime_checkable
 class CatchingUpSession(Protocol):
-    """A session that reads a text before it drafts."""
+    """A session that prefills a text before it drafts."""
 
     def num_uncached_tokens(self, context: Context) -> int:
-        """Unread tokens of the text without its last one."""
+        """Number of uncached tokens of the text, without its last one."""
 
     def catch_up(self, contexts: Sequence[Context], most: int) -> DeviceRead[None]:
-        """Let the drafter catch up on the next tokens of each text, up to a limit."""
+        """Prefill the next uncached tokens of each text, at most ``most`` per request."""
 
 
 class Retrieving(DraftSession, Protocol):
     """The session of a drafter that ``retrieves``."""
 
     def match_length(self, context: Context) -> int:
-        """Tokens of the longest match at the end of the text, 0 = none."""
+        """Length of the longest match at the end of the text, 0 = none."""
 
     def peek(self, context: Context, drafted: Sequence[int]) -> tuple[int, int]:
-        """Length of the match after text and draft, and the token that follows; (0, -1) = none."""
+        """Length of the match after text and draft, and the next token; (0, -1) = none."""
 
 
 class Drafter(Protocol):
     """A drafter, loaded once, with a session for each engine.
 
-    can_branch: whether it drafts trees. can_mix: whether its chains may contain tokens of others
+    can_branch: whether it drafts trees. can_mix: whether its chains may contain retrieved tokens
     (``Mix``). retrieves: whether it copies text; its sessions are ``Retrieving``. relative_cost:
-    initial guess of a draft step's seconds over the target's. token_bytes: memory per token.
+    initial estimate of a draft step's time relative to the target's. token_bytes: memory per token.
     """
 
     name: str
@@ -215,7 +214,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Shaping(Protocol):
-    """Limits of its plans. max_length: None = the plan's. tree: the default shape."""
+    """A drafter that limits its plans. max_length: None = no limit. tree: the default shape."""
 
     max_length: int | None
     tree: TreeShape | None
@@ -223,7 +222,7 @@ class Shaping(Protocol):
 
 @runtime_checkable
 class ShowingHidden(Protocol):
-    """Hidden states for stop rules. home: its folder, which may hold a trained head."""
+    """A drafter that shows stop rules its hidden states. home: its folder, where a head may be."""
 
     home: Path | None
     hidden_size: int

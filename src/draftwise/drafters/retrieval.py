@@ -19,17 +19,17 @@ from draftwise.nn.transfer import DeviceRead, together
 from draftwise.nn.trees import pruned
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
 
-READ_MOST = 8192  # tokens that a session reads in a round: about 15 ms
+READ_MOST = 8192  # tokens that a session indexes in a round: about 15 ms
 LONGEST_MATCH = 32  # matches are measured up to this length: longer is no better evidence
-Rows = Sequence[Sequence[int]]  # continuations of one match; the row that wins a tie comes first
+Rows = Sequence[Sequence[int]]  # continuations of one match; ties go to the first row
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """Continuations merged to a prefix tree, the likeliest nodes first.
+    """Continuations merged into a prefix tree, the likeliest nodes first.
 
-    tokens: [N]. parents: [N], each below its node's own index; -1 = the end of the text.
-    probs: [N], the share of all rows that run through the node: cumulative along its path.
+    tokens: [N]. parents: [N], each below its node's index; -1 = the end of the text. probs: [N],
+    the share of all rows that run through the node: cumulative along its path.
     """
 
     tokens: Ints
@@ -40,8 +40,8 @@ class TokenTree:
 def most_frequent_path(rows: Rows, length: int) -> list[tuple[int, tuple[int, ...]]]:
     """The path that takes the most frequent continuation at each step, at most ``length`` tokens.
 
-    Each token comes with the counts of what it was chosen among, its own first. A tie goes to the
-    earliest row; rows that have ended do not vote, and the path ends where all have.
+    Each token comes with the counts of all candidates, the token's first. Ties go to the earliest
+    row; rows that have ended do not vote, and the path ends where all have.
 
     >>> most_frequent_path([[7, 8], [5, 6], [5, 9, 1]], 3)
     [(5, (2, 1)), (6, (1, 1))]
@@ -67,8 +67,8 @@ def tree(
     """The ``num_tokens`` likeliest nodes of the rows' prefix tree, best first.
 
     A node's probability is the share of all rows that run through it, as in SuffixDecoding; ties go
-    to the shallower node, then to the earlier row. ``top_k``: children of a node, at most;
-    ``length``: depth, at most.
+    to the shallower node, then to the earlier row. top_k: maximum number of children of a node;
+    length: maximum depth.
 
     >>> tree([[5, 6], [5, 9], [7]], num_tokens=3).probs.round(2).tolist()
     [0.67, 0.33, 0.33]
@@ -96,7 +96,7 @@ def tree(
 
 @functools.lru_cache(maxsize=4096)
 def describe(depth: int, length: int, counts: tuple[int, ...]) -> DraftStep:
-    """The step that a stop rule sees after a token with these counts, the token's own first.
+    """The step that a stop rule sees after a token with these candidate counts, the token's first.
 
     >>> describe(1, 5, (3, 1)).margin
     0.5
@@ -125,7 +125,7 @@ class Match:
     nexts: Callable[[], Sequence[int]]
 
     def proposal(self) -> int:
-        """The most frequent next token, of equals the first; -1 = none."""
+        """The most frequent next token; ties go to the first; -1 = none."""
         tokens = self.nexts()
         if len(tokens) < 3:
             return tokens[0] if tokens else -1
@@ -137,9 +137,9 @@ NO_MATCH = Match(0, lambda depth: [], lambda: [])
 
 
 class Finder(ABC):
-    """The index that one row searches: the row's own text, and what it shares with other rows.
+    """The index that one row searches: the row's text, and text shared with other rows.
 
-    resumes: whether the text of the next chat turn may be appended, rather than read again.
+    resumes: whether the next chat turn can be appended, instead of indexing all text again.
     """
 
     resumes: bool = True
@@ -155,11 +155,11 @@ class Finder(ABC):
         """The longest match at the end of text and draft."""
 
     def share(self) -> None:  # noqa: B027
-        """Let other rows see the text so far."""
+        """Share the text so far with other rows."""
 
 
 class _RetrievalRow:
-    """One row: its finder, the match at its end, and what it would have proposed before."""
+    """One row: its finder, the match at its end, and its earlier proposals."""
 
     def __init__(self, finder: Finder) -> None:
         self.finder, self.match = finder, NO_MATCH
@@ -168,8 +168,8 @@ class _RetrievalRow:
         self.known: list[tuple[int, int]] = []  # (proposed token or -1, match length) by position
 
     def read(self, tokens: Sequence[int], most: int) -> int:
-        """Read about ``most`` tokens of the text; return their number. It searches only where a
-        score may still be requested; before the end nothing matches.
+        """Index about ``most`` tokens of the text; return their number. Searches only at positions
+        that may still be scored; until the end of the text is reached, there is no match.
         """
         self.text, start, begin = tokens, len(tokens) - MAX_TARGETS, self.length
         end = begin + most if begin + most < start else len(tokens)
@@ -198,9 +198,9 @@ class _RetrievalRow:
 
 
 class RetrievalSession:
-    """A finder for each row, brought up to date whenever it is used. A round's tokens are shared
-    after all of its rows were scored, so no score depends on tokens unknown when its row drafted.
-    Of long texts it reads READ_MOST tokens between two rounds; until the end nothing is proposed.
+    """One finder per row, updated on each use. A round's tokens are shared only after all of its
+    rows have indexed theirs, so no score depends on tokens that were unknown when the row drafted.
+    Long texts are indexed by READ_MOST tokens a round; until the end nothing is proposed.
     new_finder: makes one for a text of that many tokens.
     """
 
@@ -218,7 +218,7 @@ class RetrievalSession:
         del self._rows[row]
 
     def crop(self, context: Context, length: int) -> None:
-        """Start over, unless the new text extends the text that was read."""
+        """Start over, unless the new text extends the indexed one."""
         row = self._rows[context.row]
         is_next = row.finder.resumes and row.text[: row.length] == context.tokens[: row.length]
         if is_next and row.length < len(context.tokens):
@@ -227,7 +227,7 @@ class RetrievalSession:
             self.open(context, len(context.tokens))
 
     def copy(self, source: int, row: int, length: int) -> None:
-        """Reading the text again is cheap."""
+        """Copy nothing: indexing the text again is cheap."""
 
     def propose(self, tasks: Sequence[DraftTask]) -> DeviceRead[list[Draft]]:
         """The most frequent continuation of each row's match: a chain up to its stop, or a tree."""
@@ -259,7 +259,7 @@ class RetrievalSession:
         return tree(rows, num_tokens, top_k=top_k, length=length)
 
     def commit(self, contexts: Sequence[Context], judged: Sequence[Scores | None] = ()) -> None:
-        """Read what was verified, then share it; nothing to drop: drafts are never read."""
+        """Index the verified tokens, then share them; no rollback, as drafts are not indexed."""
         self._left = READ_MOST
         for context in contexts:
             self._row(context)
@@ -269,7 +269,7 @@ class RetrievalSession:
     def score(
         self, contexts: Sequence[Context], everything: bool
     ) -> DeviceRead[list[Scores | None]]:
-        """Scores of the tokens that retrieval would have proposed; they cost nothing."""
+        """Scores of the tokens that retrieval would have proposed; no forward is needed."""
         asks = []
         for context in contexts:
             row = self._row(context)

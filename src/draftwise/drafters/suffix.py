@@ -3,7 +3,7 @@
 Hash chains as in Lempel-Ziv compressors: for each order (1, 2, 4, 8 tokens) a table maps the
 hash of a context to the latest place after it, and each place links to the one before. Adding a
 token costs four table writes, however long the history; an occurrence is confirmed by comparing
-tokens, 32 at once, so hash collisions cost time and nothing else.
+tokens, 32 at once, so hash collisions cost only time.
 
 A suffix automaton or tree would need about 500 bytes per token in Python, could not update its
 counts in O(1), and could not evict text.
@@ -27,14 +27,14 @@ ORDERS = (1, 2, 4, 8)
 _NUM_ORDERS = len(ORDERS)
 _LAGS = ORDERS[:-1]
 _SPANS = (*(order - 1 for order in ORDERS[1:]), LONGEST_MATCH)
-"""The longest match at each order: one token more would have been found at the next."""
+"""The longest match at each order: a longer one would be found at the next."""
 _OFFSET_BITS = 32
 _OFFSET = (1 << _OFFSET_BITS) - 1
 _WORD = 32  # bits of a token
 _TAIL = LONGEST_MATCH * _WORD
 _KEYS_KEPT = 1024
-_MOST_TOKENS = 1 << 26  # tokens of the longest history, of a few hundred bytes each
-_PATIENCE = 4  # places looked at for each match wanted: other contexts may share the bucket
+_MOST_TOKENS = 1 << 26  # maximum tokens of a history, 68 bytes each
+_PATIENCE = 4  # places visited per requested match: other contexts may share the bucket
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Tail:
     last: int = 0
 
     def push(self, token: int) -> None:
-        """One more token: a context of 2k is the pair of its halves."""
+        """Append a token; a context of 2k tokens hashes the pair of its halves."""
         keys = self.keys
         if len(keys) >= 4 and len(keys[-4]) > 2:  # all but the first tokens of a text
             two = hash((keys[-1][0], token))
@@ -80,8 +80,8 @@ class Piece:
     links: array[int] = field(default_factory=lambda: array("q"))
 
     def common(self, offset: int, num: int, wanted: int) -> int:
-        """How many tokens before ``offset`` equal the last ``num`` tokens ``wanted``, an integer:
-        the highest bit of the XOR is in the last token that differs.
+        """Number of tokens before ``offset`` that equal the last ``num`` tokens ``wanted``, an
+        integer: the highest bit of the XOR is in the last token that differs.
         """
         if offset < num:
             wanted >>= (num - offset) * _WORD
@@ -93,10 +93,10 @@ class Piece:
 class SuffixIndex:
     """Texts by number, and for every context its latest places.
 
-    num_buckets: rounded up to a power of two; about the tokens expected. num_matches: occurrences
-    looked at. max_tokens: tokens kept, at most; beyond, the oldest texts are dropped whole. A text
-    of a quarter of that is cut, and the next one begins with a copy of its last 32 tokens, so that
-    matches reach across the cut. Memory: 32 bytes a bucket and 36 a token.
+    num_buckets: rounded up to a power of two; about the expected number of tokens. num_matches:
+    occurrences examined. max_tokens: maximum tokens kept; beyond it, the oldest texts are dropped
+    whole. A text is cut at a quarter of that, and the next one begins with a copy of its last 32
+    tokens, so that matches extend across the cut. Memory: 32 bytes a bucket and 36 a token.
     """
 
     def __init__(self, num_buckets: int, num_matches: int, max_tokens: int = sys.maxsize) -> None:
@@ -115,7 +115,7 @@ class SuffixIndex:
         if piece is None or len(piece.tokens) >= self._longest_text:
             number, piece = self._new_piece(piece)
         place, mask = number << _OFFSET_BITS | len(piece.tokens), self._mask
-        if len(keys) == _NUM_ORDERS:  # unrolled: this is what a token costs
+        if len(keys) == _NUM_ORDERS:  # unrolled: nearly every token takes this path
             one, two, four, eight = self._heads
             a, b, c, d = keys
             a, b, c, d = a & mask, b & mask, c & mask, d & mask
@@ -149,14 +149,14 @@ class SuffixIndex:
         return 0, []
 
     def _longest(self, level: int, place: int, ending: Tail) -> tuple[int, list[tuple[Piece, int]]]:
-        """The newest places of the longest match, from ``place`` back; (0, []) = other contexts."""
+        """The newest places of the longest match, back from ``place``; (0, []) = none."""
         pieces, order, last = self._pieces, ORDERS[level], ending.last
         longest = num = tail = 0
         places: list[tuple[Piece, int]] = []
         wanted = self._num_matches
         for _ in range(_PATIENCE * wanted):
             piece = pieces.get(place >> _OFFSET_BITS)
-            if piece is None:  # none, or dropped, and what is older with it
+            if piece is None:  # none, or dropped with all older ones
                 break
             offset = place & _OFFSET
             if offset and piece.tokens[offset - 1] == last:
@@ -187,22 +187,22 @@ class SuffixIndex:
 
 
 class SuffixDrafter:
-    """The most frequent continuation of the longest suffix found here or in past outputs.
+    """The most frequent continuation of the longest suffix match here or in past outputs.
 
     Source: SuffixDecoding (Oliaro et al. 2024) and SAM decoding (Hu et al. 2024): an index of the
     request (prompt and output) and a shared one of all outputs that this drafter has seen; the
-    longer match proposes, the request's own on a tie. Differs: hash chains instead of suffix trees
-    or automata (the module says why); frequencies are those among the newest ``num_matches``
-    occurrences of the longest match, up to 32 tokens; the longer match wins, not the higher score.
+    longer match proposes, the request's on a tie. Differs: hash chains instead of suffix trees or
+    automata (see the module); frequencies are those among the newest ``num_matches`` occurrences of
+    the longest match, up to 32 tokens; the longer match wins, not the higher score.
 
     Outputs are shared after every round; prompts and private requests are not. Each of at most
-    ``num_tenants`` tenants (least recently used dropped first) has a history of at most
-    ``max_tokens`` tokens (oldest outputs dropped first); 0 = none. With a history the same seed may
-    draw another sample, of the same distribution.
+    ``num_tenants`` tenants (the least recently used is dropped first) has a history of at most
+    ``max_tokens`` tokens (oldest outputs dropped first); 0 = none. With a history, the same seed
+    may yield another sample of the same distribution.
 
-    Memory: 36 bytes a token and 32 a token of ``max_tokens`` (of those expected for its own).
-    Time: O(num_matches) a token. probs: None (a point mass, a function of the past alone).
-    Errors: ValueError if max_tokens < 0 or num_matches < 1.
+    Memory: 36 bytes a token, and 32 a token of ``max_tokens`` (of the expected length for the
+    request). Time: O(num_matches) a token. probs: None (a point mass, a function of the past
+    alone). Errors: ValueError if max_tokens < 0 or num_matches < 1.
 
     >>> from draftwise.drafters.protocol import Context
     >>> from draftwise.types import SamplingParams
@@ -223,10 +223,10 @@ class SuffixDrafter:
         whole("num_matches", num_matches, 1, MANY), whole("num_tenants", num_tenants, 1, MANY)
         self.name, self._max_tokens, self._num_matches = name, max_tokens, num_matches
         self._num_tenants = num_tenants
-        self._histories: dict[str, SuffixIndex] = {}  # the latest used last
+        self._histories: dict[str, SuffixIndex] = {}  # least recently used first
 
     def forgetful(self) -> SuffixDrafter:
-        """Another of the same options, without a history."""
+        """A drafter with the same options and an empty history."""
         return SuffixDrafter(self.name, self._max_tokens, self._num_matches, self._num_tenants)
 
     def start(self) -> RetrievalSession:
@@ -236,7 +236,7 @@ class SuffixDrafter:
         return RetrievalSession(self.name, new_finder)
 
     def _history(self, tenant: str) -> SuffixIndex | None:
-        """A tenant's past outputs; None where none are kept."""
+        """A tenant's past outputs; None if none are kept."""
         if not self._max_tokens:
             return None
         history = self._histories.pop(tenant, None)
@@ -302,7 +302,7 @@ class _SuffixFinder(Finder):
 
 
 def _run_on(piece: Piece, offset: int, draft: Sequence[int], depth: int) -> list[int]:
-    """How the own text went on, through the draft at its end and then into itself."""
+    """The continuation in the row's text, extended by the draft, then repeated."""
     row = piece.tokens[offset : offset + depth].tolist()
     if len(row) < depth:
         row += draft

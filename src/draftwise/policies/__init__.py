@@ -1,8 +1,8 @@
 """Policies choose the plan of each round; numpy only, no torch, no clock, no I/O.
 
-The papers' algorithms, a family a file: ``ucb``, ``weights``, ``thompson``, ``explore``.
-``goodput`` is the default policy, ``wrappers`` change when or by how many requests a policy is
-taught, ``baselines`` learn nothing while they run (``Router`` reads a file, when it is made).
+``ucb``, ``weights``, ``thompson`` and ``explore`` hold the papers' algorithms, one family per file.
+``goodput`` is the default policy. ``wrappers`` change when a policy learns, or share it among
+requests. ``baselines`` do not learn while they run (``Router`` may read a file when constructed).
 """
 
 from __future__ import annotations

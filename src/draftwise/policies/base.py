@@ -1,8 +1,8 @@
-"""Parts that policies share: probability vectors, checks of feedback, tallies, sampling a plan.
+"""Parts that policies share: probability vectors, feedback checks, tallies, plan sampling.
 
-Unless a policy says otherwise: it learns every value in the feedback, of any plan and in any order;
-its state is a ``Tally``; a round costs O(K) for K plans; an option outside the range in its
-docstring raises ValueError. Values and statistics of values have no unit.
+Unless its docstring says otherwise, a policy learns every value in the feedback, of any plan and in
+any order; its state is a ``Tally``; a round costs O(K) for K plans; an option outside the
+documented range raises ValueError. Values and their statistics are dimensionless.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from draftwise.types import Bools, Decision, Feedback, Floats
 
 
 def softmax(logits: Floats) -> Floats:
-    """[K] proportional to ``exp(logits)``, without overflow."""
+    """[K] probabilities proportional to ``exp(logits)``, computed without overflow."""
     weights: Floats = np.exp(logits - logits.max())
     return weights / float(weights.sum())
 
 
 def draw(probabilities: Floats, rng: np.random.Generator) -> int:
-    """An index drawn from ``probabilities`` [K]; one that has probability 0 is never drawn.
+    """Draw an index from ``probabilities`` [K]; an index of probability 0 is never drawn.
 
     >>> draw(np.array([0.0, 1.0, 0.0]), np.random.default_rng(0))
     1
@@ -40,10 +40,10 @@ def one_hot(index: int, num_plans: int) -> Floats:
 
 
 def check_feedback(decision: Decision, feedback: Feedback, num_plans: int) -> tuple[Floats, Bools]:
-    """``values`` [K] and ``seen`` [K] of a feedback; entries that are not seen may hold anything.
+    """Validate feedback; return its ``values`` [K] and ``seen`` [K]. Unseen values are arbitrary.
 
-    Errors: ValueError for a plan outside 0 .. K-1, a probability outside (0, 1], a shape that is
-    not [K], a ``seen`` that is not boolean, or a seen value that is not a number in [0, 1].
+    Errors: ValueError for a plan outside 0 .. K-1, a probability outside (0, 1], a shape other than
+    [K], a ``seen`` that is not boolean, or a seen value that is not a number in [0, 1].
     """
     if not 0 <= decision.plan < num_plans:
         raise ValueError(f"the decision's plan {decision.plan} is not one of 0..{num_plans - 1}")
@@ -65,10 +65,10 @@ def check_feedback(decision: Decision, feedback: Feedback, num_plans: int) -> tu
 
 
 class Tally(Kept):
-    """Running sums of the values seen.
+    """Running sums of the observed values, which are in [0, 1].
 
-    State: counts [K] values seen, at most one in [0, 1] a round; sums, squares [K] of the values;
-    chosen [K] times chosen; num_rounds: rounds learned from (feedback that showed nothing is none).
+    State: counts [K], observed values, at most one per round; sums, squares [K], of the values and
+    of their squares; chosen [K], times chosen; num_rounds, rounds whose feedback showed any value.
 
     >>> tally = Tally(2)
     >>> tally.add(np.array([0.25, 0.0]), np.array([True, False]))
@@ -100,7 +100,7 @@ class Tally(Kept):
         self.num_rounds += bool(seen.any())
 
     def choose(self, plan: int) -> int:
-        """Count a choice of ``plan``; the number of all choices so far, this one included."""
+        """Count a choice of ``plan``; return the number of choices so far, including this one."""
         self.chosen[plan] += 1
         return int(self.chosen.sum())
 
@@ -108,16 +108,16 @@ class Tally(Kept):
         return self.sums / np.maximum(self.counts, 1.0)
 
     def unseen(self) -> int | None:
-        """The plan without observations that was chosen least, as decisions may be in flight."""
+        """The least chosen plan without observations; chosen plans may still await feedback."""
         if self.counts.min() > 0:
             return None
         return int(np.where(self.counts > 0, np.inf, self.chosen).argmin())
 
 
 def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Floats:
-    """[K] ``value - (mean value under the draw)`` of the seen plans, 0 of the others.
+    """[K] each seen plan's value minus the mean under ``probabilities``; 0 for unseen plans.
 
-    The mean is that of the seen plans, with the probabilities renormalised to them.
+    The mean covers the seen plans only, with their probabilities renormalised.
 
     >>> everyone = np.ones(2, dtype=bool)
     >>> instant_regrets(np.array([1.0, 0.0]), everyone, np.array([0.25, 0.75])).tolist()
@@ -127,7 +127,7 @@ def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Float
         return values - float(probabilities @ values)
     shown, weights = values[seen], probabilities[seen]
     total = float(weights.sum())
-    # Plans of probability 0 may be the only ones seen; then they count equally.
+    # If all seen plans have probability 0, weight them equally.
     mean = float(weights @ shown) / total if total > 0.0 else float(shown.mean())
     regrets = np.zeros(len(values))
     regrets[seen] = shown - mean
@@ -135,7 +135,7 @@ def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Float
 
 
 class Counting(Kept, ABC):
-    """Counts observations, and estimates each plan's value by its mean."""
+    """Estimates each plan's value by the mean of its observations."""
 
     KEPT: ClassVar[Fields] = ("tally",)
 
@@ -150,7 +150,7 @@ class Counting(Kept, ABC):
 
 
 class Greedy(Counting):
-    """Plays with probability 1 the plan that a subclass names as the best."""
+    """Plays the plan that ``_best`` returns, with probability 1."""
 
     @abstractmethod
     def _best(self) -> int: ...
@@ -164,7 +164,7 @@ class Greedy(Counting):
 
 
 class Drawn(Counting):
-    """Plays a plan drawn from ``probabilities``, which a subclass gives."""
+    """Plays a plan drawn from ``probabilities``, which subclasses define."""
 
     KEPT: ClassVar[Fields] = ("tally", "rng")
 
@@ -174,7 +174,7 @@ class Drawn(Counting):
 
     @abstractmethod
     def probabilities(self) -> Floats:
-        """[K] with which each plan is played next."""
+        """[K] probability that each plan is played next."""
 
     def choose(self) -> Decision:
         probabilities = self.probabilities()

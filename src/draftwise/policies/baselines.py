@@ -19,8 +19,8 @@ from draftwise.types import Decision, Feedback, Floats, Ints, Plan
 class FixedPlan(Kept):
     """Always play one plan.
 
-    Source: the static baseline of all five papers (Leviathan et al. 2023). Feedback is checked and
-    ignored. State: the number of rounds. Errors: ValueError if ``plan`` is not in 0 .. K-1.
+    Source: the static baseline of all five papers (Leviathan et al. 2023). Feedback is validated
+    and ignored. State: the number of rounds. Errors: ValueError if ``plan`` is not in 0 .. K-1.
     """
 
     KEPT: ClassVar[Fields] = ("round",)
@@ -49,7 +49,7 @@ class FixedPlan(Kept):
 
 
 class Random(Drawn):
-    """Play a plan drawn uniformly at random; its means are for display.
+    """Play a plan drawn uniformly at random; means are tracked for display only.
 
     Source: MetaSD (Kim et al.), tables 3 and 4, the baseline ``Rand`` (uniformly random).
     """
@@ -66,10 +66,10 @@ class DraftAll(Greedy):
     """Play all plans at once: a baseline for the cost of drafting and verifying everything.
 
     Source: MetaSD, section 4.2 (DraftALL, table 5): all drafters draft in each round, the best
-    candidate counts, and verification grows linearly with their number. Differs: a decision names
-    one plan, so a player must check ``plays_all`` and draft every plan: the emitted tokens are
-    those of the best draft, the seconds those of all of them. Sampled drafts are branches of one
-    tree, verified in turn: to keep the longest of several would change the output distribution.
+    candidate is kept, and verification grows linearly with their number. Differs: a decision names
+    one plan, so the caller must check ``plays_all`` and draft every plan: the emitted tokens are
+    those of the best draft, the seconds those of all drafts. Sampled drafts are branches of one
+    tree, verified in turn: keeping the longest of several would change the output distribution.
     """
 
     plays_all: ClassVar[bool] = True
@@ -81,11 +81,11 @@ class DraftAll(Greedy):
 def read_examples(
     path: str, num_plans: int, plans: Sequence[Plan] | None
 ) -> tuple[list[str], list[int]]:
-    """Training texts with their plans' indices, from a file with one JSON object per line.
+    """Read training texts and their plan indices from a file with one JSON object per line.
 
     A line has ``text`` (or ``prompt``) and either ``plan``, an index, or ``drafter``, a name that
     selects the first of ``plans`` with that drafter. Empty lines are skipped. Errors: ValueError
-    for a file without examples or that cannot be read, and, with its number, for an invalid line.
+    for an unreadable file, a file without examples, or an invalid line, with its number.
     """
     try:
         lines = numbered_lines(Path(path), TRACE_BYTES)
@@ -131,18 +131,18 @@ def _one_of(fields: Mapping[str, Any], first: str, second: str) -> str:
     return first if first in fields else second
 
 
-_MOST_CELLS = 16_384  # cells of a plan's table at most, 128 KB: a request may set their number
+_MOST_CELLS = 16_384  # maximum cells of a plan's table, 128 KB: a request may set their number
 
 
 def trigram_cells(text: str, num_cells: int) -> Ints:
-    """The cells of a text's character trigrams under a fixed hash."""
+    """The hash cells of the trigrams of a text's UTF-8 bytes."""
     raw = text.encode("utf-8", "replace")
     grams = [zlib.crc32(raw[i : i + 3]) % num_cells for i in range(max(len(raw) - 2, 0))]
     return np.array(grams, dtype=np.int64)
 
 
 def naive_bayes_scores(counts: Floats, cells: Ints) -> Floats:
-    """[K] log-likelihood of a text's cells under each plan's counts [K, C], smoothed by 1."""
+    """[K] log-likelihood of a text's cells under each plan's counts [K, C]; add-one smoothing."""
     totals = counts.sum(axis=1) + counts.shape[1]
     scores: Floats = np.log(counts[:, cells] + 1.0).sum(axis=1) - len(cells) * np.log(totals)
     return scores
@@ -152,12 +152,12 @@ class Router(FixedPlan):
     """Always play the plan that a prompt classifier picked: the offline baseline.
 
     Source: the static routers of MetaSD (section 4.3, BERT) and HedgeSpec (section 4.5).
-    Update: none within a request. ``fit`` counts character trigrams of labelled prompts (at once,
-        if ``examples`` names a jsonl file: ``read_examples``), ``route`` picks by naive Bayes among
-        the plans that have any; without them, ``plan`` is the pick.
-    Differs: the papers fine-tune BERT; this needs numpy alone.
+    Update: none within a request. ``fit`` counts byte trigrams of labelled prompts (when
+        constructed, if ``examples`` names a JSONL file: ``read_examples``); ``route`` picks by
+        naive Bayes among the plans with examples. Without any examples, ``plan`` is played.
+    Differs: the papers fine-tune BERT; this classifier needs only numpy.
     State: the plan; trigram counts float64[K, num_cells], num_cells 1 to 16,384; rounds chosen.
-    Cost: O(1) a round; ``route`` O(K T) for T characters. Errors: as ``FixedPlan``, as
+    Cost: O(1) a round; ``route`` O(K T) for T bytes. Errors: as ``FixedPlan``, as
         ``read_examples``, and ValueError if texts and plans differ in number.
     """
 
@@ -178,17 +178,17 @@ class Router(FixedPlan):
         in_range("counts", self._counts, 0)
 
     def fit(self, texts: Sequence[str], plans: Sequence[int]) -> None:
-        """Learn from prompts which plan is best for each, and from nothing before."""
+        """Fit the classifier to prompts and the best plan of each, replacing any earlier fit."""
         counts = np.zeros_like(self._counts)
         for text, plan in zip(texts, plans, strict=True):
             np.add.at(counts[plan], trigram_cells(text, self._num_cells), 1.0)
         self._counts = counts
 
     def route(self, prompt: str) -> int:
-        """Pick the plan of this prompt's request, and return it; the present one if not fitted."""
+        """Classify a prompt; set and return its plan. Without a fit, the plan stays unchanged."""
         is_known = self._counts.any(axis=1)
         if is_known.any():
             scores = naive_bayes_scores(self._counts, trigram_cells(prompt, self._num_cells))
-            # A plan without examples finds all text equally likely, so odd text would choose it.
+            # To a plan without examples all text is equally likely: odd text would select it.
             self._plan = int(np.where(is_known, scores, -np.inf).argmax())
         return self._plan

@@ -17,13 +17,13 @@ class SequentialHalving(Greedy):
 
     Source: MetaSD, Algorithm 5 (Karnin et al. 2013). Its experiments set the "period" to 1
         (appendix F.4): one round for each plan in a phase, which is the default here; ``budget``
-        gives n_t as the box does, floor(T / (|S| floor(log2 K))), but for (2).
-    Update: when every survivor was seen n_t times in this phase, keep the best ceil(|S| / 2) of it.
-    Differs: (1) lines 5 and 6 as printed sort ascending and keep the worse half; (2) as printed,
-        with floor(log2 K) phases, more than one survives unless K is a power of 2: ceil, there and
-        in n_t, as in the cited work; (3) means instead of sums, which differ only for late or
-        richer feedback.
-    Feedback: in order, where a phase ends. budget, period: 1 to 100,000 rounds.
+        sets n_t as in the pseudocode, floor(T / (|S| floor(log2 K))), except for (2).
+    Update: once every survivor has n_t observations in this phase, keep the best ceil(|S| / 2).
+    Differs: (1) lines 5 and 6 as printed sort ascending and keep the worse half; (2) floor(log2 K)
+        phases, as printed, leave more than one survivor unless K is a power of 2: like the cited
+        work, this uses ceil, for the phases and in n_t; (3) means instead of sums, which rank plans
+        differently only with delayed or richer feedback.
+    Feedback: its order matters only at the end of a phase. budget, period: 1 to 100,000 rounds.
     State: survivors bool[K]; a ``Tally`` of the phase, and one of all rounds.
     """
 
@@ -62,18 +62,18 @@ class SequentialHalving(Greedy):
         return int(np.where(self._alive, self._phase.chosen, np.inf).argmin())
 
 
-_TOKENS = 512  # of a request of which nothing is known
+_TOKENS = 512  # assumed length of a request without a limit
 
 
 class PETC(SequentialHalving):
     """Explore for ``c ln B`` rounds by Sequential Halving, then commit to the survivor.
 
     Source: MetaSD, Algorithm 4 and Theorem 8 (B0 = c ln B).
-    Update: Algorithm 5 with budget B0; it ends with one survivor, and that is the commitment.
-    Differs: (1) B0 counts rounds, the box's l counts tokens, of which a round emits one or more;
-        (2) the paper leaves c open: at 4, the default, 7 drafters are tried once or twice in each
-        phase, 17 rounds of a request of 200 tokens; B is the most that the request may emit, or
-        ``num_tokens``, and 512 where neither is known. c: 1e-6 to 1e6; num_tokens: at least 1.
+    Update: Algorithm 5 with budget B0, then its only survivor.
+    Differs: (1) B0 counts rounds, while the pseudocode's l counts tokens, of which a round emits
+        one or more; (2) the paper leaves c open: with the default, 4, seven drafters are explored
+        for 17 rounds of a request of 200 tokens. B is ``num_tokens``, else the request's maximum
+        number of tokens, else 512. c: 1e-6 to 1e6; num_tokens: at least 1.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A policy's memory as plain JSON and back, so that a stopped run resumes with the same choices."""
+"""Saves and restores policy state as plain JSON, so that a resumed run makes the same choices."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from draftwise.checks import flag, number, whole
 
 Fields = Mapping[str, str] | Sequence[str]
-"""A state's field names to the attributes that hold them; or names that attributes have, too, some
-of them after an underscore."""
+"""Maps field names of a state to attributes; or lists field names, which are the attributes' names
+with or without a leading underscore."""
 
-_MOST = 1e15  # the largest sum of values in [0, 1] that any run can have
+_MOST = 1e15  # upper bound of every sum of values in [0, 1]
 
 
 class Kept:
-    """Whose memory is ``KEPT``."""
+    """Saves and restores the attributes in ``KEPT``."""
 
     KEPT: ClassVar[Fields]
 
@@ -25,14 +25,14 @@ class Kept:
         return dump(self, self.KEPT)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved memory; ValueError if it does not fit, and nothing changes."""
+        """Restore a saved state; ValueError, and no change, if it does not fit."""
         load(self, self.KEPT, state)
 
     def check_memory(self) -> None:
-        """Raise ValueError for a memory that no run can have."""
+        """Raise ValueError for a state that no run can produce."""
 
     def forget_what_follows(self) -> None:
-        """Drop values derived from a former state."""
+        """Drop values derived from the replaced state."""
 
 
 def dump(owner: object, fields: Fields) -> dict[str, Any]:
@@ -40,9 +40,9 @@ def dump(owner: object, fields: Fields) -> dict[str, Any]:
 
 
 def load(owner: object, fields: Fields, state: Mapping[str, Any]) -> None:
-    """Set the fields of ``owner`` from a result of ``dump``; all of them or none.
+    """Restore the fields of ``owner`` from a result of ``dump``: all of them, or none on error.
 
-    Arrays and numbers keep their type, and arrays their shape. Then ``owner`` validates them
+    Arrays keep their type and shape, numbers their type. Then ``owner`` validates the state
     (``check_memory``). Errors: ValueError.
     """
     pairs = _pairs(owner, fields)
@@ -68,7 +68,7 @@ def load(owner: object, fields: Fields, state: Mapping[str, Any]) -> None:
 
 
 def in_range(name: str, values: Any, least: Any, most: Any = _MOST) -> None:
-    """ValueError for numbers, or an array of them, outside the range that a run can produce."""
+    """Raise ValueError for a number, or an array, outside the range that a run can produce."""
     values = np.asarray(values, dtype=np.float64)
     if not (np.all(values >= least) and np.all(values <= most)):
         raise ValueError(f"{name} is out of range: the file is damaged")
@@ -81,7 +81,6 @@ def _pairs(owner: object, fields: Fields) -> Mapping[str, str]:
 
 
 def _is_written_to(present: Any) -> bool:
-    """Whether loading changes an attribute in place, and does not replace it."""
     return hasattr(present, "load_state") or isinstance(present, np.random.Generator)
 
 
@@ -110,7 +109,7 @@ def as_json(value: Any) -> Any:
 
 
 def _like(name: str, present: Any, value: Any) -> Any:
-    """``value`` in the type of ``present``; ValueError if it is damaged."""
+    """``value`` converted to the type of ``present``; ValueError if it is damaged."""
     if isinstance(present, np.ndarray):
         if np.shape(_checked(name, present.dtype.type(0), value)) != present.shape:
             raise ValueError(
@@ -122,7 +121,7 @@ def _like(name: str, present: Any, value: Any) -> Any:
 
 
 def _checked(name: str, present: Any, value: Any) -> Any:
-    """``value``, if its numbers have the type of ``present``, in nested lists too."""
+    """``value``, if its numbers have the type of ``present``, also in nested lists."""
     if isinstance(value, list):
         parts = [_checked(name, present, part) for part in value]
         if len({np.shape(part) for part in parts}) > 1:
@@ -138,7 +137,7 @@ def _checked(name: str, present: Any, value: Any) -> Any:
 
 
 def _finite(name: str, value: Any) -> Any:
-    """A value whose type is not known yet: any plain JSON with finite numbers."""
+    """Check a value of unknown type: any plain JSON with finite numbers."""
     if isinstance(value, float):
         return number(name, value)
     for part in value.values() if isinstance(value, Mapping) else ():

@@ -1,4 +1,4 @@
-"""Thompson sampling: play a plan as often as it is likely to be the best."""
+"""Thompson sampling: play each plan with the probability that it is the best."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from draftwise.checks import LARGE, number, scale
 from draftwise.policies.base import Drawn
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
-_REACH = 6.0  # standard deviations around a mean in which a number is looked for
-_FINEST = 0.25  # the finest cell begins at the scale of the smallest deviation over this many
-_TINY = 1e-30  # a distribution function of 0 would divide 0 by 0
+_REACH = 6.0  # standard deviations around a mean that the cells cover
+_FINEST = 0.25  # cell widths start to grow at the smallest standard deviation over this
+_TINY = 1e-30  # floor of the distribution functions, to avoid 0 / 0
 
 
 def shared_cells(
     means: Floats, sds: Floats, num: int, least: float = -math.inf, most: float = math.inf
 ) -> tuple[Ints, Floats, Floats]:
-    """Which numbers may be the largest, and [num] middles and widths of cells for all of them.
+    """Indices of the variables that may be the largest; [num] midpoints and widths of shared cells.
 
-    The largest number is hardly ever below ``low``, the highest of the lower ends ``mean - 6 sd``.
-    Whatever reaches beyond it with a standard deviation s lies within 12 s of it; so cells that
-    grow with the distance from ``low`` are as fine as each number needs. least, most: their range.
+    The largest variable is hardly ever below ``low``, the maximum of ``mean - 6 sd``. One that
+    reaches above ``low`` with standard deviation s lies within 12 s of it; so cells that grow with
+    the distance from ``low`` are as fine as each variable needs. least, most: the variables' range.
 
     >>> alive, middles, widths = shared_cells(np.array([0.5, 0.9]), np.array([0.01, 0.01]), 64)
     >>> alive.tolist(), bool(widths[0] < 0.01 < middles[0] - 0.8), round(float(widths.sum()), 9)
@@ -39,12 +39,12 @@ def shared_cells(
 
 
 def argmax_law(log_densities: Floats, widths: Floats) -> Floats:
-    """[K] probability that each number is the largest, from cells that all numbers share.
+    """[K] probability that each variable is the largest, from densities on shared cells.
 
-    log_densities: [K, G] in the middles of the cells, which reach to the top of every number;
-    widths: [G]. With masses m and distribution functions F in the middles, P_i = sum_g m_i(g)
-    prod_{j != i} F_j(g); what lies below the first cell is what the masses leave of 1.
-    ``log_densities`` is overwritten.
+    log_densities: [K, G] at the cells' midpoints; the cells reach to the top of every variable.
+    widths: [G]. With masses m and distribution functions F at the midpoints, P_i = sum_g m_i(g)
+    prod_{j != i} F_j(g); the mass below the first cell is 1 minus all others. ``log_densities`` is
+    overwritten.
 
     >>> argmax_law(np.zeros((2, 64)), np.full(64, 1 / 64)).round(6).tolist()
     [0.5, 0.5]
@@ -70,10 +70,10 @@ class ThompsonBernoulli(Drawn):
 
     Source: TapOut, section 3.3, token level: the standard Beta-Bernoulli configuration.
     Update: Beta(1 + sum of values, 1 + sum of (1 - value)); plan = argmax of a sample from each.
-    Differs: (1) the plan is drawn from the law of that argmax, computed on 96 cells, instead of
-        from samples: the probability that travels with the decision is then exactly the one drawn
-        from; (2) a value between 0 and 1 counts as that share of a success; (3) every seen value
-        counts. Cost: O(96 K) a choice.
+    Differs: (1) the plan is drawn from the distribution of that argmax, computed on 96 cells,
+        instead of from samples, so the decision's probability is exactly the one used for the draw;
+        (2) a value between 0 and 1 counts as a fractional success; (3) every seen value counts.
+        Cost: O(96 K) a choice.
     """
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
@@ -86,7 +86,7 @@ class ThompsonBernoulli(Drawn):
         self._stale |= feedback.seen
 
     def probabilities(self) -> Floats:
-        """[K] probability that a sample of Beta(1 + s, 1 + f) is the largest of all, to 2e-3."""
+        """[K] probability that a sample of Beta(1 + s, 1 + f) is the largest, accurate to 2e-3."""
         successes, counts = self._tally.sums, self._tally.counts
         failures = np.maximum(counts - successes, 0.0)
         for row in np.flatnonzero(self._stale).tolist():  # the log of 1 / B(1 + s, 1 + f)
@@ -117,7 +117,7 @@ _ROOT_TWO_PI = math.sqrt(2.0 * math.pi)
 
 
 def gaussian_best_probabilities(means: Floats, sds: Floats) -> Floats:
-    """[K] probability that a sample of N(mean, sd) is the largest of all, to 3e-4."""
+    """[K] probability that a sample of N(mean, sd) is the largest, accurate to 3e-4."""
     alive, middles, widths = shared_cells(means, sds, _NORMAL_CELLS)
     logs = (middles - means[alive, np.newaxis]) / sds[alive, np.newaxis]
     logs *= -0.5 * logs
@@ -132,8 +132,8 @@ class ThompsonGaussian(Drawn):
 
     Source: TapOut, section 3.3, sequence level: a Gaussian prior with a known noise variance.
     Update: posterior by Bayes' rule (conjugate); plan = argmax of a sample from each posterior.
-    Differs: (1, 3) as ``ThompsonBernoulli``, on 48 cells; (2) the paper names no numbers: N(0.5,
-        0.5) covers [0, 1], and 0.5 is the largest standard deviation a value in [0, 1] can have.
+    Differs: (1, 3) as ``ThompsonBernoulli``, on 48 cells; (2) the paper gives no numbers: N(0.5,
+        0.5) covers [0, 1], and 0.5 is the largest possible standard deviation of a value in [0, 1].
         prior_sd, noise_sd: 1e-6 to 1e6.
     """
 

@@ -1,4 +1,4 @@
-"""The UCB family: plays the plan with the largest mean plus bonus for few observations."""
+"""The UCB family: plays the plan with the largest mean plus exploration bonus."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def ucb1_indices(means: Floats, counts: Floats | Ints, num_rounds: float, beta: 
 class UCB1(UpperBounds):
     """Play the plan with the highest upper confidence bound.
 
-    Source: MetaSD (Kim et al.), Algorithm 2, lines 2-5 (each plan once) and 7-9; beta 0.01 is
+    Source: MetaSD (Kim et al.), Algorithm 2, lines 2-5 (each plan once) and 7-9; beta 0.01 is from
         their appendix F.4. TapOut (section 3.3) is ``beta=1``. beta: 1e-6 to 1e6.
     Update: plan = argmax mean + beta * sqrt(2 ln t / n), t the rounds learned from so far.
-    Differs: (1) a plan is owed its first try until something was SEEN of it, so late feedback and
-        replayed decisions are right; (2) every seen value counts, not only the played plan's; (3)
-        TapOut's t is the round being chosen, one more than MetaSD's and this one: its bonus is
-        larger by a factor sqrt(ln (t + 1) / ln t), 3% in round 10 and 0.1% in round 200.
+    Differs: (1) a plan is untried until a value of it was SEEN, which handles delayed feedback and
+        replayed decisions; (2) every seen value counts, not only the played plan's; (3) TapOut's t
+        is the round being chosen, one more than MetaSD's t, used here: its bonus is larger by a
+        factor sqrt(ln (t + 1) / ln t), 3% in round 10 and 0.1% in round 200.
     """
 
     def __init__(self, num_plans: int, beta: float = 0.01) -> None:
@@ -82,9 +82,9 @@ class UCBSpec(UpperBounds):
 
     Source: BanditSpec (Hou et al.), Algorithm 4 (full version: Algorithm 8).
     Update: plan = argmax mean + ``ucbspec_radii``, t rounds so far. delta: in (0, 1].
-    Differs: (1) values are accepted / L in [0, 1] instead of Y in [1, L+1], so their L/2 becomes
-        1/2: the same choices; (2) as ``UCB1``; (3) the experiments name no delta; the default 1/2
-        is what the proof of Theorem 4.3 takes (appendix D.2).
+    Differs: (1) values are accepted / L in [0, 1] instead of Y in [1, L+1], so L/2 in the radius
+        becomes 1/2, with the same choices; (2) as ``UCB1``; (3) the experiments name no delta; the
+        default 1/2 is that of the proof of Theorem 4.3 (appendix D.2).
     """
 
     def __init__(self, num_plans: int, delta: float = 0.5) -> None:
@@ -96,22 +96,22 @@ class UCBSpec(UpperBounds):
         return tally.means() + ucbspec_radii(tally.counts, tally.num_rounds, self._delta)
 
 
-_LEAST = 1e-9  # values seen; a plan unseen for ages must not divide by an underflown 0
+_LEAST = 1e-9  # minimum discounted count: that of a plan long unseen underflows to 0
 
 
 class DiscountedUCB(UpperBounds):
     """Play the plan with the highest upper bound on its discounted mean.
 
     Source: MetaSD, Algorithm 6 (Kocsis and Szepesvari 2006).
-    Update: every round all counts and sums are multiplied by ``discount``, then the seen values
-        are added; plan = argmax sum / n + beta * sqrt(2 ln t / n), n the discounted count and t
-        the sum of all n.
-    Differs: (1) line 9 as printed divides the discounted sum by the plain count, so that every
-        mean falls to 0; the cited work divides by the discounted count, and so does this; (2) line
-        9 as printed leaves the means of the other plans alone; here their counts fade, which is
-        what makes them due again; (3) line 7 prints ln of the rounds; the cited work takes the
-        discounted total, and so does this: with n bounded, the other bonus would grow for ever and
-        end in playing all plans equally often; (4) as ``UCB1``.
+    Update: every round all counts and sums are multiplied by ``discount``, then the seen values are
+        added; plan = argmax sum / n + beta * sqrt(2 ln t / n), n the discounted count and t the sum
+        of all n.
+    Differs: (1) line 9 as printed divides the discounted sum by the plain count, so every mean
+        falls to 0; like the cited work, this divides by the discounted count; (2) line 9 as printed
+        leaves the means of the other plans unchanged; here their counts decay, so these plans are
+        tried again; (3) line 7 prints ln of the rounds; like the cited work, this takes the
+        discounted total: n is bounded, so ln of the rounds would grow without limit and end in
+        playing all plans equally often; (4) as ``UCB1``.
     Feedback: in order, as older values count less. beta: 1e-6 to 1e6; discount: in (0, 1].
     State: discounted counts and sums float64[K]; a ``Tally`` of plain counts.
     """
@@ -126,7 +126,7 @@ class DiscountedUCB(UpperBounds):
         self._sums: Floats = np.zeros(num_plans)
 
     def check_memory(self) -> None:
-        in_range("counts", self._counts, 0, self._tally.counts * (1 + 1e-9))  # they only fade
+        in_range("counts", self._counts, 0, self._tally.counts * (1 + 1e-9))  # they decay
         in_range("sums", self._sums, 0, self._counts * (1 + 1e-9))
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
@@ -142,11 +142,11 @@ class DiscountedUCB(UpperBounds):
 
     def indices(self) -> Floats:
         counts = np.maximum(self._counts, _LEAST)
-        total = max(float(counts.sum()), 1.0)  # ln of less would be below 0
+        total = max(float(counts.sum()), 1.0)  # ln of a smaller total is negative
         return ucb1_indices(self.estimates(), counts, total, self._beta)
 
 
-_LONGEST = 10_000  # rounds of the longest window: every round reads all of it
+_LONGEST = 10_000  # maximum window in rounds: every round scans all of it
 
 
 class SlidingUCB(Kept):
@@ -154,12 +154,12 @@ class SlidingUCB(Kept):
 
     Source: MetaSD, Algorithm 8 (Garivier and Moulines 2011).
     Update: mean and n over the last ``window`` rounds; plan = argmax mean + beta sqrt(2 ln t / n).
-    Differs: (1) a plan that has left the window (n = 0) is due at once, the one chosen longest ago
-        first; the box leaves 0/0 open; (2) the default window of 100 rounds is ours, the paper
-        names none; (3) every seen value counts.
+    Differs: (1) a plan without values in the window (n = 0) is played at once, the least recently
+        chosen first; the pseudocode leaves 0/0 open; (2) the default window of 100 rounds is this
+        project's: the paper names none; (3) every seen value counts.
     Feedback: in order, once the window is full. beta: 1e-6 to 1e6; window: 1 to 10,000.
-    State: values float64[window, K] and seen bool[window, K], a ring; the round in which each plan
-        was last chosen int64[K]; rounds learned. Cost: O(window K) a round.
+    State: ring buffers of values float64[window, K] and seen bool[window, K]; the round in which
+        each plan was last chosen int64[K]; rounds learned. Cost: O(window K) a round.
     """
 
     KEPT = ("values", "seen", "chosen", "num_rounds")

@@ -1,4 +1,4 @@
-"""Exponential weights: EXP3 on the value of the plan that played, Hedge on those of all plans."""
+"""Exponential weights: EXP3 on the played plan's value, Hedge on the values of all plans."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from draftwise.types import Decision, Feedback, Floats
 
 
 class PlayedOnly(Drawn):
-    """Learns from the played plan's value alone, whatever else feedback shows.
+    """Learns only from the played plan's value, whatever else the feedback shows.
 
-    A value counts over the probability that travels with its decision, so late feedback stays
-    unbiased. State: running sums float64[K] (unitless) and a ``Tally``.
+    Each value is divided by the probability in its decision, so delayed feedback stays unbiased.
+    State: running sums float64[K] (dimensionless) and a ``Tally``.
     """
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
@@ -40,9 +40,9 @@ class PlayedOnly(Drawn):
 class EXP3(PlayedOnly):
     """Draw plans by exponential weights, and uniformly with probability ``gamma`` in (0, 1].
 
-    Source: MetaSD, Algorithm 7 (Auer et al. 2002); gamma 0.4 is its appendix F.4.
+    Source: MetaSD, Algorithm 7 (Auer et al. 2002); gamma 0.4 is from its appendix F.4.
     Update: w[played] *= exp(gamma * value / (K prob)); p = (1 - gamma) w / sum w + gamma / K.
-    Differs: log w = gamma / K * gains is stored, since w overflows within a long request.
+    Differs: the gains in log w = gamma / K * gains are stored, since w overflows in a long request.
     """
 
     KEPT: ClassVar[Fields] = {"gains": "_sums", "tally": "_tally", "rng": "_rng"}
@@ -66,8 +66,8 @@ class EXP3Spec(PlayedOnly):
     """Sample plans by exponential weights whose learning rate decreases over rounds.
 
     Source: BanditSpec (Hou et al.), Algorithm 5 and eq. (6) (full version: Algorithm 9). Update:
-    loss[played] += (1 - value) / prob; p = softmax(-sqrt(log K / (t K)) * loss), with t counting
-    the rounds learned from and the present one. Differs: none: 1 - accepted / L is (L + 1 - Y) / L.
+    loss[played] += (1 - value) / prob; p = softmax(-sqrt(log K / (t K)) * loss), with t the rounds
+    learned from plus 1. Differs: none: 1 - accepted / L is (L + 1 - Y) / L.
     """
 
     KEPT: ClassVar[Fields] = {"losses": "_sums", "tally": "_tally", "rng": "_rng"}
@@ -86,8 +86,8 @@ class EXP3Spec(PlayedOnly):
 class Hedging(Drawn):
     """Sample plans by their regret relative to the sampled mixture.
 
-    Feedback: panoramic, in order. A plan that was not seen sleeps: its regret stays, and the mean
-    is over the seen ones. So prefix and free feedback update only what they show, and bandit
+    Feedback: panoramic, in order. An unseen plan sleeps: its regret stays, and the mean covers only
+    seen plans. So prefix and free feedback update only the plans that they show, and bandit
     feedback changes nothing. State: cumulative regrets float64[K]; a ``Tally`` of the values.
     """
 
@@ -96,7 +96,7 @@ class Hedging(Drawn):
         self._regrets: Floats = np.zeros(num_plans)
 
     def take(self, regrets: Floats) -> None:
-        """Add each plan's regret [K] in one round, the mixture's mean loss - loss; 0 if unseen."""
+        """Add one round's regrets [K], the mixture's mean loss minus each plan's; 0 if unseen."""
         self._regrets += regrets
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
@@ -111,10 +111,10 @@ class Hedge(Hedging):
 
     Source: HedgeSpec, appendix B.1, remark on Algorithm 1: w_i <- w_i exp(-eta * loss_i), PREDICT
         the normalised weights. The anytime rate (``eta=none``, the default) is that of BanditSpec
-        Algorithm 5, sqrt(log K / (t K)), without the K that bandit feedback costs. eta: 1e-6 to
-        1e6; feedback may then come in any order.
-    Update: gain += (the draw's mean loss) - loss; p = softmax(eta * gain). Subtracting one number
-        from all losses of a round changes no probability and keeps the sums small.
+        Algorithm 5, sqrt(log K / (t K)), without the factor K due to bandit feedback. eta: 1e-6 to
+        1e6; with a fixed eta, feedback may come in any order.
+    Update: gain += (mean loss under p) - loss; p = softmax(eta * gain). Subtracting one number from
+        all losses of a round changes no probability and keeps the sums small.
     Differs: plans sleep (``Hedging``).
     """
 
@@ -131,15 +131,15 @@ class Hedge(Hedging):
         return softmax(eta * self._regrets)
 
 
-_TOLERANCE = 1e-12  # relative; far above rounding, so Newton's falling steps always end
-_ROUNDING = 1e-9  # a lead this small is rounding; the weights know no scale and would follow it
+_TOLERANCE = 1e-12  # relative; far above rounding errors, so Newton's iteration always terminates
+_ROUNDING = 1e-9  # regrets up to this are rounding errors, which scale-free weights would amplify
 
 
 def normalhedge_precision(regrets: Floats) -> float:
-    """``1 / (2 c)`` for the c > 0 with ``mean(exp([R]+^2 / (2c))) = e``; some R is above 0.
+    """``1 / (2 c)`` for the c > 0 with ``mean(exp([R]+^2 / (2c))) = e``; some R must be above 0.
 
-    With s = 1/(2c), log mean exp(s [R]+^2) - 1 is convex and increasing in s, and not negative at
-    s = (1 + log K) / max R^2: Newton's steps from there, about five, go down to the root.
+    With s = 1/(2c), log mean exp(s [R]+^2) - 1 is convex and increasing in s, and not negative at s
+    = (1 + log K) / max R^2: Newton's steps from there, about five, decrease to the root.
     """
     squares = np.maximum(regrets, 0.0) ** 2
     largest = float(squares.max())
@@ -160,8 +160,8 @@ class NormalHedge(Hedging):
     Source: HedgeSpec, Figure 7 (NormalHedge, Chaudhuri et al. 2009).
     Update: R_i += (mean loss of the draw) - loss_i; p proportional to [R]+ / c * exp([R]+^2 / 2c),
         with the c for which mean(exp([R]+^2 / 2c)) = e.
-    Differs: (1) the figure leaves p open while no regret is above 0: uniform here, and leads below
-        1e-9 count as rounding; (2) plans sleep (``Hedging``).
+    Differs: (1) the figure leaves p open while no regret is above 0; here it is uniform until one
+        exceeds 1e-9, the rounding errors; (2) plans sleep (``Hedging``).
     """
 
     KEPT = ("regrets", "tally", "rng")
@@ -182,8 +182,8 @@ class AdaNormalHedge(Hedging):
     Source: Luo and Schapire 2015 (COLT; arXiv 1502.05934), with a uniform prior and their sleeping
         experts. HedgeSpec compares it (appendix D.5, tables 9 and 10) and prints no equation.
     Update: r = (mean loss of the draw) - loss; R += r; C += |r|; p proportional to 1/2 (Phi(R + 1,
-        C + 1) - Phi(R - 1, C + 1)), Phi(R, C) = exp([R]+^2 / (3 C)); uniform where all of it is 0.
-    Differs: none. State: the sizes C float64[K], too.
+        C + 1) - Phi(R - 1, C + 1)), Phi(R, C) = exp([R]+^2 / (3 C)); uniform if all weights are 0.
+    Differs: none. State: also C, float64[K].
     """
 
     KEPT = ("regrets", "sizes", "tally", "rng")

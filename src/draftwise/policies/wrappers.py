@@ -1,4 +1,4 @@
-"""Policies around a policy: they change when it learns, or which requests share it."""
+"""Policies that wrap a policy: they change when it learns, or which requests share it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ARRAYS = {**dict.fromkeys(_FLOATS, np.float64), "matches": np.int64}  # fields 
 
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
-    """All fields as plain JSON; a confidence that is NaN becomes None."""
+    """Evidence as plain JSON; NaN confidences become None."""
     fields: dict[str, Any] = as_json(asdict(evidence))
     known = [None if math.isnan(own) else own for own in evidence.confidences]
     return fields | {"confidences": known}
@@ -49,7 +49,7 @@ def _built(kind: type[Built], fields: dict[str, Any]) -> Built:
 
 
 class Waiting(list[Observation]):
-    """Feedback that waits, as part of a memory."""
+    """A queue of feedback that a policy saves in its state."""
 
     def __init__(self, num_plans: int) -> None:
         self._num_plans = num_plans
@@ -90,11 +90,11 @@ class Waiting(list[Observation]):
 MakeBase = Callable[..., Policy]
 """``registry.make_policy`` for the same plans and request: takes a spec and a ``seed``."""
 
-_MOST_WAITING = 10_000  # feedbacks of a queue, and rounds of a batch, that wait in memory at most
+_MOST_WAITING = 10_000  # maximum feedbacks in a queue, and rounds of a batch
 
 
 class Wrapper(Kept):
-    """Plays its base's choices. Feedback, state, cost and errors are the base's, too."""
+    """Plays its base policy's choices; feedback, state, cost and errors are those of the base."""
 
     KEPT: ClassVar[Fields] = ("base",)
 
@@ -119,8 +119,8 @@ class OnePlan(Wrapper):
 
     Source: BanditSpec, section 6.2: one speculation length, as all rows wait for the longest draft.
     Update: the base chooses once; every row's feedback on that choice goes to the base, in order.
-    Differs: the paper rewards the batch's throughput once a round; here every row's own counts, so
-        the base learns as often a round as there are rows, from the same mean.
+    Differs: the paper rewards the batch's throughput once a round; here each row is rewarded, so
+        the base learns once per row and round, from values with the same mean.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class Delayed(Wrapper):
 
     Source: HedgeSpec, Algorithm 1 (QFI-D, after Joulani et al. 2013, Algorithm 2): one queue of
         feedback, emptied into BASE before the next prediction.
-    Update: the queue holds ``rounds`` (0 to 10,000) feedbacks; the base learns what leaves it.
-    Differs: the delay is made here, on purpose (simulations, tests of robustness); in the engine it
-        arises in the panoramic feedback, whose queue this is.
-    State: the queue, oldest first, too.
+    Update: the queue holds ``rounds`` (0 to 10,000) feedbacks; the base learns those that leave it.
+    Differs: the delay is artificial (for simulations and tests of robustness); in the engine it
+        arises in panoramic feedback, which has the same queue.
+    State: also the queue, oldest first.
     """
 
     KEPT = ("base", "queue")
@@ -171,14 +171,14 @@ class Batched(Wrapper):
 
     Source: HedgeSpec, appendix B.5 ("skipping updates"): a warm-up of 6 rounds with full updates,
         then feedback in batches of 12 rounds and one update per 6 tokens.
-    Update: in the first ``warmup`` rounds, or of the first ``warmup`` feedbacks, all is learned at
-        once. After that one feedback of every ``skip`` is kept, the others are dropped, and what
-        was kept is learned, in order, as soon as ``batch`` choices or more have gone by since the
-        last time (rows that share the policy choose several times in a round).
-    Differs: the paper gives numbers and no box. Its unit of skipping is a token, which is one
-        feedback in the token-level game (``panoramic:per_token=true``); with one feedback a round
-        it is a round. To spare the SCORING as well, use ``panoramic:every=12,warmup=6``.
-    State: what was kept and not yet learned, rounds chosen and feedbacks counted, too.
+    Update: until both more than ``warmup`` rounds and more than ``warmup`` feedbacks have passed,
+        everything is learned at once. After that one feedback in ``skip`` is kept, the others are
+        dropped, and the kept ones are learned, in order, once at least ``batch`` choices have
+        passed since the last batch (rows that share the policy choose several times in a round).
+    Differs: the paper gives numbers but no pseudocode. Its unit of skipping is a token, which is
+        one feedback in the token-level game (``panoramic:per_token=true``); with one feedback a
+        round it is a round. To skip the SCORING as well, use ``panoramic:every=12,warmup=6``.
+    State: also the kept feedback, and the numbers of rounds chosen and of feedbacks.
     Ranges: warmup 0 to 100,000, skip 1 to 100,000, batch 1 to 10,000.
     """
 
@@ -217,13 +217,13 @@ class Batched(Wrapper):
 class Copies:
     """Let every decision be made by a copy of the base that is not waiting for feedback.
 
-    Source: Joulani et al. 2013, Algorithm 1, as HedgeSpec uses it in Theorem 4 and appendix A.3:
-        a blackbox reduction for bounded delays that need not be constant.
-    Update: choose with the first copy that has no decision in flight, a new one if all have; all
-        feedback of a decision goes to the copy that made it, and the last of it frees the copy (in
-        the token-level game a decision has one feedback for each token, ``Feedback.more``).
+    Source: Joulani et al. 2013, Algorithm 1, as HedgeSpec uses it in Theorem 4 and appendix A.3: a
+        blackbox reduction for bounded delays that need not be constant.
+    Update: choose with the first copy without a decision in flight, or with a new one; all feedback
+        of a decision goes to the copy that made it, and the last feedback frees the copy (in the
+        token-level game a decision has one feedback for each token, ``Feedback.more``).
     Differs: feedback of a decision that no copy made (a replay) goes to the first copy.
-    State: a copy for each decision that was ever in flight at once; those in flight, by round.
+    State: as many copies as decisions were ever in flight at once; those in flight, by round.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class Copies:
             self._maker.pop(decision.round, None)
 
     def probabilities(self) -> Floats:
-        """[K] of the copy that would choose next; if it does not exist yet, of a new one."""
+        """[K] probabilities of the copy that would choose next, which may be a new one."""
         index = self._idle()
         if index < len(self._copies):
             return self._copies[index].probabilities()

@@ -82,7 +82,7 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     inner = Middleware(app, service, settings)
     if not settings.origins:
         return inner
-    # outermost: the page's first request has no key, and the page shows errors
+    # outermost: preflight requests have no key, and web pages must be able to read errors
     return CORSMiddleware(
         inner,
         allow_origins=settings.origins,
@@ -189,8 +189,8 @@ def _takes(body: type[BaseModel]) -> dict[str, Any]:
 async def _read(
     service: Service, request: Request, kind: type[_Body], make: Callable[[_Body], _Made]
 ) -> tuple[_Body, _Made]:
-    """The request's body, and what ``make`` returns for it, in a thread so that no other request
-    waits. Raises Refused, also for what ``make`` refuses.
+    """Parse the request's body, and apply ``make`` to it in a thread, so that no other request
+    waits. Raises Refused, also for errors of ``make``.
     """
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not re.fullmatch(r"application/(json|.*\+json)", given):
@@ -209,13 +209,13 @@ async def _read(
         message = str(error)
         name = message.partition(":")[0]
         refused = Refused(400, message, param=name if name.isidentifier() else None)
-    except RecursionError:  # templates, grammars and JSON all walk down what a client nested
+    except RecursionError:  # templates, grammars and JSON parsers all recurse into a client's input
         refused = Refused(400, _TOO_DEEP)
     raise refused  # outside of ``except``: the error's traceback would keep the body in memory
 
 
 def _parsed(kind: type[_Body], raw: bytes) -> _Body | Refused:
-    """A body, or why it is refused: an exception's traceback would keep the body's items."""
+    """A parsed body, or its refusal: an exception's traceback would keep the body's items."""
     try:
         with uncollected():
             data = json.loads(raw)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer. State: its token table, built at the first use."""
+    """Compiles grammars for one tokenizer. State: its token table, built on first use."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos: Collection[int]) -> None:
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, sorted(eos)
 
     def constraints(self, grammar: str, nums_prompt: Sequence[int]) -> Iterator[Constraint]:
-        """One constraint for each answer, by the lengths of their prompts.
+        """Yield one constraint per answer, from the lengths of the prompts.
 
         Errors: DraftwiseError for a grammar that cannot be parsed or that no text matches. The
         grammar is compiled once, and its first mask, which can take half a second, is computed here
@@ -56,11 +56,11 @@ class Grammars:
 
 
 class Constraint:
-    """A ``SamplingParams.process`` that masks tokens which the grammar forbids.
+    """A ``SamplingParams.process`` that masks tokens that the grammar forbids.
 
-    State: a matcher and the answer's tokens that it has consumed. For a path of a draft in any
-    order, the matcher rolls back to the prefix shared with the path before. After a forbidden token
-    nothing is masked: that token has probability 0 and ends the draft.
+    State: a matcher and the answer's tokens that it has consumed. Paths of a draft may come in any
+    order: the matcher rolls back to the prefix shared with the previous path. After a forbidden
+    token nothing is masked: that token has probability 0 and ends the draft.
     """
 
     def __init__(self, matcher: Any, num_prompt: int, vocab_size: int, eos: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ class Constraint:
         return num == len(new) or is_over
 
     def _allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """[V] whether each token may come next; if the grammar is complete, only the end token."""
+        """[V] whether each token may come next; only end tokens if the grammar is complete."""
         if self._matcher.is_stopped():
             mask = np.zeros(self._vocab_size, dtype=np.bool_)
             mask[self._eos] = True
@@ -145,7 +145,7 @@ def json_grammar(schema: Mapping[str, Any]) -> str:
     if len(text) > MAX_GRAMMAR_CHARS:
         why = f"the schema has {len(text)} characters, and at most {MAX_GRAMMAR_CHARS} are read"
         raise DraftwiseError(why)
-    try:  # one way to write each value: small models otherwise fill their answers with blanks
+    try:  # fixed whitespace: small models otherwise fill their answers with blanks
         return LLMatcher.grammar_from_json_schema(
             text,
             overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},

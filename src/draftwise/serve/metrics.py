@@ -34,7 +34,7 @@ MOST_LABELS = 32  # labels counted by name; further ones are counted as ``other`
 
 
 class Metrics(Observer):
-    """All metrics of one server, in a registry of its own. plans: arms of the server's policy."""
+    """All metrics of one server, in a separate registry. plans: arms of the server's policy."""
 
     def __init__(self, model: str, max_rows: int, max_open: int, plans: Sequence[Plan]) -> None:
         self._plans, self._priced_s = plans, float("-inf")
@@ -79,7 +79,7 @@ class Metrics(Observer):
         )
 
     def watch(self, worker: Worker) -> None:
-        """Add gauges that are read when they are scraped."""
+        """Add gauges that are computed on each scrape."""
         engine, gauge = worker.engine, partial(self._metric, Gauge)
         self._guard = engine.guard
         for name, words, read in (
@@ -198,7 +198,7 @@ class Second:
 
 
 class History(Observer):
-    """Keeps the last ``_HISTORY_S`` seconds, for any thread. plans: arms of the server's policy."""
+    """Keeps the last ``_HISTORY_S`` seconds; thread-safe. plans: arms of the server's policy."""
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self._plans, self._lock = list(plans), threading.Lock()
@@ -221,7 +221,7 @@ class History(Observer):
                 second.tokens.update(round_.sources)
                 second.pulls[round_.plan.drafter] += 1
                 self._totals.update(round_.sources)
-            if len(rounds[-1].estimates) == len(self._plans):  # the server's own policy
+            if len(rounds[-1].estimates) == len(self._plans):  # not of a request's plans
                 self._estimates = rounds[-1].estimates
 
     def saw_end(self, handle: RequestHandle) -> None:

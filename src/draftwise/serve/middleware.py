@@ -34,7 +34,7 @@ _BODY_TIMEOUT_S = 30.0
 
 
 class Middleware:
-    """Wraps the application.
+    """Request ids, host and key checks, body limits and the access log, around the application.
 
     Whole bodies are read here, so their size is known before they are parsed; afterwards
     ``receive`` only reports that the client has disconnected.
@@ -86,7 +86,7 @@ class Middleware:
             _LOG.log(level, "request", extra={"facts": {**facts, **line}})
 
     def _check_host(self, host: bytes) -> None:
-        """Prevents DNS rebinding: a web page's name that resolves to this machine's address."""
+        """Prevent DNS rebinding: a web page's name that resolves to this machine's address."""
         if not self._hosts or not host:  # browsers always send one
             return
         name = _HOST.fullmatch(host.decode("latin-1").lower())
@@ -129,7 +129,7 @@ class Middleware:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that returns the body once more."""
+    """A ``receive`` that replays the body once."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
@@ -141,16 +141,16 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 _Made = TypeVar("_Made")
 LARGE_BODY = 16 * 1024  # bytes; a smaller body is parsed faster than a thread starts
 _QUIET_S = 1.0
-"""Seconds from the end of a heavy request to the return of its memory: the engine drops its row
-after the answer, and a crowd of heavy requests is tidied up after once a second."""
+"""Seconds from the end of a heavy request to the release of its memory: the engine drops its row
+after the answer, and many heavy requests are cleaned up after at most once a second."""
 
 
 class Heavy:
     """Threads for heavy work, whose memory is returned to the system.
 
-    Freed memory otherwise stays with the process: glibc keeps a heap for each thread, and a grammar
-    leaves 40 to 57 MB in the heap of the thread that compiled it. A body that an error's traceback
-    refers to stays until the next garbage collection.
+    Freed memory would otherwise stay with the process: glibc keeps a heap for each thread, and a
+    grammar leaves 40 to 57 MB in the heap of the thread that compiled it. A body that an
+    exception's traceback refers to stays until the next garbage collection.
     """
 
     def __init__(self) -> None:
@@ -158,11 +158,11 @@ class Heavy:
         self._is_due = False
 
     async def run(self, make: Callable[..., _Made], *given: Any) -> _Made:
-        """The result of ``make(*given)``, which queues for one of the threads."""
+        """Run ``make(*given)`` in one of the threads, queueing for it; return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, make, *given)
 
     def ended(self) -> None:
-        """Schedule the return of a heavy request's memory."""
+        """Schedule the release of a heavy request's memory."""
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_later(_QUIET_S, self._begin)
@@ -186,7 +186,7 @@ def give_back() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable garbage collection: parsing creates no cycles, and is three times as fast without."""
+    """Disable garbage collection: parsing creates no cycles, and runs three times as fast."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -209,7 +209,7 @@ class _Formatter(logging.Formatter):
             event = record.getMessage()
             return json.dumps({"time": at, "level": level, "event": event, **facts, **more})
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        # a client's line breaks must not begin a log line
+        # line breaks from a client must not start a new log line
         words = [clock, level, *record.getMessage().split()]
         line = " ".join([*words, *(f"{key}={value}" for key, value in facts.items())])
         return f"{line}\n{trace}" if trace else line

@@ -54,7 +54,7 @@ def calls_schema(tools: Sequence[schemas.Tool], choice: Any) -> dict[str, Any]:
 
 
 class ToolText:
-    """Separates content from tool calls in a growing answer; holds back what may begin a call."""
+    """Separates content from tool calls in a growing answer; holds back a possible call's start."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = set(names)
@@ -105,7 +105,7 @@ def read_calls(text: str, names: set[str]) -> list[dict[str, Any]]:
                 function = {"name": name, "arguments": text}
                 id_ = f"call_{uuid.uuid4().hex[:24]}"
                 calls.append({"id": id_, "type": "function", "function": function})
-    except (ValueError, RecursionError):  # a model may write brackets without an end
+    except (ValueError, RecursionError):  # a model may write endless brackets
         return []
     return calls
 
@@ -179,7 +179,7 @@ class Codec:
         bias = {}
         for key, value in (given or {}).items():
             token = int(key[:12]) if key.isascii() and key.isdigit() else self._vocab_size
-            if token >= self._vocab_size or key != str(token):  # "01" would be "1" once more
+            if token >= self._vocab_size or key != str(token):  # "01" would duplicate "1"
                 raise DraftwiseError(
                     f"logit_bias: {key[:32]!r} is no token id; write a whole number from 0 to "
                     f"{self._vocab_size - 1}, without leading zeros"
@@ -260,7 +260,7 @@ class RequestParser:
         return self._requests(body, prompts, grammar, budget, body.logprobs, prompt_logprobs)
 
     def _check_num(self, num: int) -> None:
-        """Refuse more answers than the server can ever hold: a client would retry a 429 forever."""
+        """Refuse more answers than the server can ever hold: clients would retry a 429 forever."""
         if num > (most := self.limits.max_open):
             raise DraftwiseError(f"n: {num} answers are too many, at most {most} fit in here")
 

@@ -34,7 +34,7 @@ def _finite(logprob: float) -> float:
 
 
 def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int) -> dict[str, Any]:
-    """vLLM's form. rounds: (drafted, accepted) a round; those without a draft are no spec steps.
+    """vLLM's fields. rounds: (drafted, accepted) a round; rounds without a draft do not count.
 
     >>> speculative_decoding([(2, 1), (0, 0), (2, 2)], 2)["acceptance_histogram"]
     [0, 1, 1]
@@ -59,7 +59,7 @@ _STATUS = {"refused": 400, "late": 408, "cancelled": 503}
 
 
 class Reply:
-    """The response to one HTTP request, as a whole or in chunks; every prompt is counted once."""
+    """The response to one HTTP request, whole or in chunks; each prompt is counted once."""
 
     kind = whole_kind = chunk_kind = ""
 
@@ -132,7 +132,6 @@ class Reply:
         }
 
     def _pieces(self, index: int, part: RequestOutput) -> dict[str, Any]:
-        """The drafter of each piece of text, if requested."""
         if not self._attributions:
             return {}
         pieces = self._attributions[index].grow(part, self.outputs[index].text)
@@ -170,7 +169,7 @@ class CompletionReply(Reply):
             offset += len(echoed)
             if len(so_far.tokens) == len(tokens):  # the first part: the prompt comes before it
                 text = echoed + text
-                # what the tokenizer set in front is no part of the text
+                # special tokens that the tokenizer adds are not part of the text
                 offset -= sum(len(self._codec.text_of(token)) for token in ids)
                 tokens = [*ids, *tokens]
                 found = [*(so_far.prompt_logprobs or ()), *found]  # type: ignore[list-item]
@@ -263,7 +262,7 @@ class ChatReply(Reply):
 
 
 class AnswerStreams:
-    """The answers of one HTTP request, and deltas not read yet. Errors: Busy, Closing."""
+    """The answers of one HTTP request, with their unread deltas. Errors: Busy, Closing."""
 
     def __init__(self, worker: Worker, requests: Requests) -> None:
         self._worker, self._loop = worker, asyncio.get_running_loop()
@@ -284,7 +283,7 @@ class AnswerStreams:
                     self._open.pop(index, None)
                     if (reason := delta.finish_reason) not in REASONS:
                         message = delta.error or f"the answer ended with: {reason}"
-                        wait_s = 5 if reason == "cancelled" else None  # the server is going down
+                        wait_s = 5 if reason == "cancelled" else None  # the server is shutting down
                         status, code = _STATUS.get(reason, 500), reason.replace(" ", "_")
                         raise Refused(status, message, code=code, retry_after_s=wait_s)
                 yield index, delta
@@ -363,7 +362,7 @@ async def until_gone(work: Awaitable[Any], receive: Receive) -> Any:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks[0].result() if tasks[0].done() else None
-    except (TimeoutError, OSError):  # a reader that does not read, or a broken connection
+    except (TimeoutError, OSError):  # a client that does not read, or a broken connection
         return None
     finally:
         for task in tasks:

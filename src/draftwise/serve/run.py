@@ -28,7 +28,7 @@ from draftwise.serve.worker import LAST_STEP_S, Observer, Worker
 from draftwise.speculator import Speculator
 
 _LOG = logging.getLogger(__name__)
-_LAST_WORDS_S = 5  # for sending final errors to clients, after the answers' and the last step's
+_LAST_WORDS_S = 5  # to send final errors to clients, after the other grace periods
 STUCK = 70  # exit code if a thread does not end after a signal (EX_SOFTWARE of sysexits.h)
 
 
@@ -46,7 +46,7 @@ class _Traces(Observer):
 class StateSaver(Observer):
     """Persists the learnt state in a file; a failing disk never fails a request.
 
-    every_s: seconds between two writes while requests run, so the most that a crash loses. Called
+    every_s: seconds between two writes while requests run, the maximum that a crash loses. Called
     in the engine's thread, between rounds.
     """
 
@@ -58,7 +58,7 @@ class StateSaver(Observer):
         self._written_s, self._is_dirty = clock(), False
 
     def load(self) -> None:
-        """A damaged file is renamed. DraftwiseError for one of another policy or plans; OSError."""
+        """Load the file; a damaged one is renamed. DraftwiseError for another policy's; OSError."""
         if warning := self._memory.load_or_set_aside(self._path):
             _LOG.warning(warning)
 
@@ -66,7 +66,7 @@ class StateSaver(Observer):
         self._is_dirty = self._is_dirty or bool(rounds)
 
     def write_if_due(self) -> float | None:
-        """Write if it is time; return the seconds until the next write, None without changes."""
+        """Write if due; return the seconds until the next write, None without changes."""
         left_s = self._written_s + self._every_s - self._clock()
         if self._is_dirty and left_s <= 0:
             self.write()
@@ -122,8 +122,8 @@ def serve(speculator: Speculator, settings: ServerSettings, listener: socket.soc
     process exits with ``STUCK``.
     """
     service = make_service(speculator, settings)
-    # the models stay: without this the collector reads all of their objects again and again while
-    # one large body is parsed, which takes seven times as long, and all other requests wait
+    # exempt the models' objects from garbage collection: scanning them while a large body is parsed
+    # makes parsing seven times as slow, and all other requests wait
     gc.collect()
     gc.freeze()
     listen(listener)

@@ -1,6 +1,6 @@
 """Request schemas: OpenAI's fields, vLLM's where they mean the same, and draftwise's own.
 
-Every field of a schema is honoured. Any other field is refused by name, unless it could not change
+Every field of a schema is honoured. Any other field is refused by name, unless it cannot change
 an answer (``IGNORED``) or its value has no effect (``null``, or a value in ``NEUTRAL``), since some
 clients always send such fields. Every list and object has a maximum size, and validation stops at
 its first invalid item: a body of 8 MB would otherwise take minutes to refuse
@@ -375,7 +375,7 @@ class Refused(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
         if (status >= 500 or status == 408) and retry_after_s is None:
-            # OpenAI's clients would retry in vain
+            # or OpenAI's clients would retry in vain
             self.headers["x-should-retry"] = "false"
 
     @property
@@ -400,7 +400,7 @@ def first_wrong(errors: Sequence[Mapping[str, Any]]) -> Refused:
     # unions add their members' names to the path, which mean nothing to a client
     path = [part for part in above if _FIELD.fullmatch(part) and part != "query"]
     message = str(error["msg"]).removeprefix("Value error, ")
-    is_unknown = error["type"] == "extra_forbidden"  # by its own name, whatever the client wrote
+    is_unknown = error["type"] == "extra_forbidden"  # named even if it is no identifier
     if is_unknown or _FIELD.fullmatch(last):
         path.append(last)
     name = ".".join(path)

@@ -24,11 +24,11 @@ class GenerationRequest:
     deadline_s: float | None = None
 
 
-OutputCallback = Callable[[RequestOutput], None]  # called in the engine's thread, must not block
+OutputCallback = Callable[[RequestOutput], None]  # called in the engine's thread; must not block
 
 
 class Observer:
-    """Is notified of the worker's events, in the engine's thread."""
+    """Receives the worker's events, in the engine's thread."""
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
         """The rounds of one step."""
@@ -43,8 +43,8 @@ class Observer:
 class RequestHandle:
     """An unfinished answer.
 
-    request: once the engine has it. last_s: time of its latest tokens (before the first: of its
-    arrival, came_s). took_s: seconds until its end.
+    request: None until the engine admits it. last_s: time of its latest tokens (before the first
+    ones, its arrival time came_s). took_s: seconds until its end.
     """
 
     ask: GenerationRequest
@@ -89,17 +89,17 @@ class Worker:
         housekeeping: Callable[[], float | None] = lambda: None,
         at_end: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.engine, self._make, self._clock = engine, make, clock  # others only read its numbers
+        self.engine, self._make, self._clock = engine, make, clock  # others only read counters
         self._observers, self._housekeeping, self._at_end = observers, housekeeping, at_end
         self._max_open = max_open
         self._condition = threading.Condition()
-        self._new: list[RequestHandle] = []  # the condition guards these four
+        self._new: list[RequestHandle] = []  # the condition guards these four lines
         self._cancelled: set[RequestHandle] = set()
         self.num_open = 0
         self._is_closing = self._is_stopped = self._is_given_up = False
-        self._handles: list[RequestHandle] = []  # the engine thread's own
+        self._handles: list[RequestHandle] = []  # used only by the engine's thread
         self._mean_s = 1.0
-        self._began_s: float | None = None  # of the turn that runs now
+        self._began_s: float | None = None  # start of the current turn; None between turns
         self._ended_s = clock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -182,7 +182,7 @@ class Worker:
             if handle not in cancelled:
                 self._admit(handle)
         now = self._clock()
-        for handle in self._handles:  # those that end here leave a copy
+        for handle in self._handles:  # ``_end`` replaces the list, so this iterates over a copy
             deadline_s = handle.ask.deadline_s
             if handle in cancelled:
                 self._give_up(handle, "cancelled", "cancelled by its client")
@@ -233,10 +233,10 @@ class Worker:
         try:
             return self.engine.step()
         except Exception as error:
-            # whatever the error: no client waits forever, and the next request finds a clean engine
+            # on any error: no client waits forever, and the next request gets a clean engine
             _LOG.exception("a round failed: its requests end here")
             over = [h for h in self._handles if h.request and h.request.answer.finish_reason]
-            # if none was ended, the next round would fail in the same way
+            # if no request has ended, end all: the next round would fail in the same way
             for handle in over or self._handles:
                 self._give_up(handle, "error", f"{type(error).__name__}: {error}")
             return []
@@ -250,7 +250,7 @@ class Worker:
             request = handle.request
             if request is None or (part := parts.get(request.id)) is None:
                 continue
-            if isinstance(request.error, DraftwiseError):  # the client's form of the prompt
+            if isinstance(request.error, DraftwiseError):  # the client's grammar failed
                 part.finish_reason = "refused"
             if num := len(part.tokens):
                 now, is_first = self._clock(), handle.num_tokens == 0
@@ -266,9 +266,9 @@ class Worker:
         """End an unfinished answer; its row, if it has one, is freed at once."""
         request = handle.request
         if request is not None and request.answer.finish_reason is None:
-            with suppress(DraftwiseError):  # a round that failed may have lost it
+            with suppress(DraftwiseError):  # a failed round may have dropped the request
                 self.engine.cancel(request.id)
-        part = RequestOutput() if request is None else request.output()  # what was held back
+        part = RequestOutput() if request is None else request.output()  # text that was held back
         part.finish_reason, part.error = reason, why
         self._end(handle, part)
 

@@ -1,4 +1,4 @@
-"""Stop rules: whether to draft one more token."""
+"""Stop rules decide whether to draft one more token."""
 
 from __future__ import annotations
 

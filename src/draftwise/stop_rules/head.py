@@ -1,6 +1,6 @@
 """SpecDec++'s stop rule: ends a draft when a trained head predicts a rejection in it.
 
-Heads on disk have SpecDec++'s layout, and are read without torch: ``config.json``
+Heads on disk have SpecDec++'s layout and are loaded without torch: ``config.json``
 (``hidden_size``, ``num_layers``) and ``model.safetensors`` with the keys
 ``model.{i}.linear.weight`` and ``.bias`` of the residual layers i < num_layers, then
 ``model.{num_layers}.weight`` [2, D] and ``.bias`` [2]; class 1 is "accepted".
@@ -28,7 +28,7 @@ _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """A head as it is run: blocks ([D, D], [D]) in order, then the log-odds' [D] and its bias."""
+    """A loaded head: residual blocks ([D, D], [D]), then weights [D] and bias of the log-odds."""
 
     blocks: tuple[tuple[Array, Array], ...]
     odds: Array
@@ -50,7 +50,7 @@ class HeadWeights:
 
 
 def _sigmoid(x: Any) -> Any:
-    return 0.5 + 0.5 * np.tanh(0.5 * x)  # exp(-x) overflows where x is far below 0
+    return 0.5 + 0.5 * np.tanh(0.5 * x)  # exp(-x) would overflow for very negative x
 
 
 def read_head(folder: Path) -> HeadWeights:
@@ -72,7 +72,7 @@ def read_head(folder: Path) -> HeadWeights:
 
 @functools.lru_cache(maxsize=32)
 def _load(folder: Path, changed_ns: int, num_bytes: int) -> HeadWeights:
-    """Cached by the file's state, since every request makes its own rule."""
+    """Cached by file time and size, since every request creates a rule."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         config = config.get("config", config)
@@ -85,7 +85,7 @@ def _load(folder: Path, changed_ns: int, num_bytes: int) -> HeadWeights:
                 raise ValueError(f"a tensor has the shape {found.shape} and not {shape}")
             return found
 
-        # the authors' layers are one and the same, and may be stored once
+        # the authors' layers share one set of weights, which may be stored once
         stored = (i if f"model.{i}.linear.weight" in tensors else 0 for i in range(num_blocks))
         layers = [f"{i}.linear" for i in stored]
         blocks = [(tensor(f"{n}.weight", size, size), tensor(f"{n}.bias", size)) for n in layers]
@@ -99,7 +99,7 @@ def _load(folder: Path, changed_ns: int, num_bytes: int) -> HeadWeights:
 
 
 def _read_safetensors(path: Path) -> dict[str, Array]:
-    """Every tensor as float32, bfloat16 included, which numpy does not know."""
+    """Load all tensors as float32, even bfloat16, which numpy does not support."""
     found: dict[str, Array] = {}
     for name, entry in deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
         if entry["dtype"] not in _DTYPES:
@@ -116,15 +116,15 @@ class Head:
 
     Source: SpecDec++, section 4.3, equation 4.1 and algorithm 1; h 0.7 as section 5.3 recommends
         for w_rej = 6, D = 3. Written ``head:PATH,h=0.7``; without a path it is the folder ``head``
-        next to the drafter's weights. ``draftwise train head`` makes the weights.
-    Differs: (1) the product covers the token just kept, as section 4.3 defines the stopping rule;
-        algorithm 1 and the authors' code judge the token before it (``lag=true``: the last token is
-        never judged before it is submitted); (2) where no hidden state is shown (drafts of
-        retrieval) the head knows nothing, and the draft continues.
-    State: the product over the draft that grows, a float. Cost: O((D + 1) H^2) a token for D layers
-        of hidden size H, on one core: 16 microseconds at H = 128 and D = 3, 9 milliseconds at 4096.
-    Errors: ValueError if h is not in [0, 1]; DraftwiseError for a folder without a head that can
-        be read, or, once it is used, where neither a path nor a drafter's folder is known.
+        next to the drafter's weights. ``draftwise train head`` trains the weights.
+    Differs: (1) the product includes the last drafted token, as section 4.3 defines the rule; in
+        algorithm 1 and the authors' code it ends one token earlier (``lag=true``), so the last
+        token is submitted unjudged; (2) without hidden states (drafts of retrieval) the draft
+        continues.
+    State: the product over the current draft, a float. Cost: O((D + 1) H^2) a token for D layers of
+        hidden size H, on one core: 16 microseconds at H = 128 and D = 3, 9 milliseconds at 4096.
+    Errors: ValueError if h is not in [0, 1]; DraftwiseError for a folder without a readable head,
+        or, on first use, if neither a path nor a drafter's folder is known.
     """
 
     needs_probs = False

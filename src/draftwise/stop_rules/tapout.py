@@ -14,7 +14,7 @@ TABLE_1 = "max-confidence+svip+adaedl+svip-difference+logit-margin"  # with TapO
 
 
 def split_rules(text: str) -> list[str]:
-    """``"a:x=1;y=2+b"`` to the specs of its rules; ValueError if there is none.
+    """Split ``"a:x=1;y=2+b"`` into the specs of its rules; ValueError for an empty rule.
 
     >>> split_rules("adaedl:gamma=0.3;alpha=0.8+svip:0.5")
     ['adaedl:gamma=0.3,alpha=0.8', 'svip:0.5']
@@ -26,7 +26,7 @@ def split_rules(text: str) -> list[str]:
 
 
 class Several:
-    """Rules that all see every step and learn from every draft; state and cost are theirs."""
+    """Rules that all see every step and learn from every draft; state and cost are their sum."""
 
     never_stops = False
 
@@ -37,7 +37,7 @@ class Several:
 
     @property
     def needs_hidden(self) -> int:
-        """The size of the hidden states that rules read, or 0; DraftwiseError if sizes differ."""
+        """The size of the hidden states that rules need, or 0; DraftwiseError if sizes differ."""
         sizes = sorted({rule.needs_hidden for rule in self._rules} - {0})
         if len(sizes) > 1:
             raise DraftwiseError(
@@ -53,8 +53,8 @@ class Several:
 class AnyOf(Several):
     """Stop as soon as any of several rules stops.
 
-    Source: this project's own. Written ``any-of:rules=svip:0.5+max-confidence``: rules are joined
-    by ``+``; inside one, ``;`` stands for the comma between options (``adaedl:gamma=0.3;alpha=1``).
+    Source: this project. Written ``any-of:rules=svip:0.5+max-confidence``: rules are joined by
+    ``+``; inside a rule, ``;`` replaces the comma between options (``adaedl:gamma=0.3;alpha=1``).
     Errors: ValueError for an empty rule, DraftwiseError for an unknown one.
     """
 
@@ -63,7 +63,7 @@ class AnyOf(Several):
         self.is_pure = all(rule.is_pure for rule in self._rules)
 
     def should_continue(self, step: DraftStep) -> bool:
-        # each is asked, since some keep state by draft
+        # a list: all rules are evaluated, since some keep state by draft
         return all([rule.should_continue(step) for rule in self._rules])
 
 
@@ -72,16 +72,16 @@ class TapOutToken(Several):
 
     Source: TapOut, sections 3.1 to 3.3, token level: ``bandit=ucb1:beta=1`` (UCB1) or
         ``bandit=thompson-bernoulli`` (Beta-Bernoulli Thompson sampling); the rules of table 1.
-    Update: the bandit of position i learns, for the rule that it picked there, 1 if the token at
-        position i was accepted and 0 if not, after the round.
-    Differs: (1) that reward is read as it is printed, of the token AT the position, which is drawn
-        before the rule is picked: it tells rules apart only through noise and through the drafts
-        that reach the position, so expect a nearly uniform mix of rules (the paper too finds the
-        token level weaker, section 4.2.1); tokens after the first rejection count as not accepted;
-        (2) every rule learns from every draft, so AdaEDL's lambda from drafts that others ended;
+    Update: after the round, the bandit of position i learns, for the rule that it chose there, 1 if
+        the token at position i was accepted and 0 if not.
+    Differs: (1) the reward is taken literally, that of the token AT the position, which is drawn
+        before the rule is chosen: it separates rules only through noise and through which drafts
+        reach the position, so expect a nearly uniform mix of rules (the paper also finds the token
+        level weaker, section 4.2.1); tokens after the first rejection count as not accepted; (2)
+        every rule learns from every draft, so AdaEDL's lambda from those that others ended, too;
         (3) the last position of the longest length has no bandit: nothing is left to decide.
-    State: a policy for each position reached so far; the decisions of the draft that grows.
-    Errors: as ``any-of`` for rules; DraftwiseError for a bandit that is no policy.
+    State: a policy for each position reached so far; the decisions of the current draft.
+    Errors: as ``any-of`` for rules; DraftwiseError for a bandit that is not a policy.
     """
 
     is_pure = False

@@ -1,4 +1,4 @@
-"""Rules that compare a figure of the drafter with a threshold."""
+"""Stop rules that compare a statistic of the drafter's q with a threshold."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from draftwise.types import DraftStep
 
 
 class ThresholdRule(ABC):
-    """Compares one number of the last token; at depth 0 there is none, and the draft continues.
+    """Compares one number of the last token with a threshold; at depth 0 the draft continues.
 
     The token itself stays in the draft, so the output distribution is unchanged. Cost: O(V). A
-    threshold outside the range that a rule's docstring gives raises ValueError.
+    threshold outside a rule's documented range raises ValueError.
     """
 
     needs_probs = is_pure = True
@@ -89,7 +89,7 @@ class SvipDifference(ThresholdRule):
     """Stop when the root of the entropy of q rose by more than a threshold over the token before.
 
     Source: TapOut, table 1 and appendix A.1 (SVIPDifference, threshold 0.2), H in nats.
-    Differs: the rule continues after the first token, before which the drafter wrote none.
+    Differs: the draft continues after its first token, which has no predecessor in the draft.
     """
 
     def __init__(self, threshold: float = 0.2) -> None:
@@ -97,22 +97,22 @@ class SvipDifference(ThresholdRule):
 
     def should_continue(self, step: DraftStep) -> bool:
         rise = root_entropy(step.entropy) - root_entropy(step.entropy_before)
-        return not rise > self._threshold  # nan, where no token is before the last, is no rise
+        return not rise > self._threshold  # nan, for the first token, is not a rise
 
 
 class AdaEdl(ThresholdRule):
     """Stop when ``1 - sqrt(gamma H)`` at the last drafted token is below an adaptive lambda.
 
     Source: TapOut, table 1 and appendix A.1 (AdaEDL, of Agrawal et al. 2024). H in nats.
-    Update: after each draft, with r its acceptance rate (accepted / drafted):
-        lambda = beta2 * lambda + (1 - beta2) * (lambda + epsilon * sign(alpha - r)),
-        so lambda rises (drafts get shorter) while fewer than alpha of the tokens are accepted.
+    Update: after each draft, with r its acceptance rate (accepted / drafted): lambda = beta2 *
+        lambda + (1 - beta2) * (lambda + epsilon * sign(alpha - r)), so lambda rises (drafts get
+        shorter) while fewer than alpha of the tokens are accepted.
     Differs: (1) the paper prints no values: gamma 0.2, alpha 0.9, beta2 0.9, epsilon 0.01 and the
-        first lambda, ``threshold`` 0.7, are this project's, the last so that it starts about where
-        SVIP's 0.6 stops (sqrt(H) = 0.67); (2) its running ``accept_rate`` (with beta1) is left
-        out, as the printed update of lambda does not read it; (3) as printed, lambda moves by
-        (1 - beta2) epsilon a draft, 0.001 here, and it restarts in each request: by 0.05 at most
-        over an answer of 50 drafts, so the rule is nearly constant unless epsilon is larger.
+        initial lambda, ``threshold`` 0.7, are this project's; 0.7 stops at sqrt(H) = 0.67, close to
+        SVIP's 0.6; (2) its running ``accept_rate`` (with beta1) is omitted, as the printed update
+        of lambda does not use it; (3) as printed, lambda moves by (1 - beta2) epsilon a draft,
+        0.001 here, and restarts in each request: by at most 0.05 over an answer of 50 drafts, so
+        the rule is nearly constant unless epsilon is larger.
     State: lambda, as ``threshold``. Ranges: alpha and beta2 in [0, 1], gamma and epsilon >= 0.
     """
 

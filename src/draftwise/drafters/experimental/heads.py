@@ -28,10 +28,10 @@ def load_mtp(
     top_k: int | None = None,
     total_tokens: int | None = None,
 ) -> EagleDrafter:
-    """The MTP head in the target's own checkpoint, or in another folder or hub id.
+    """The MTP head of the target's checkpoint, or of another folder or hub id.
 
-    depth, top_k, total_tokens, errors: as for an EAGLE head; such a head was trained for one token,
-    or for as many as its authors say.
+    depth, top_k, total_tokens, errors: as for an EAGLE head; such a head is trained for one token,
+    or for as many as its authors state.
     """
     tree = head_tree(depth, top_k, total_tokens)
     return EagleDrafter(name, load_mtp_head(path or target.name, target), target, depth, tree)
@@ -49,14 +49,14 @@ def load_medusa(
 
 
 class MedusaDrafter:
-    """Medusa heads: each guesses one of the coming tokens, all from the target's last state.
+    """Medusa heads: each predicts one of the next tokens, all from the target's last state.
 
     Source: Medusa (Cai et al. 2024), section 2.1. Differs: sampled chains, verified exactly, where
-    the authors draft greedy trees and accept what is typical. The last token of a text has no
-    hidden state yet, so the heads are conditioned on one token less than other drafters, and none
-    on the tokens drafted before it; each token is verified with its own q. Memory: D floats per
-    token, shared by all heads. Time: one forward, a small layer and an ``lm_head`` per token.
-    probs: as ``LMDrafter``.
+    the authors draft greedy trees and use typical acceptance. The last token of a text has no
+    hidden state yet, so the heads are conditioned on one token less than other drafters, and not on
+    the tokens drafted before; each token is verified with its head's q. Memory: D floats per token,
+    shared by all heads. Time: one forward, a small layer and an ``lm_head`` per token. probs: as
+    ``LMDrafter``.
     """
 
     can_branch = can_mix = retrieves = False
@@ -104,8 +104,8 @@ class BlockRunner(HiddenStateRunner):
 
 
 class MedusaRunner(BlockRunner):
-    """Heads on the target's last states; the cache stays empty. The state after token s gives, by
-    head i, q of position s + 2 + i.
+    """Runs heads on the target's last states; the cache stays empty. From the state after token s,
+    head i predicts q of position s + 2 + i.
     """
 
     remembers = False
@@ -115,7 +115,7 @@ class MedusaRunner(BlockRunner):
         self._heads, self._tap = heads, tap
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
-        """Head 0 on the text, and on its last state all heads that the draft needs."""
+        """Run head 0 on the text, and all heads that the draft needs on its last state."""
         ends = [(features_of(r.context), r.end - 1, r.num) for r in readings]
         states = [features.get([self._tap], end - num, end) for features, end, num in ends]
         ahead = max(r.ahead for r in readings)
@@ -141,8 +141,8 @@ class DFlashDrafter:
     """A DFlash head: a block of masks after the last token, filled in one forward.
 
     Source: DFlash (Chen et al. 2026, arXiv 2602.06036). Differs: tokens are sampled, where the
-    authors are greedy, and each is verified with its own q, which is not conditioned on the tokens
-    drafted before it. Text that another drafter continued is scored by one block per token. Memory:
+    authors are greedy, and each is verified with its q, which is not conditioned on the tokens
+    drafted before it. Text that another drafter drafted is scored with one block per token. Memory:
     keys and values of its layers; D floats per token and tapped layer, shared by all heads. Time:
     one forward of a block, whatever the length. probs: as ``LMDrafter``.
     """
@@ -168,10 +168,10 @@ class DFlashDrafter:
 
 
 class DFlashRunner(BlockRunner):
-    """One head on its cache: keys and values of the target's states, never of a draft.
+    """Runs one head on its cache: keys and values of the target's states, never of a draft.
 
-    A block after token s looks at the states after the tokens before s, and its n-th slot from
-    ``block.first`` on gives q of position s + 1 + n.
+    A block after token s attends to the states after the tokens before s, and its n-th slot from
+    ``block.first`` on yields q of position s + 1 + n.
     """
 
     def __init__(self, head: DFlashHead, max_length: int) -> None:
@@ -179,7 +179,7 @@ class DFlashRunner(BlockRunner):
         self._head = head
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
-        """Blocks after the last ``num`` tokens of each text; of the last, all for a draft."""
+        """Run blocks after the last ``num`` tokens of each text; store the last one for a draft."""
         states, first = self._fill(readings, self._read_texts(readings)), self._head.block.first
         for own, r in zip(states, readings, strict=True):
             if r.ahead > 1:
@@ -188,8 +188,8 @@ class DFlashRunner(BlockRunner):
         return self._head.logits(torch.cat([own[:, first] for own in states])), None
 
     def _read_texts(self, readings: Sequence[DraftInput]) -> list[tuple[Tensor, Tensor]]:
-        """Cache what the target said of each text up to the token before the last; returns each
-        layer's keys and values [R, G, used, d] of these texts.
+        """Cache keys and values of the target's states of each text, up to the token before the
+        last; return those of each layer [R, G, used, d].
         """
         starts = [self._cache.lengths[r.context.row] for r in readings]
         pairs = list(zip(readings, starts, strict=True))

@@ -1,4 +1,4 @@
-"""The default policy of draftwise's own engine."""
+"""The default policy, which plays the plan with the most expected tokens per second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acceptance of drafted tokens: rates by LM drafter, by confidence, and by length of the match."""
+"""Acceptance rates of drafted tokens: by LM drafter, by confidence, and by match length."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from draftwise.types import Bools, Floats, TreeShape
 PRIOR = 0.55  # prior acceptance of a drafter
 PRIOR_WEIGHT = 2.0  # weight of a prior, in alphas
 POOL_WEIGHT = 4.0  # weight of the prior against the alphas of all LM drafters together
-GOOD_POOL = 0.2  # mean acceptance of them all below which the prior of an unknown one is reduced
-FAST_DISCOUNT = 0.8  # discount of the fast rate for each alpha: a memory of five alphas
+GOOD_POOL = 0.2  # mean acceptance of all LM drafters below which their priors are reduced
+FAST_DISCOUNT = 0.8  # discount of the fast rate per alpha: an effective memory of five alphas
 FAST_ODDS = math.log(0.12 / 0.88)  # prior log odds of the fast rate against the slow one
-ERROR_WEIGHT = 3.0  # log odds per unit of squared error by which one rate predicts better
-_DEN, _ERROR, _FAST_ERROR = 1, 4, 5  # rows of a table: num, den; the fast num, den; both errors
+ERROR_WEIGHT = 3.0  # log odds per unit of difference between the rates' squared errors
+_DEN, _ERROR, _FAST_ERROR = 1, 4, 5  # table rows: slow num, den; fast num, den; both errors
 _NUMS, _DENS = slice(0, 4, 2), slice(1, 4, 2)
 
 
 class Rates(Kept):
-    """Acceptance rates of all LM drafters on this text, with a slow and a fast memory.
+    """Acceptance rates of all LM drafters on this text, each a mix of a slow and a fast average.
 
-    Source: this project; the two memories are weighted as in Hedge.
-    Update: by drafter num, den <- g num + w alpha, g den + w for each alpha of weight w, once with
-        the slow g = ``discount`` and once with the fast 0.8; drafters that were not scored are
-        discounted by the slow g for each emitted token. rate = (num + n e) / (den + n), with e the
-        drafter's prior and n its weight (2 for the fast rate). If all drafters fail, the prior of
-        an unknown one is reduced: e = prior * min(1, m / 0.2), m = (4 prior + pool num) / (4 + pool
-        den), where the pool adds up the alphas of all drafters.
+    Source: this project; the two averages are weighted as in Hedge.
+    Update: per drafter, num <- g num + w alpha and den <- g den + w for each alpha of weight w,
+        with g = ``discount`` for the slow average and 0.8 for the fast one; drafters without scores
+        are discounted by the slow g for each emitted token. rate = (num + n e) / (den + n), with e
+        the drafter's prior and n its weight (2 for the fast rate). If all drafters fail, priors are
+        reduced: e = prior * min(1, m / 0.2), m = (4 * 0.55 + pool num) / (4 + pool den), where the
+        pool sums the alphas of all drafters.
     State: [6, D] num, den slow, num, den fast, squared errors of both; the pool's; priors, weights.
 
     >>> rates = Rates(num_drafters=2, discount=0.97)
@@ -59,7 +59,7 @@ class Rates(Kept):
         self.forget_what_follows()
 
     def of(self) -> Floats:
-        """[D] the mean of slow and fast rate, weighted by how well each has predicted."""
+        """[D] mean of the slow and the fast rate, weighted by how well each has predicted."""
         granted, table = self._granted(), self._table
         held = self._held if granted == 1.0 else self._held * granted
         slow, fast = (table[_NUMS] + held) / (table[_DENS] + self._weights)
@@ -68,12 +68,12 @@ class Rates(Kept):
         return rates
 
     def weights(self) -> Floats:
-        """[D] the weight of each slow rate in alphas, its prior included."""
+        """[D] weight of each slow rate in alphas, including its prior."""
         weights: Floats = self._table[_DEN] + self._prior_weight
         return weights
 
     def fade(self, num_emitted: int, scored: Collection[int]) -> None:
-        """Discount all drafters but ``scored`` after num_emitted tokens."""
+        """Discount all drafters except ``scored`` by ``num_emitted`` tokens."""
         kept = self._discount**num_emitted
         self._pool = [kept * part for part in self._pool]
         fading = [kept] * len(self._prior)
@@ -82,7 +82,7 @@ class Rates(Kept):
         self._table *= fading
 
     def add(self, drafter: int, alphas: Sequence[float], weight: float = 1.0) -> None:
-        """Add a drafter's alphas in text order; each first scores the predictions of both rates."""
+        """Add a drafter's alphas in text order; each one first updates both rates' errors."""
         num, den, fast_num, fast_den, error, fast_error = self._table[:, drafter].tolist()
         g, own = self._discount, float(self._prior_weight[drafter])
         prior = float(self._prior[drafter]) * self._granted()
@@ -101,7 +101,7 @@ class Rates(Kept):
         self._pool = [pool_num + weight * sum(alphas), pool_den + weight * len(alphas)]
 
     def forget_what_follows(self) -> None:
-        """Compute the priors' weights [2, D] of slow and fast rates, and weights * priors."""
+        """Recompute the weights [2, D] of the slow and fast rates' priors, and weights * priors."""
         fast = np.full_like(self._prior, PRIOR_WEIGHT)
         self._weights: Floats = np.stack([self._prior_weight, fast])
         self._held: Floats = self._weights * self._prior
@@ -111,25 +111,25 @@ class Rates(Kept):
         return min(1.0, (POOL_WEIGHT * PRIOR + num) / (POOL_WEIGHT + den) / GOOD_POOL)
 
 
-CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)  # borders of nine bins of max q
+CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)  # edges of the nine bins of max q
 BIN_WEIGHT = 3.0  # weight of a bin's prior, in alphas
 BIN_DISCOUNT = 0.995  # discount of a bin's sums for each new alpha
 _CENTRES = tuple((low + high) / 2 for low, high in pairwise((0.0, *CONFIDENCES, 1.0)))
-NUM_SIBLINGS = 7  # most siblings of a token
+NUM_SIBLINGS = 7  # maximum number of siblings of a token
 _RANKS = (0.18, 0.1, 0.06, 0.05, 0.04, 0.03, 0.03)
 _SHARES = tuple(share * (1.0 - centre) for centre in _CENTRES for share in _RANKS)
 """Prior probability that the first, second, .. sibling is accepted, by bin and rank."""
 BRANCH_PRIORS = (0.03, 0.06, 0.12, 0.2, 0.3, 0.4)
-"""Prior acceptance of a retrieved token where a drafter's was rejected, by match length."""
+"""Prior acceptance of a retrieved token where the drafter's was rejected, by match length."""
 ADDED_PRIORS = (0.25, 0.18, 0.12, 0.08, 0.04, 0.02)
-"""Prior probability that a drafter's token differs from a retrieved one and is accepted, too."""
+"""Prior probability that a drafter's token differs from the retrieved one and is accepted."""
 TREE_PRIORS = (0.18, 0.28, 0.34, 0.39, 0.43, 0.46, 0.49)
-"""Prior probability that one of 1, 2, .. siblings in a tree is accepted if the likeliest is not."""
-_NEXT = tuple(0.14 + 0.75 * (0.4 + 0.4 * centre) for centre in _CENTRES)  # of the token after it
+"""Prior probability that one of 1, 2, .. siblings of a rejected likeliest token is accepted."""
+_NEXT = tuple(0.14 + 0.75 * (0.4 + 0.4 * centre) for centre in _CENTRES)  # prior of the next token
 
 
 def bin_of(confidence: float) -> int:
-    """The bin of a largest probability.
+    """The bin of a confidence, which is the largest probability of a token's q.
 
     >>> [bin_of(confidence) for confidence in (0.1, 0.2, 0.5, 0.97, 1.0)]
     [0, 1, 3, 7, 8]
@@ -137,12 +137,12 @@ def bin_of(confidence: float) -> int:
     return bisect_right(CONFIDENCES, confidence)
 
 
-_OWN = ("num", "den", "next_num", "next_den")  # names in a state
+_OWN = ("num", "den", "next_num", "next_den")  # field names in a state
 
 
 @dataclass(slots=True)
 class Ratios:
-    """Discounted means of alphas by row, each with a prior; weight: of a prior, in alphas.
+    """Discounted means of alphas by row, each shrunk to a prior of ``weight`` alphas.
 
     num, den: discounted sums of alphas and of their weights.
     """
@@ -160,7 +160,7 @@ class Ratios:
         self.den[row] = BIN_DISCOUNT * self.den[row] + 1.0
 
     def rate(self, row: int, prior: float | None = None) -> float:
-        """The mean of a row; prior: replaces its own."""
+        """The mean of a row; prior: replaces the row's prior."""
         prior = self.priors[row] if prior is None else prior
         return (self.num[row] + self.weight * prior) / (self.den[row] + self.weight)
 
@@ -169,11 +169,12 @@ class Ratios:
 class Bins:
     """One drafter's acceptance by bin of confidence.
 
-    own: of the token itself. after: of the next one. ranks: of its siblings, by bin and rank.
-    branches: of another token that retrieval proposes, by length of its match, given that the
-    drafter's was rejected. added: that the drafter's token differs from it and is accepted. firsts:
-    of the likeliest token at each depth of a tree. others: of one of its siblings, given that it
-    was rejected, by their number. wide: mean worth of a token's siblings less their price.
+    own: acceptance of the token itself. after: of the next token. ranks: of its siblings, by bin
+    and rank. branches: of a different, retrieved token, by match length, if the drafter's was
+    rejected. added: probability that the drafter's token differs from the retrieved one and is
+    accepted. firsts: acceptance of the likeliest token at each depth of a tree. others: of one of
+    its siblings if it is rejected, by their number. wide: mean worth of a token's siblings less
+    their price.
 
     >>> bins = Bins()
     >>> bins.add([0.97, 0.4], [1.0, 0.0])
@@ -191,9 +192,9 @@ class Bins:
     wide: float = 0.0
 
     def add(self, confidences: Sequence[float], alphas: Sequence[float]) -> None:
-        """Add each alpha to the bin of its token and, as next token, to that of the token before.
+        """Add each alpha to its token's bin and, as a next token's, to the previous token's bin.
 
-        confidences: NaN where another drafter wrote the token.
+        confidences: NaN for tokens that another drafter wrote.
         """
         before = -1
         for confidence, alpha in zip(confidences, alphas, strict=True):
@@ -206,18 +207,18 @@ class Bins:
             self.own.count(before, alpha)
 
     def add_siblings(self, siblings: Sequence[tuple[float, int, bool]]) -> None:
-        """Add whether each sibling was accepted; see ``Evidence``."""
+        """Add whether each sibling was accepted; siblings: as in ``Evidence``."""
         for confidence, rank, is_kept in siblings:
             place = bin_of(confidence) * NUM_SIBLINGS + min(rank, NUM_SIBLINGS) - 1
             self.ranks.count(place, is_kept)
 
     def siblings(self, index: int) -> list[float]:
-        """Acceptance of the first, second, .. sibling of a token of this bin."""
+        """Acceptance of the first, second, .. sibling of a token in this bin."""
         places = range(index * NUM_SIBLINGS, (index + 1) * NUM_SIBLINGS)
         return [self.ranks.rate(place) for place in places]
 
     def add_tree(self, shape: TreeShape, length: int, num_accepted: int, num_first: int) -> None:
-        """Add a tree: how many depths were accepted, and by how many of the likeliest tokens."""
+        """Add a verified tree: its accepted depth, ``num_first`` of it by the likeliest tokens."""
         judged = num_accepted + (num_accepted < depth_of(shape, length))
         row = num_siblings(shape, length) - 1
         for number in range(judged):
@@ -226,12 +227,12 @@ class Bins:
                 self.others.count(row, number < num_accepted)
 
     def of_tree(self, shape: TreeShape, length: int, rate: float) -> float:
-        """Acceptance at each depth of a tree, where the likeliest token has the prior ``rate``."""
+        """Acceptance at each depth of a tree; rate: prior acceptance of the likeliest token."""
         first, num = self.firsts.rate(0, rate), num_siblings(shape, length)
         return first + (1.0 - first) * self.others.rate(num - 1) if num else first
 
     def add_worth(self, worth: float) -> None:
-        """Add the worth of one token's siblings less their price, given that it is reached."""
+        """Add the worth of one token's siblings less their price, if the token is reached."""
         self.wide += (1.0 - BIN_DISCOUNT) * (worth - self.wide) * 10.0
 
     def state(self) -> dict[str, Any]:
@@ -252,7 +253,7 @@ class Bins:
         return bins
 
     def _further(self) -> dict[str, Ratios]:
-        """The ratios of other tokens than the drafter's own, by their names in a state."""
+        """All ratios except ``own`` and ``after``, by their names in a state."""
         return {
             "siblings": self.ranks, "branches": self.branches, "added": self.added,
             "firsts": self.firsts, "others": self.others,
@@ -260,7 +261,7 @@ class Bins:
 
 
 def depth_of(shape: TreeShape, length: int) -> int:
-    """Most depths of a tree that is grown to ``length`` depths."""
+    """Maximum depth of a tree that is grown to ``length`` levels."""
     return min(length, shape.total_tokens)
 
 
@@ -282,7 +283,7 @@ _BUCKET_OF = (0, 0, 1, *[2] * 2, *[3] * 4, *[4] * 8, 5)  # by match length 0 .. 
 
 
 def bucket(match: int) -> int:
-    """The table row of a match length of at least 1 token.
+    """The table row of a match of at least 1 token.
 
     >>> [bucket(match) for match in (1, 2, 3, 4, 5, 8, 9, 16, 17, 400)]
     [0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
@@ -302,7 +303,7 @@ class MatchTable(Ratios):
         return [self.rate(row) for row in range(len(MATCH_PRIORS))]
 
     def add(self, alphas: Sequence[float], matches: Sequence[int]) -> None:
-        """Add every alpha to the bucket of its match; those without a match are ignored."""
+        """Add each alpha to the bucket of its match length; alphas without a match are ignored."""
         for alpha, match in zip(alphas, matches, strict=True):
             if match > 0:
                 self.count(bucket(match), alpha)
@@ -329,7 +330,7 @@ class MatchTable(Ratios):
 
 
 def tallies(state: Mapping[str, Any], names: Sequence[str], length: int) -> list[list[float]]:
-    """The named lists, in pairs ``num, den`` with 0 <= num <= den; ValueError for anything else.
+    """The named lists, in pairs ``num, den`` with 0 <= num <= den; otherwise ValueError.
 
     >>> tallies({"num": [1], "den": [2]}, ("num", "den"), 1)
     [[1.0], [2.0]]
@@ -347,10 +348,7 @@ def tallies(state: Mapping[str, Any], names: Sequence[str], length: int) -> list
 
 
 class SeenValues(Kept):
-    """Discounted means of the values that plans were seen with, shrunk to a prior.
-
-    State: discounted sums and counts float64[K].
-    """
+    """Discounted means of the plans' observed values, shrunk to a prior."""
 
     KEPT = ("sums", "counts")
 

@@ -14,22 +14,22 @@ import numpy as np
 from draftwise.policies.goodput.acceptance import PRIOR, Bins, MatchTable
 from draftwise.types import Floats, Ints
 
-NUM_FEATURES = 1024  # number of hashed token features; one more is constant
-WINDOW = 128  # last tokens of a text that make up its features
+NUM_FEATURES = 1024  # number of hashed token features; a constant one is added
+WINDOW = 128  # number of last tokens of a text that its features describe
 REFRESH_TOKENS = 32  # new tokens of an answer after which its features are recomputed
 PRIOR_VARIANCE = 5.0  # prior variance of a drafter's log odds
-TOKEN_WEIGHT = 0.25  # weight of an alpha in observations: those of neighbours are correlated
-MOST_WEIGHT = 20.0  # largest weight of a prediction, in alphas, since texts differ
-RESET_THRESHOLD = 6.0  # threshold of the cumulative sum at which a drafter's weights are reset
+TOKEN_WEIGHT = 0.25  # observations per alpha: neighbouring alphas are correlated
+MOST_WEIGHT = 20.0  # maximum weight of a prediction, in alphas, since texts differ
+RESET_THRESHOLD = 6.0  # CUSUM threshold above which a drafter's weights are reset
 LABEL_WEIGHT = 16  # weight of a request's label, in tokens
 _BIAS = math.log(PRIOR / (1.0 - PRIOR))
 _SURE = 0.01  # predictions are clipped to this and 1 - this
-_PROBIT = math.pi / 8.0  # MacKay's: a logistic averaged over a Gaussian
+_PROBIT = math.pi / 8.0  # MacKay's approximation of a logistic averaged over a Gaussian
 
 
 @dataclass(frozen=True, slots=True)
 class TextFeatures:
-    """Square roots of hashed token counts, normalised to length 1: the n that are not 0."""
+    """The n nonzero features of a text: square roots of hashed token counts, of unit norm."""
 
     ids: Ints
     values: Floats
@@ -37,9 +37,9 @@ class TextFeatures:
 
 
 def features(tokens: Sequence[int], label: str = "") -> TextFeatures:
-    """Features of a text's last tokens, of the request's label, and one that all texts have.
+    """Features of a text's last tokens and of the request's label, and a constant feature.
 
-    The last one weighs as much as all others: a new text is first expected to be like most texts.
+    The constant weighs as much as all others: new texts are expected to be like most texts.
 
     >>> features([5, 5, 5, 5]).squares.round(3).tolist()
     [0.5, 0.5]
@@ -57,16 +57,17 @@ def features(tokens: Sequence[int], label: str = "") -> TextFeatures:
 class Experience:
     """Statistics of all requests: acceptance by drafter and text, by confidence, and by match.
 
-    Source: Bayesian logistic regression with a Gaussian of diagonal covariance for each drafter,
-        one assumed-density step an observation (as in Graepel et al. 2010, with a logistic link).
+    Source: Bayesian logistic regression for each drafter, with a Gaussian of diagonal covariance
+        and one assumed-density step per observation (as in Graepel et al. 2010, with a logistic
+        link).
     Update: z = b + w x for the features x of the text's end; an alpha a of weight n moves w by V x
-        n (a - p) / (1 + n h v) and lowers the variances, 1/V += n h x^2, with p = sigma(z), h =
-        p (1 - p), v = V x^2. Prediction: p averaged over z's uncertainty, and its weight in
-        alphas, 1 / (1/20 + p (1 - p) v). A drafter's weights are reset once they predict worse
-        than the prior by e^6 (a one-sided cumulative sum).
+        n (a - p) / (1 + n h v) and lowers the variances, 1/V += n h x^2, with p = sigma(z), h = p
+        (1 - p), v = V x^2. Prediction: p averaged over z's uncertainty, and its weight in alphas, 1
+        / (1/20 + p (1 - p) v). A drafter's weights are reset once they predict worse than the prior
+        by e^6 (a one-sided cumulative sum).
     State: means and variances [D, F]; cumulative sums [D]; seconds that missing probes may have
-        cost [D]; vain scores in a row [D]; bins of confidence by LM drafter and tables by
-        retrieval drafter; numbers of tokens and answers. Its size depends only on D.
+        cost [D]; vain scores in a row [D]; confidence bins by LM drafter; match tables by retrieval
+        drafter; numbers of tokens and answers. Its size depends only on D.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -86,7 +87,7 @@ class Experience:
         return self.num_tokens / self.num_answers
 
     def predict(self, seen: TextFeatures) -> tuple[Floats, Floats]:
-        """[D] predicted acceptance on a text, and the weight of each prediction in alphas."""
+        """[D] predicted acceptance on a text, and [D] the weight of each prediction in alphas."""
         variance = self._variance.take(seen.ids, axis=1) @ seen.squares
         logit = _BIAS + self._mean.take(seen.ids, axis=1) @ seen.values
         rates = 1.0 / (1.0 + np.exp(-logit / np.sqrt(1.0 + _PROBIT * variance)))
@@ -174,8 +175,8 @@ class Experience:
 class Recall:
     """One request's view of an ``Experience``.
 
-    private: the request learns from others, but they do not learn from it. expected: the
-    prediction for its present text. bins, tables, missed_s, num_vain: shared, or copies if private.
+    private: the request uses the shared statistics but does not update them. expected: the
+    prediction for its current text. bins, tables, missed_s, num_vain: shared, or copies if private.
     """
 
     def __init__(

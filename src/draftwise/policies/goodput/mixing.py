@@ -1,4 +1,4 @@
-"""Mixed drafts: which drafter writes each token, and where the draft ends, by price."""
+"""Mixed drafts: chooses each token's drafter and the end of the draft by expected gain."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from itertools import accumulate
 from draftwise.policies.goodput.acceptance import Bins, bin_of, bucket
 from draftwise.types import DraftStep
 
-RATE_SHARE = 0.9  # of the best plan's rate is the price of a second; all of it would end drafting
+RATE_SHARE = 0.9  # price of a second over the best plan's rate; at 1 no draft would gain
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Prices of a draft: tokens per second that plain decoding or another draft would emit.
+    """Prices of a draft. rate: tokens per second that plain decoding or another draft would emit.
 
     target_s: seconds of a target forward over 1, 2, .. tokens. draft_s: of a step, by drafter.
     """
@@ -28,11 +28,11 @@ class Prices:
     def gain(
         self, width: int, reached: float, alphas: Iterable[float], drafter: str, wide: float = 0.0
     ) -> float:
-        """The largest gain, in expected tokens less their price, of continuing with one drafter.
+        """The largest gain of continuing with one drafter: expected tokens minus their price.
 
-        width: tokens of the draft so far. reached: the probability that its chain is accepted.
-        alphas: acceptance of each further token. wide: worth of each further token's siblings. The
-        maximum is over all lengths, so that a stair of the costs is passed where that pays.
+        width: tokens of the draft so far. reached: probability that its chain is accepted. alphas:
+        acceptance of each further token. wide: worth of each further token's siblings. The maximum
+        is over all lengths, so the draft crosses a step in the target's cost where that pays.
 
         >>> flat = Prices(rate=1.0, target_s=[1.0], draft_s={"small": 0.2})
         >>> round(flat.gain(0, 1.0, [0.5, 0.5, 0.5], "small"), 3)
@@ -42,7 +42,7 @@ class Prices:
         rate, step_s = self.rate, self.draft_s.get(drafter, 0.0)
         seconds = -target_s[min(width, last)]
         tokens, best = 0.0, -math.inf
-        for alpha in alphas:  # some hundred a round: no calls in here
+        for alpha in alphas:  # hundreds of iterations a round: avoid calls
             tokens += reached * wide
             reached *= alpha
             tokens += reached
@@ -58,8 +58,8 @@ class Prices:
     ) -> tuple[int, float]:
         """The best number of siblings, and their worth less their price, in tokens.
 
-        reached: the probability that the chain before them is accepted. shares: the probability
-        that the first, second, .. sibling is accepted, given that.
+        reached: probability that the chain before them is accepted. shares: probability that the
+        first, second, .. sibling is accepted if that chain is.
 
         >>> Prices(1.0, [1.0, 1.1, 1.1, 1.1, 1.5], {}).best_siblings(1, 1.0, [0.2, 0.1, 0.05])
         (2, 0.30000000000000004)
@@ -75,21 +75,21 @@ class Prices:
 
 
 class GoodputMixer:
-    """Decides before each token of a draft whether ``drafter`` or a match writes it, or ends it.
+    """Chooses the writer of each token of a draft, ``drafter`` or a match, or ends the draft.
 
-    Source: this project. The writer with the largest gain wins; without a gain the draft ends.
-    Update: after a token of ``drafter`` the probability of reaching this place is multiplied by
-        the acceptance of the token's bin of confidence, and the next token's acceptance is that of
-        tokens after the bin; after a copied token it is multiplied by the match's acceptance. All
-        inputs are known before a token is drawn, which stays: lossless (``docs/verification.md``).
+    Source: this project. The writer with the largest gain wins; the draft ends if no gain is >= 0.
+    Update: after a token of ``drafter``, the probability of reaching the next position is
+        multiplied by the acceptance of the token's confidence bin, which also sets the next token's
+        acceptance; after a copied token, by the match's acceptance. All inputs are known before a
+        token is drawn, and a drawn token is kept: lossless (``docs/verification.md``).
     ladders: by retrieval drafter, the acceptance of a token after a match of 1, 2, .. tokens.
-    Branches: where retrieval proposes another token than the draft has, its tokens are bought as a
-        branch while they are worth their price; the draft must be rejected there for them to count.
+    Branches: where retrieval proposes another token than the draft, its tokens become a branch
+        while they are worth their price; they count only if the draft is rejected there.
     State: that probability, and the acceptance of the drafter's next token; by depth, the
-        probability of reaching it and that a copied token there is accepted (0 = a drawn one).
+        probability of reaching it and the acceptance of the copied token there (0 = a drawn one).
         For ``Goodput`` to learn from, by depth: departures, the drafter and bucket of a match that
         proposes another token; matched, the bucket of the longest match where ``drafter`` wrote.
-    Cost: O(length) for each token and offer, some microseconds.
+    Cost: O(length) per token and candidate writer, a few microseconds.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class GoodputMixer:
         return best
 
     def _adds(self, match: int, width: int) -> bool:
-        """Whether a drawn token is worth its price next to a branch of better copied tokens."""
+        """Whether a drawn token is worth its price in addition to a branch of the copied tokens."""
         prices = self._prices
         target_s, last = prices.target_s, len(prices.target_s) - 1
         seconds = target_s[min(width + 1, last)] - target_s[min(width, last)]
@@ -155,7 +155,7 @@ class GoodputMixer:
     def num_siblings(self, step: DraftStep, room: int) -> int:
         """The number of siblings of the token that ``drafter`` wrote last, as in ``Mixer``.
 
-        One is left out if the chain's last token, which it would displace, is more likely accepted.
+        A sibling is dropped if the chain's last token, which it displaces, is likelier accepted.
         """
         index = bin_of(step.max_prob)
         shares, accepted = self._bins.siblings(index), self._bins.own.rate(index)
@@ -170,7 +170,7 @@ class GoodputMixer:
     def branch(
         self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
     ) -> tuple[str, int]:
-        """The longest match and how many of its tokens are worth their price; notes departures."""
+        """The drafter of the longest match, and how many of its tokens are worth their price."""
         matches = {name: match for name, match in matches.items() if name in self._ladders}
         if not matches or depth not in self._places:
             return "", 0

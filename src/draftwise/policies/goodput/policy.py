@@ -1,4 +1,4 @@
-"""The goodput policy: prices plans and schedules probes of drafters that do not play."""
+"""The goodput policy: prices plans and schedules probes of idle drafters."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, I
 DEFAULT_DRAFT_SHARE = 0.05  # prior seconds of a draft step, as a share of a target forward
 
 _NO_BINS = Bins()
-_CERTAIN = 1.0 - 1e-9  # the largest acceptance: the sum is then k + 1 to seven digits
+_CERTAIN = 1.0 - 1e-9  # maximum acceptance, against division by 0: the sum is k + 1 to seven digits
 _TINY = 1e-12  # seconds: avoids division by zero where the clock is too coarse
 
 
 class PlanCosts:
-    """Seconds of a round of each plan, ``T(n + 1) + k c``, by the latest costs.
+    """Seconds per round of each plan, ``T(n + 1) + k c``, from the latest costs.
 
-    A step of a tree's draft reads as many tokens as the tree is wide. A forward longer than any
-    measured costs as much as the longest: an overestimate would end drafting, and all learning.
-    Before any measurement a target forward takes 1 s and a draft step 0.05 s. Unless catching up
-    was measured, a drafter's forward is assumed to grow with its tokens as the target's does.
-    target_s: by tokens. draft_s, read_s: [D] seconds of a draft step, and of catching up by one
-    token. seconds: [K]. batch_s: as in ``Costs``. names: [D]. places: the plans of each drafter.
-    drafters, lengths, sizes, depths: [K] each plan's index in names, its length k, its verified
-    tokens n, and the most of them that may be accepted. trees: index, drafter and shape of trees.
+    A tree's draft step processes as many tokens as the tree is wide. A forward longer than any
+    measured one costs as much as the longest: an overestimate would end drafting, and so all
+    learning. Before any measurement a target forward takes 1 s and a draft step 0.05 s. Unless
+    catching up was measured, a drafter's forward is assumed to scale with its tokens as the
+    target's does. target_s: by tokens. draft_s, read_s: [D] seconds of a draft step, and of
+    catching up by one token. seconds: [K]. batch_s: as in ``Costs``. names: [D]. places: the plans
+    of each drafter. drafters, lengths, sizes, depths: [K] each plan's index in names, its length k,
+    its verified tokens n, and the maximum number of accepted ones. trees: index, drafter and shape
+    of trees.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
@@ -46,7 +47,7 @@ class PlanCosts:
         self.sizes: Ints = np.array([plan.num_tokens for plan in plans])
         self.trees = [(k, plan.drafter, plan.tree) for k, plan in enumerate(plans) if plan.tree]
         self.depths: Ints = self.lengths.copy()
-        self._wider: Ints = np.zeros(len(plans), np.int64)  # further tokens of a draft step
+        self._wider: Ints = np.zeros(len(plans), np.int64)  # additional tokens per draft step
         for k, _, shape in self.trees:
             self.depths[k] = depth_of(shape, plans[k].length)
             self._wider[k] = shape.top_k - 1
@@ -59,7 +60,7 @@ class PlanCosts:
         self.take(Costs(np.zeros(0), {}))
 
     def take(self, costs: Costs) -> None:
-        """Replace the costs; those of target forwards stay if none is measured yet."""
+        """Replace the costs; those of target forwards stay if the new costs have none."""
         if self._taken is not None and _are_equal(self._taken, costs):
             return
         self._taken = costs
@@ -94,7 +95,7 @@ class PlanCosts:
         self.take(Costs(np.array(state["target_s"]), next(steps), batch_s, next(steps)))
 
     def expected_tokens(self, rates: Floats, bins: Mapping[str, Bins]) -> Floats:
-        """[K] ``expected_tokens`` by acceptance [D]; bins raise it at each depth of a tree."""
+        """[K] ``expected_tokens`` from acceptance [D]; in trees, ``bins`` add that of siblings."""
         own = rates.take(self.drafters)
         for k, name, shape in self.trees:
             own[k] = bins.get(name, _NO_BINS).of_tree(shape, int(self.lengths[k]), float(own[k]))
@@ -115,7 +116,7 @@ class PlanCosts:
 
 
 def _are_equal(costs: Costs, others: Costs) -> bool:
-    """Whether two costs are equal; False if comparing takes as long as replacing."""
+    """Whether two costs are equal; False with ``batch_s``, where comparing is not cheaper."""
     return costs is others or (
         costs.batch_s is others.batch_s is None
         and costs.draft_s == others.draft_s
@@ -128,7 +129,7 @@ def _are_equal(costs: Costs, others: Costs) -> bool:
 def expected_tokens(rates: Floats, lengths: Ints) -> Floats:
     """Expected tokens of a round, ``1 + a + .. + a^k = (1 - a^(k + 1)) / (1 - a)``.
 
-    Source: Leviathan et al. 2023, equation 1. rates, lengths: shapes that broadcast.
+    Source: Leviathan et al. 2023, equation 1. rates, lengths: broadcastable shapes.
 
     >>> expected_tokens(np.array([0.5, 0.5]), np.array([1, 2])).tolist()
     [1.5, 1.75]
@@ -138,9 +139,9 @@ def expected_tokens(rates: Floats, lengths: Ints) -> Floats:
 
 
 def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[float]:
-    """[longest + 1] expected tokens of a round of retrieval by length; 0 without a match.
+    """[longest + 1] expected tokens of a retrieval round, by draft length; 0 without a match.
 
-    ladder: acceptance after a match of 1, 2, .. tokens, which every accepted token makes longer.
+    ladder: acceptance after a match of 1, 2, .. tokens; each accepted token extends the match.
 
     >>> retrieved_tokens([0.5, 0.5, 0.5], 1, 2)
     [1.0, 1.5, 1.75]
@@ -152,19 +153,19 @@ def retrieved_tokens(ladder: Sequence[float], match: int, longest: int) -> list[
     return list(accumulate(reached, initial=1.0))
 
 
-PROBE_TOKENS_PAID = 32  # most tokens read by a probe
-PARTIAL_PROBE_WEIGHT = 0.25  # weight of alphas from a probe that skipped a part of the text
-CHANGE_PROBABILITY = 0.02  # probability that a drafter is now like an unknown one
-VAIN = 0.2  # mean of scored alphas below which they were vain
-FIRST_LOOKS = 3  # most probes before the first round of a request with others' statistics
-ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)  # at which gains are summed
-_NUM_MEANS, _LEAST_WEIGHT, _NUM_WEIGHTS = 51, 0.25, 19  # weights double every other row
+PROBE_TOKENS_PAID = 32  # maximum number of tokens that a probe processes
+PARTIAL_PROBE_WEIGHT = 0.25  # weight of alphas from a probe that skipped part of the text
+CHANGE_PROBABILITY = 0.02  # probability that a drafter's past does not predict this request
+VAIN = 0.2  # mean alpha below which a score counts as vain
+FIRST_LOOKS = 3  # maximum probes before the first round, with shared statistics
+ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)  # grid on which gains are summed
+_NUM_MEANS, _LEAST_WEIGHT, _NUM_WEIGHTS = 51, 0.25, 19  # weights double every other column
 _ROUNDS_A_PRICE = 16  # gains change with costs, which change slowly
 
 
 @functools.cache
 def _beliefs() -> Floats:
-    """[mean x weight, acceptance] mass of Beta beliefs around each of ``ACCEPTANCES``."""
+    """[mean x weight, acceptance] mass of Beta beliefs, by the nearest of ``ACCEPTANCES``."""
     found = 1.0 / (1.0 + np.exp(-np.linspace(-12.0, 12.0, 1201)))
     points = np.array(ACCEPTANCES)
     nearest = np.searchsorted((points[1:] + points[:-1]) / 2, found)
@@ -179,7 +180,6 @@ def _beliefs() -> Floats:
 
 
 def _place(means: Any, weights: Any) -> Any:
-    """The rows of ``_beliefs`` for beliefs of these means and weights."""
     columns = np.minimum(2.0 * np.log2(weights / _LEAST_WEIGHT) + 0.5, _NUM_WEIGHTS - 1)
     rows = means * (_NUM_MEANS - 1) + 0.5
     return np.int64(rows) * _NUM_WEIGHTS + np.int64(columns)
@@ -192,21 +192,23 @@ def _unknown() -> Floats:
 
 
 class ProbeScheduler(Kept):
-    """Decides which idle drafters to score on the last tokens of the text.
+    """Decides which idle drafters to probe on the last tokens of the text.
 
     Source: this project; the value of information (Howard 1966) and ski rental: a probe is bought
-        once its price has been lost by not buying it.
+        once not buying it has cost as much as its price.
     Update: a drafter with belief Beta(n a, n (1 - a)) would save g = E[(1/V - 1/V')+] seconds per
-        token, where V is the best plan's rate and V' the drafter's own best rate at an acceptance
-        drawn from the posterior mean after a probe of q alphas: a Beta of the same mean and of
-        variance a (1 - a) / (n + 1) * q / (q + n). 1/V' includes catching up, over the tokens that
-        the drafter may be played for. A probe is due when g * tokens left, plus the seconds missed
-        so far, exceed its seconds; tokens left are those of the answer, at most the memory of the
-        rates. With statistics of other requests a drafter is taken for an unknown one with
-        probability 2%, which adds to the seconds missed. After n vain scores in a row both gains
-        are divided by n + 1 (Laplace's rule of succession). Rows that wait for a probe share it.
-    State: by drafter the positions up to which it is scored and has read the text; the end of the
-        text; tokens since the last decision; seconds missed and vain scores in a row [D], shared.
+        token, where V is the best plan's rate and V' the drafter's best rate at an acceptance drawn
+        from the posterior mean after a probe of q alphas: a Beta of the same mean and of variance a
+        (1 - a) / (n + 1) * q / (q + n). 1/V' includes catching up, over the tokens that the drafter
+        may be played for. A probe is due when g * tokens left, plus the seconds missed so far,
+        exceed its seconds, which count once per row that waits; tokens left are those of the
+        answer, at most the memory of the rates. With shared statistics a drafter counts as unknown
+        with probability 2%, which adds to the seconds missed. After n vain scores in a row both
+        gains are divided by n + 1 (Laplace's rule of succession). Each row adds its share of the
+        seconds missed.
+    State: per drafter, the positions up to which it was scored and has processed the text; the end
+        of the text; tokens since the last decision; seconds missed and vain scores in a row [D],
+        shared.
     Cost: O(D) per round, O(K) every 16 rounds.
     """
 
@@ -229,7 +231,7 @@ class ProbeScheduler(Kept):
         self._doubt, self._most = CHANGE_PROBABILITY, FIRST_LOOKS
 
     def scored(self, drafter: int, end: int, is_partial: bool, mean: float = 1.0) -> None:
-        """A drafter was scored up to ``end``; is_partial: without reading all of the text."""
+        """Record a score up to ``end``; is_partial: the drafter skipped part of the text."""
         self.num_vain[drafter] = self.num_vain[drafter] + 1.0 if mean < VAIN else 0.0
         self._scored_until[drafter], self.missed_s[drafter] = end, 0.0
         if not is_partial:
@@ -240,7 +242,7 @@ class ProbeScheduler(Kept):
         self._end = end
 
     def is_behind(self, drafter: int) -> bool:
-        """Whether a drafter has missed more of the text than a probe reads."""
+        """Whether a drafter has missed more of the text than a probe processes."""
         return bool(self._end - self._read_until[drafter] > PROBE_TOKENS_PAID)
 
     def catching_up(self, read_s: Floats, left: float) -> Floats:
@@ -252,10 +254,10 @@ class ProbeScheduler(Kept):
         self, best: float, rates: Floats, weights: Floats, costs: PlanCosts, left: float, rows: int,
         catching_up: Floats | None = None,
     ) -> list[int]:  # fmt: skip
-        """Drafters to probe now: the best few before the first round, later only the best.
+        """Drafters to probe now: the best few before any score, later only the best one.
 
-        best: the best plan's rate. rates, weights: [D] beliefs; weight 0: no model to probe. left:
-        tokens of the answer. rows: those that wait. catching_up: [D] if it is computed already.
+        best: the best plan's rate. rates, weights: [D] beliefs; weight 0: nothing to probe. left:
+        tokens of the answer. rows: rows that wait. catching_up: [D], if already computed.
         """
         if catching_up is None:
             catching_up = self.catching_up(costs.read_s, left)
@@ -309,16 +311,17 @@ class Goodput:
         acceptance a of an LM drafter (``Rates``), whose prior is 0.55 or the prediction from
         earlier requests (``Experience``), or for retrieval the product of the rates of match
         lengths m, m + 1, .. (``MatchTable``); 1 / V grows by the seconds per token of catching up.
-        Idle drafters are probed, not played, to explore (``ProbeScheduler``). ``GoodputMixer`` then
-        decides before each token whether the best LM drafter or a match writes it, and where the
-        draft ends. In a batch each row assumes that all make the same choice: the price of a token
-        is that of one more token in every row, divided by the number of rows. A tree costs all of
-        its tokens; at each depth the likeliest is accepted, or else one of its siblings, as learnt.
-    Differs: a plan's stop rule is priced as ``fixed``.
-    Feedback: evidence in text order, which every kind carries, ``free`` at once and always. The
-        latest costs and matches are the context. Without plans, or before any evidence, plans are
-        ranked by the discounted mean of their seen values with the same prior.
-    State: rates, bins of confidence, tables of matches, probes, costs, match lengths, seen values.
+        To explore, idle drafters are probed instead of played (``ProbeScheduler``).
+        ``GoodputMixer`` then decides before each token whether the best LM drafter or a match
+        writes it, and where the draft ends. In a batch each row assumes that all make the same
+        choice: the price of a token is that of one more token in every row, divided by the number
+        of rows. A tree costs all of its tokens; its acceptance at each depth is learnt: of the
+        likeliest token, or else of one of its siblings.
+    Differs: a plan is priced as if its stop rule were ``fixed``.
+    Feedback: evidence in text order, which every kind carries (``free`` always at once). The latest
+        costs and matches are the context. Without plans, or before any evidence, plans are ranked
+        by the discounted mean of their observed values with the same prior.
+    State: rates, bins of confidence, match tables, probes, costs, match lengths, observed values.
     Cost: O(K + D) per choice with D drafters; O(alphas) per round.
     Errors: ValueError from ``check_feedback``, and for a prior or discount outside (0, 1].
 
@@ -359,13 +362,13 @@ class Goodput:
         self._tell_apart()
 
     def new_memory(self) -> Experience:
-        """Empty statistics, which requests with the same plans may share."""
+        """Empty statistics, to be shared by requests with the same plans."""
         return Experience(self._costs.names)
 
     def recall(
         self, memory: Experience, prompt: Sequence[int], label: str = "", private: bool = False
     ) -> None:
-        """Begin a request with the statistics of others, as in ``protocols.Remembering``."""
+        """Start a request from shared statistics, as in ``protocols.Remembering``."""
         self._recall = recall = Recall(memory, prompt, label, private)
         self._rates.expect(*recall.expected)
         self._looks.remember(recall.missed_s, recall.num_vain)
@@ -386,9 +389,9 @@ class Goodput:
         return 1.0 if self._is_blind else float(self._prices().max()) * self._costs.target_s[0]
 
     def drafters_to_probe(self, num_rows: int = 1) -> list[str]:
-        """Idle LM drafters to score on the last tokens now.
+        """Idle LM drafters to probe on the last tokens now.
 
-        Not the best plan's drafter, nor an only one: playing it tells as much, and may emit tokens.
+        Not the best plan's drafter or a sole one: playing is as informative, and may emit tokens.
         """
         if not self._wants_looks or self._is_blind or int(self._has_model.sum()) < 2:
             return []
@@ -405,7 +408,7 @@ class Goodput:
         values, seen = check_feedback(decision, feedback, self._num_plans)
         self._made = None
         if feedback.evidence is not None and self._has_plans:
-            self._is_blind = False  # for good: some feedback carries a round's evidence once
+            self._is_blind = False  # permanently: evidence comes only once per round
             self._read(feedback.evidence)
         else:
             self._is_blind = self._is_blind is not False
@@ -415,7 +418,7 @@ class Goodput:
         return one_hot(int(self._prices().argmax()), self._num_plans)
 
     def estimates(self) -> Floats:
-        """[K] expected tokens per second relative to the best plan, or seen means."""
+        """[K] expected tokens per second relative to the best plan, or means of observed values."""
         prices = self._prices()
         return prices.copy() if self._is_blind else prices / max(float(prices.max()), _TINY)
 
@@ -432,9 +435,9 @@ class Goodput:
         self._tell_apart()
 
     def _read(self, evidence: Evidence) -> None:
-        """Update rates and context; rates that were not scored decay to their priors."""
-        num_emitted = evidence.num_emitted if evidence.seconds > 0.0 else 0  # in the prompt
-        num_new = max(num_emitted, len(evidence.tokens))  # those of resting rounds included
+        """Update rates and context; rates without new scores decay to their priors."""
+        num_emitted = evidence.num_emitted if evidence.seconds > 0.0 else 0  # 0 for prompt scores
+        num_new = max(num_emitted, len(evidence.tokens))  # including rounds without drafting
         scored = {name: self._row[name] for name in evidence.scores if name in self._row}
         if evidence.seconds > 0.0 and self._has_lms:
             self._rates.fade(num_new, scored.values())
@@ -472,7 +475,7 @@ class Goodput:
         name, row = mixer.departures.get(departed, ("", 0))
         if (scores := evidence.scores.get(name)) is not None:
             place = evidence.emitted_start + departed - scores.start
-            if 0 <= place < len(scores.ratios):  # whether retrieval had what was emitted instead
+            if 0 <= place < len(scores.ratios):  # whether retrieval proposed the emitted token
                 own.branches.count(row, float(scores.ratios[place]))
 
     def _score(self, name: str, row: int, scores: Scores) -> None:
@@ -492,9 +495,9 @@ class Goodput:
             recall.add_matches(name, alphas, matches)
 
     def _mixer(self, prices: Floats, best: int) -> GoodputMixer | None:
-        """The mixer of the coming draft; None without an LM drafter, or if a tree is best.
+        """The mixer of the next draft; None without an LM drafter, or if a tree is the best plan.
 
-        None, too, while the best one has to catch up and promises less than plain decoding.
+        Also None while the best LM drafter is behind and promises less than plain decoding.
         """
         costs = self._costs
         if costs.sizes[best] != costs.lengths[best] or not self._has_lms:
@@ -514,14 +517,14 @@ class Goodput:
         self._tell_apart()
 
     def _tell_apart(self) -> None:
-        """Set the flags of LM drafters [D], as far as known, and of their plans [K]."""
+        """Set the flags of LM drafters [D], which have no match table, and of their plans [K]."""
         names = self._costs.names
         self._has_model = np.array([name != NONE and name not in self._tables for name in names])
         self._is_lm = self._has_model[self._costs.drafters]
         self._has_lms = bool(self._is_lm.any())
 
     def _prices(self) -> Floats:
-        """[K] expected tokens per second; without evidence, seen means. Cached for a round."""
+        """[K] expected tokens per second; without evidence, means of values. Cached for a round."""
         if self._made is None and self._is_blind:
             self._made = self._seen.means()
         elif self._made is None:
