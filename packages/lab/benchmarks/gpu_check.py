@@ -304,7 +304,7 @@ def parsed() -> argparse.Namespace:
         if getattr(args, name) is None and not (name == "drafter" and is_own):
             setattr(args, name, value)
     if args.drafter is None and args.scheduler == "AsyncScheduler":
-        args.scheduler = "Scheduler"  # no draft length to adapt
+        args.scheduler = "Scheduler"  # no draft to shorten
     if args.drafter is None and args.method not in {"ngram", "suffix"}:
         sys.exit(f"--method {args.method} needs --drafter")
     return args
