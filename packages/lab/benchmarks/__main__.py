@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent))  # as for a script: its neighbours, and shared/
+sys.path.insert(0, str(Path(__file__).parent))  # as for a script: its folder, with shared/
 
 from shared.listing import names, rows_of_the_list
 

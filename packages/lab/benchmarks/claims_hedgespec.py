@@ -1,7 +1,7 @@
 """HedgeSpec's tables and figure 5a in the simulator, next to the printed numbers.
 
-Drafters have the MATs of tables 1 and 6 (``hedgespec-llama``, ``hedgespec-qwen8b``); answers have
-500 tokens.
+Drafters have the MATs of tables 1 and 6 (``hedgespec-llama``, ``hedgespec-qwen8b``); each answer
+has 500 tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LLAMA, QWEN = "hedgespec-llama", "hedgespec-qwen8b"
 
 
 def games(preset: str, labels: Sequence[str], seeds: int, tokens: int = 500) -> dict[str, Row]:
-    """Averages over domains by label, with ``by domain``."""
+    """Averages over domains by label, with MATs in ``by domain``."""
     world = setting(preset).make(None)
     found = played(world, labels, seeds, lengths=[8], tokens=tokens)
     return {
@@ -51,7 +51,7 @@ def variants(seeds: int) -> list[Row]:
 
 
 def joint(seeds: int) -> list[Row]:
-    """Table 8: one drafter trained on all domains, and HedgeSpec; printed and simulated."""
+    """Table 8: one drafter trained on all domains against HedgeSpec, printed and simulated."""
     found = games(LLAMA, [HEDGE], seeds)[HEDGE]["by domain"]
     columns = DOMAINS, PAPERS["hedgespec"]["joint"], PRINTED[LLAMA]["HedgeSpec"], found
     names = ("domain", "joint (paper)", "HedgeSpec (paper)", "HedgeSpec, here")

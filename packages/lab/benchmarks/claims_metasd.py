@@ -1,8 +1,8 @@
 """MetaSD's tables and theorems in the simulator, next to the printed numbers.
 
-Each drafter alone has the speedup printed in the paper's tables; the check is what choosing among
-drafters gains. A round's overhead is 1.327 forwards for SpS and 1.2 for EAGLE, as in the presets
-``metasd-multilingual`` and ``metasd-eagle``, at all temperatures.
+Each drafter alone has the speedup printed in the paper's tables; the benchmark checks the gain from
+choosing among drafters. A round's overhead is 1.327 forwards for SpS and 1.2 for EAGLE, as in the
+presets ``metasd-multilingual`` and ``metasd-eagle``, at all temperatures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORLDS: dict[str, tuple[float, int]] = {
     "11 EAGLE": (EAGLE, 200), "12": (SPS, 200), "14": (SPS, 200), "15": (SPS, 200),
     "16": (EAGLE, 200),
 }  # fmt: skip
-"""By table: a round's overhead, tokens of an answer."""
+"""By table: a round's overhead in forwards, and tokens per answer."""
 UCB_SPEEDUPS = {
     name: {task: row[-1] for task, row in found.items()}
     for name, found in sim.PAPERS["metasd"]["tables"].items()
@@ -40,7 +40,7 @@ def of_table(name: str, labels: Sequence[str], seeds: int) -> dict[tuple[str, st
 
 
 def printed_tables(seeds: int) -> list[Row]:
-    """MetaSD-UCB here and in the paper, and its share of the best drafter's gain."""
+    """MetaSD-UCB's speedup here and in the paper, and its share of the best drafter's gain."""
     rows = []
     for name in WORLDS:
         found = of_table(name, [UCB], seeds)
@@ -55,7 +55,7 @@ def printed_tables(seeds: int) -> list[Row]:
 
 
 def bandits(seeds: int) -> list[Row]:
-    """Tables 3 and 4: other policies; table 7: BE in place of BD. Geometric mean over tasks."""
+    """Tables 3 and 4: other policies; table 7: BE in place of BD. Geometric means over tasks."""
     rows = []
     for name, printed in sim.PAPERS["metasd"]["policies"].items():
         found = of_table(name, list(printed), seeds)
@@ -74,7 +74,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def router(seeds: int) -> list[Row]:
-    """Table 6: the accuracy at which a router is as fast as MetaSD-UCB; errors are uniform."""
+    """Table 6: the accuracy at which a router with uniform errors is as fast as MetaSD-UCB."""
     printed = {"3": ("SpS", 1.772, 1.456), "4": ("EAGLE", 2.759, 2.245)}
     rows = []
     for name, (kind, inside, perturbed) in printed.items():
@@ -94,7 +94,7 @@ def router(seeds: int) -> list[Row]:
 
 
 def lengths(seeds: int) -> list[Row]:
-    """Figure 2: accepted tokens and speed by N_max, on Code; the best drafter and MetaSD-UCB."""
+    """Figure 2: accepted tokens and speed by N_max on Code, for the best drafter and MetaSD-UCB."""
     drafters = [f"drafter{i}" for i in range(1, 6)]
     world = sim.from_speedups({"Code": sim.metasd_table("3")["Code"]}, SPS, drafters)
     rows = []
@@ -132,7 +132,7 @@ def region(seeds: int) -> list[Row]:
 
 
 def theorems(seeds: int) -> list[Row]:
-    """Theorems 6 to 8: regret in rounds by policy and length, fixed and drawn at random."""
+    """Theorems 6 to 8: regret in rounds by policy and length, with fixed and random lengths."""
     rows = []
     labels = [f"ucb1:beta={beta}/divergence" for beta in (0.5, 0.6, 1.0, 2.0)]
     labels += ["petc:c=8/divergence", "sequential-halving/divergence"]
@@ -169,7 +169,7 @@ def switches(
 
 
 def switching(seeds: int) -> list[Row]:
-    """Equation 49: rounds lost to the best plan, with one more round for each switch of drafter."""
+    """Equation 49: rounds lost to the best plan, plus one round for each switch of drafter."""
     world = sim.TruncatedGeometric({"tgd": ALPHAS}, COSTS)
     labels = [f"{name}/divergence" for name in ("petc:c=8", "sequential-halving", "ucb1:beta=0.5")]
     rows = []
@@ -185,7 +185,7 @@ def switching(seeds: int) -> list[Row]:
 
 
 def lemma_9(seeds: int) -> list[Row]:
-    """The paper's own instance, exactly: drafters of alpha 0.1, 0.5 and 0.8, N_max 2."""
+    """The paper's instance, computed exactly: drafters with alpha 0.1, 0.5 and 0.8, N_max 2."""
     del seeds
     plays = {"pi 1": (0.1, 0.8), "pi 2": (0.5, 0.5)}
     return [
@@ -202,8 +202,8 @@ def rewards(seeds: int) -> list[Row]:
     """Theorem 1, table 2, figure 3: is block divergence (BD) a better signal than BE?
 
     On ``metasd-multilingual``: mean and variance of the best drafter's reward, the signal ``R =
-    gap^2 / max(variances)`` of every worse drafter (eq. 6), and the share of rounds up to the 10th
-    and the 60th in which UCB1 plays the best.
+    gap^2 / max(variances)`` of every suboptimal drafter (eq. 6), and the share of rounds up to the
+    10th and the 60th in which UCB1 plays the best drafter.
     """
     kinds, rows = {"BE": "length", "BD": "divergence"}, []
     labels = {name: f"ucb1:beta=0.01/{spec}" for name, spec in kinds.items()}
@@ -233,7 +233,7 @@ def rewards(seeds: int) -> list[Row]:
 
 
 def _rounds_alone(match: sim.Match, domain: str, plan: Plan, seeds: Sequence[int]) -> list[Outcome]:
-    """The reward's inputs of every round of a drafter that plays alone."""
+    """The inputs of the reward in every round of a drafter that plays alone."""
     found = []
     for seed in seeds:
         [text] = match.environment.texts(domain, seed, match.tokens, match.longest)

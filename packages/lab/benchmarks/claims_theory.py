@@ -12,7 +12,7 @@ from draftwise_lab import sim
 
 LENGTH, COSTS = 4, sim.CostTable({1: (1.0,)}, other_s=0.05)
 ARGMAX = "ucb1:beta=1e-6/expected-length/panoramic"
-"""Follow the leader: UCB1 without a bonus, with every drafter scored every round."""
+"""Follow the leader: UCB1 without a bonus, with every drafter scored in every round."""
 LONGER = (500, 1000, 2000, 4000, 8000)
 
 
@@ -34,8 +34,8 @@ def adversarial(seeds: int) -> list[Row]:
 
 
 def growing(seeds: int) -> list[Row]:
-    """BanditSpec 4.3, 4.5, 5.3 and MetaSD 2: regret in rounds by length of the text, and the
-    bounds. On the preset ``geometric``. A logarithm grows by equal steps from row to row."""
+    """BanditSpec 4.3, 4.5, 5.3 and MetaSD 2: regret in rounds by text length, and the bounds. On
+    the preset ``geometric``. A logarithm grows by equal steps from row to row."""
     labels, tokens = ("ucbspec", "exp3spec", "ucb1:beta=1/divergence", "normalhedge"), 32_000
     match = sim.make_match(sim.setting("geometric"), list(labels), tokens=tokens, with_trails=True)
     outcome, world = sim.run_match(match, range(seeds)), match.environment
@@ -61,7 +61,7 @@ def growing(seeds: int) -> list[Row]:
 
 
 def argmax(seeds: int) -> list[Row]:
-    """docs/lab/regret.md: follow the leader with full feedback, and the default policy."""
+    """docs/lab/regret.md: follow the leader with full feedback against the default policy."""
     rows = []
     for gap in (0.2, 0.1, 0.05):
         world = sim.IndependentAlphas({"tgd": {"a": 0.7, "b": 0.7 - gap, "c": 0.4}}, COSTS, 0.1)
@@ -101,7 +101,7 @@ def misled(seeds: int) -> list[Row]:
 
 
 def trap_of(tokens: int) -> dict[str, list[float]]:
-    """An environment in which the current leader is wrong at the next token, the other right."""
+    """Alphas that are 0 for the current leader at the next token and 1 for the other drafter."""
     sums, alphas = [0.0, 0.5], ([], [])  # type: ignore[var-annotated]
     for _ in range(tokens):
         leader = int(sums[1] > sums[0])
@@ -112,7 +112,7 @@ def trap_of(tokens: int) -> dict[str, list[float]]:
 
 
 def immediate_costs(seeds: int) -> list[Row]:
-    """SpecDec++, theorem 4.2: the MDP's costs and the seconds, for every fixed length."""
+    """SpecDec++, theorem 4.2: the MDP's costs and the seconds of every fixed length."""
     world = sim.TruncatedGeometric({"tgd": {"a": 0.7}}, sim.CostTable({1: (1.0,)}, other_s=0.2))
     rows = []
     for length in (1, 2, 4, 8):
@@ -131,7 +131,7 @@ def immediate_costs(seeds: int) -> list[Row]:
 
 def when_to_stop(seeds: int) -> list[Row]:
     """SpecDec++, theorem 4.3, by dynamic programming with one alpha: is stopping optimal where the
-    theorem's condition holds, and how much later than the optimum does it hold?"""
+    theorem's condition holds, and how much later than the optimum does the condition hold?"""
     del seeds
     pairs = itertools.product((0.5, 0.7, 0.9), (0.05, 0.2))
     return [_stops(alpha, draft_s, 1.0 - draft_s, most=12, tokens=60) for alpha, draft_s in pairs]

@@ -3,9 +3,9 @@
 ``divergence``: is block divergence (drafts of 5 tokens) stationary along an answer? Mean and
 standard deviation by tenth of the answer, and the difference between its last and its first third.
 
-``unseen``: domains that no drafter was trained on. Each domain's specialist is left out; the other
-five are chosen from alone (table 11), or with the generalist (table 12), the only EAGLE drafter in
-the paper. Length 8, MAT.
+``unseen``: domains on which no drafter was trained. Each domain's specialist is excluded; policies
+choose among the other five alone (table 11), or among these and the generalist (table 12), which is
+the only EAGLE drafter in the paper. Length 8, MAT.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def divergence(args: argparse.Namespace) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Part:
-    """One domain's texts, greedy and sampled, and some of their drafters."""
+    """One domain's texts, greedy and sampled, and a subset of the drafters."""
 
     world: Recorded
     domain: str

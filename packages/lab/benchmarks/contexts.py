@@ -1,10 +1,10 @@
 """Long prompts on a pretrained target: agent conversations, and documents of many pages.
 
-``agent``: jsonl of ``messages``; some of the assistant's turns are answered again, each from the
+``agent``: jsonl of ``messages``; some of the assistant's turns are regenerated, each from the
 messages before it, in order and in one session, which keeps its history and the conversation's KV
-cache. ``long``: several Spec-Bench ``rag`` passages with a question about one of them; a file from
-an agent's context, and a change to make. Plain decoding and draftwise are interleaved; both use a
-prefix cache. Clock: CPU time of the process, with and without prefill. Intervals: over
+cache. ``long``: several Spec-Bench ``rag`` passages with a question about one of them, or a file
+from an agent's context with a requested change. Plain decoding and draftwise are interleaved; both
+use a prefix cache. Clock: CPU time of the process, with and without prefill. Intervals: over
 conversations or prompts.
 """
 
@@ -33,7 +33,7 @@ CHANGE = "Here is a part of a file.\n\n{}\n\nWrite it again with a comment above
 
 
 def conversations(file: str, every: int) -> Iterator[Task]:
-    """The messages before every n-th turn of the assistant, by conversation."""
+    """The messages before every n-th assistant turn, by conversation."""
     for _, line in numbered_lines(Path(file)):
         messages = json.loads(line)["messages"]
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -41,7 +41,7 @@ def conversations(file: str, every: int) -> Iterator[Task]:
 
 
 def documents(files: Sequence[str], passages: int, num: int) -> Iterator[Task]:
-    """``num`` questions after ``passages`` passages each, and the longest messages of ``num``
+    """``num`` questions, each after ``passages`` passages, and the longest messages of ``num``
     chats."""
     questions, chats = files[:2]
     rows = [json.loads(line) for _, line in numbered_lines(Path(questions))]
@@ -59,8 +59,8 @@ def documents(files: Sequence[str], passages: int, num: int) -> Iterator[Task]:
 
 
 def answer(made: Speculator, asked: Task, args: argparse.Namespace) -> tuple[Any, Any]:
-    """The tokens of a session's answers, and their number and seconds of processor time. [2, 2]: of
-    all rounds, prefill included, and of all but the first."""
+    """The tokens of a session's answers, and their number and seconds of processor time: [2, 2],
+    for all rounds, including prefill, and for all rounds except each answer's first."""
     tokens, spent = [], np.zeros((2, 2))
     for messages in asked:
         options = {"max_new_tokens": args.tokens, "temperature": args.temperature, "seed": 0}
@@ -75,7 +75,7 @@ def answer(made: Speculator, asked: Task, args: argparse.Namespace) -> tuple[Any
 
 
 def compare(found: Iterator[Task], args: argparse.Namespace) -> dict[str, Any]:
-    """Plain decoding and draftwise on the tasks whose prompts have ``--prompt`` tokens."""
+    """Compare plain decoding and draftwise on the tasks whose prompts have ``--prompt`` tokens."""
     load: dict[str, Any] = {"dtype": args.dtype, "seed": 0}
     made = {
         "plain": Speculator.from_pretrained(args.target, [], preset="plain", **load),

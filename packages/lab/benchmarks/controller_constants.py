@@ -3,7 +3,7 @@
     python -m benchmarks controller_constants --data FOLDER --out results.json
 
 Compilation freezes constants, so each variant is a copy of the package with one line changed, in a
-process of its own. For a discount, 1 - discount is halved and doubled.
+separate process. For a discount, 1 - discount is halved and doubled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
 
 
 def changed(source: str, name: str, factor: float) -> str:
-    """A module's source with all numbers of one constant scaled."""
+    """A module's source with all numbers of one constant scaled by a factor."""
     found = re.search(rf"^((?:[A-Z_]+, )*{name}(?:, [A-Z_]+)*) = (.*)$", source, re.MULTILINE)
     assert found, name
     names = found[1].split(", ")
@@ -70,7 +70,7 @@ def speeds(data: Path, sizes: list[int], folder: Path, module: str = "", name: s
     for each in package.iterdir():
         if each.name != "controller":
             (copy / each.name).symlink_to(each)
-    # with the compiled code
+    # includes the compiled code
     shutil.copytree(package / "controller", copy / "controller")
     if module:
         file = copy / "controller" / f"{module}.py"
@@ -96,7 +96,7 @@ def one(data: Path, sizes: list[int]) -> Iterator[float]:
 
 
 def vary(args: argparse.Namespace) -> dict[str, Any]:
-    """Every constant at half and double; or, in a child process, the replay of its package."""
+    """Replay every constant at half and double; in a child process, replay with its package."""
     if args.one:
         print(json.dumps(list(one(args.data, args.requests))))
         raise SystemExit

@@ -1,10 +1,10 @@
 """The controller's own time: in a step, while the engine computes, for prompts and long answers.
 
 Requests have 2,000 tokens of Python source from the standard library, split as by a tokenizer, and
-answers copy it with edits. A simulated model drafter has 7 of 10 tokens right; a step takes 6 ms
-and 10 us per token. ``step_ms`` is the processor time of ``observe`` and ``choose``, ``work_ms``
-that of ``work``. ``idle``: random answers, where nothing can be drafted. The garbage collector is
-off during steps, because it would scan this script's own lists.
+answers copy it with edits. A simulated model drafter predicts 7 of 10 tokens correctly; a step
+takes 6 ms and 10 us per token. ``step_ms`` is the processor time of ``observe`` and ``choose``,
+``work_ms`` that of ``work``. ``idle``: random answers, where nothing can be drafted. The garbage
+collector is off during steps, because it would scan this script's lists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROMPT, ANSWER, LIMIT = 2000, 1200, 16
 
 
 def sources(seed: int) -> list[list[int]]:
-    """Files of the standard library, as token ids."""
+    """Token ids of the standard library's files."""
     vocabulary: dict[str, int] = {}
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*.py"))
     files += sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-z]*/[a-z]*.py"))
@@ -116,8 +116,9 @@ def _in_common(draft: list[int], truth: list[int]) -> int:
 
 
 def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
-    """Milliseconds to begin a request of ``num`` tokens in a list, its slices of ``work`` included.
-    Medians over requests, and of the longest call of a request; ``mb``: of its text and index."""
+    """Milliseconds to begin a request with ``num`` tokens in a list, including its slices of
+    ``work``. Medians over requests, also of a request's longest call; ``mb``: its text and
+    index."""
     corpus = [token for text in texts for token in text][:num]
     controller, index = Controller(Limits(LIMIT)), RetrievalIndex(LIMIT, history_tokens=0)
     empty = index.memory().requests
@@ -140,7 +141,7 @@ def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
 
 
 def growth(num: int, length: int, num_steps: int) -> dict[str, Any]:
-    """Texts of equal length that outgrow their blocks together, 4 random tokens a step."""
+    """Texts of equal length that outgrow their blocks together, at 4 random tokens per step."""
     controller, rng = Controller(Limits(LIMIT)), random.Random(0)
     names = [f"request-{row}" for row in range(num)]
     for name in names:

@@ -1,6 +1,6 @@
 """Continuous batching: batches, arrivals, long prompts, conversations, memory.
 
-Seconds are CPU time of the process, so that other programs do not count; idle time is skipped.
+Seconds are CPU time of the process, which other programs do not affect; idle time is skipped.
 Settings are interleaved in random order.
 """
 
@@ -46,7 +46,7 @@ def ask(made: Speculator, prompt: Any, tokens: int, preset: str) -> Request:
 
 
 def answer_all(made: Speculator, prompts: Sequence[str], tokens: int, preset: str) -> int:
-    """Answer requests that arrive together; the number of their tokens."""
+    """Answer requests that arrive together; return their number of tokens."""
     engine = made.engine(num_prefixes=0)
     asked = [ask(made, prompt, tokens, preset) for prompt in prompts]
     for request in asked:
@@ -80,7 +80,7 @@ def together(made: Speculator, repeats: int) -> list[dict[str, Any]]:
                 str(preset): all_at_once(made, prompts, 64, str(preset))
                 for preset in rng.permutation(["draftwise", "plain"])
             }
-            if repeat:  # the first pays for setting up
+            if repeat:  # the first repeat is warm-up
                 ratios.append(speeds["draftwise"] / speeds["plain"])
         rows.append({"rows": num, **interval("times plain", ratios)})
     return rows
@@ -89,7 +89,7 @@ def together(made: Speculator, repeats: int) -> list[dict[str, Any]]:
 def joining(
     made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: int, preset: str, most: int
 ) -> float:
-    """Tokens per second with continuous batching, ``most`` requests at once."""
+    """Tokens per second with continuous batching and at most ``most`` concurrent requests."""
     engine, clock, waiting = made.engine(max_rows=most, num_prefixes=0), Clock(), list(arrivals)
     asked = []
     while waiting or engine.has_work:
@@ -103,8 +103,8 @@ def joining(
 
 
 def in_batches(made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: int) -> float:
-    """The same with static batches of eight that draft: each begins when its requests have arrived
-    and the previous one has ended."""
+    """Tokens per second with static batches of eight that draft: each batch starts when its
+    requests have arrived and the previous batch has ended."""
     clock, num = Clock(), 0
     for first in range(0, len(arrivals), 8):
         batch = arrivals[first : first + 8]
@@ -114,8 +114,8 @@ def in_batches(made: Speculator, arrivals: Sequence[tuple[float, str]], tokens: 
 
 
 def arriving(made: Speculator, repeats: int) -> list[dict[str, Any]]:
-    """Requests that join, relative to plain decoding that they join and to static batches of eight;
-    five arrival rates: half to eight times the throughput of one row."""
+    """Requests that join a running batch, relative to plain decoding that they join and to static
+    batches of eight; five arrival rates: half to eight times the throughput of one row."""
     alone = all_at_once(made, texts(8)[:1], 64, "draftwise") / 64
     ways: dict[str, Any] = {"batches of 8": in_batches}
     for n in (16, 64):
@@ -186,8 +186,8 @@ def chat(made: Speculator, repeats: int) -> list[dict[str, Any]]:
 
 
 def memory(made: Speculator, repeats: int) -> list[dict[str, Any]]:
-    """Peak bytes allocated relative to bytes of live tokens; megabytes that 1,000 requests leave.
-    Live are texts and, during verification, drafts; also reported without drafts."""
+    """Peak bytes allocated relative to bytes of live tokens; MB of growth over 1,000 requests. Live
+    tokens are texts and, during verification, drafts; also reported without drafts."""
     engine, worst, token = made.engine(num_prefixes=0), [0.0, 0.0], made.target.token_bytes
     for prompt in texts(16):
         engine.admit(ask(made, prompt, 200, "draftwise"))

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # a benchmark is named ``engine``
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))  # before a benchmark named ``engine``
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ ROWS, REQUESTS, MOST_TOKENS, MOST_STEPS = 6, 40, 12, 5000
 GAP = 1e-4
 TOKENIZER = byte_tokenizer()
 POISON = [5, 4, 3, 2, 1, 0, 5]
-"""How a prompt begins that the target cannot read."""
+"""Prefix of prompts on which the target's prefill raises."""
 
 
 @cache
@@ -75,12 +75,12 @@ def model(kind: str) -> CausalModel:
 def drafter(kind: str) -> LMDrafter:
     """The target with slightly perturbed weights."""
     made = CausalModel(near_copy(model(kind).module, noise=0.04), "good")
-    check_model(made)  # it finds the types whose rows run one at a time
+    check_model(made)  # finds the types whose rows run one at a time
     return LMDrafter("good", made, model(kind))
 
 
 def process(text: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    """A valid logits processor: the tokens allowed next depend on the last two."""
+    """A valid logits processor: its penalties depend on the text's last token and length."""
     edited = logits.clone()
     edited[(text[-1] + len(text)) % 3 :: 3] -= 4.0
     return edited
@@ -93,13 +93,13 @@ FAULTS: dict[str, Callable[[], dict[str, Any]]] = {
     "stop_when raises": lambda: {"stop_when": raising},
     "stop_when returns an array": lambda: {"stop_when": lambda tokens: np.array([1, 2])},
 }
-"""Options that end their own request."""
+"""Options that make their request fail."""
 POLICY_FAULTS: tuple[tuple[str, Any], ...] = (
     ("choose", raising), ("choose", None), ("choose", Decision(99, 1.0, 1)),
     ("learn", raising), ("drafters_to_probe", raising), ("drafters_to_probe", 5),
     ("estimates", raising), ("estimates", None),
 )  # fmt: skip
-"""What takes its request's drafts, and nothing of its text."""
+"""Policy faults, which disable their request's drafts and leave its text unchanged."""
 SWITCHES: tuple[dict[str, Any], ...] = (
     {"speculation": False}, {"lengths": []}, {"max_draft": 0}, {"max_draft": 2},
     {"drafters": "lookup"},
@@ -153,7 +153,7 @@ class Trial:
         return made, options, fault
 
     def sampling(self) -> dict[str, Any]:
-        """Sampling parameters that leave one possible next token."""
+        """Sampling parameters that allow only one next token."""
         rng, size = self.rng, self.target.vocab_size
         some: dict[str, Any] = {
             "repetition_penalty": rng.choice([0.8, 1.3]),
@@ -197,7 +197,7 @@ class Trial:
     def look_at(self, made: Request, options: dict[str, Any], fault: str) -> None:
         reason, why = made.answer.finish_reason, ""
         if fault == "prompt" and reason != "error":
-            fault = ""  # prefill came in pieces too small to show how the prompt begins
+            fault = ""  # prefill chunks were too small to contain the faulty prefix
         if fault in FAULTS or fault == "prompt":
             self.counts[f"ended by its own {fault}"] += reason == "error"
             was_asked = not fault.startswith("stop_when") or made.answer.num_tokens > 1
@@ -237,7 +237,7 @@ def differs(target: CausalModel, made: Request, options: dict[str, Any]) -> str:
 def edited(
     raw: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], answer: Sequence[int]
 ) -> torch.Tensor:
-    """[V] logits after all edits, written plainly, one at a time."""
+    """[V] logits after all edits, applied one at a time as a plain reference."""
     scores = raw.clone()
     if sampling.process is not None:
         scores = sampling.process([*prompt, *answer], scores)
@@ -267,7 +267,7 @@ def ends_wrong(made: Request, options: dict[str, Any]) -> str:
 
 
 def fuzz(args: argparse.Namespace) -> dict[str, Any]:
-    """Run trials until ``--num`` answers were checked."""
+    """Run trials until ``--num`` answers have been checked."""
     warnings.simplefilter("ignore")  # warnings about each faulty request and drafter are expected
     start, counts, wrong = time.monotonic(), Counter[str](), list[str]()
     while counts["answers"] < args.num:

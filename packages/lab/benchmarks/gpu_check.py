@@ -8,18 +8,18 @@
                                                           # models from `benchmarks padded`
 
 Run it in vLLM's environment, with draftwise installed there. Each method runs an engine with vLLM's
-default flags, one after the other (a GPU holds one), on the same blocks of bundled prompts,
-``--requests`` at once. With ``--rounds 1`` a block's answers have the same length and none follows
-one that ends; with more, a block has that many times as many answers, of a half to three halves of
-``--tokens``, and the next begins when one ends. Ratios are of the blocks' seconds, prefill
-included, with a bootstrap over blocks. A step's seconds are the median over steps in which all
-requests decode. A model drafter always writes all of its tokens there, so with a fixed length of K
-a step has K + 1 tokens for each request.
+default flags, one engine after the other (the GPU's memory holds one), on the same blocks of
+bundled prompts, with ``--requests`` concurrent requests. With ``--rounds 1`` a block's answers have
+equal length and no request replaces one that ends; with more, a block has that many times as many
+answers, of 0.5 to 1.5 times ``--tokens``, and the next request starts when one ends. Ratios are of
+the blocks' seconds, including prefill, with a bootstrap over blocks. A step's seconds are the
+median over steps in which all requests decode. In vLLM a model drafter always drafts its maximum
+length, so with a fixed length of K a step has K + 1 tokens per request.
 
 Composed seconds are those of ``gpu_replay``: kernel times measured by AIConfigurator (Apache-2.0,
-vLLM 0.24 tables), summed up for Llama-3.1-8B in bfloat16 on one H100
-(``results/gpu_composed.json``, written by ``--compose FOLDER``). ``--composed`` compares them with
-another target of that shape. A method whose engine fails is left out of the result, with a message.
+vLLM 0.24 tables), summed for Llama-3.1-8B in bfloat16 on one H100 (``results/gpu_composed.json``,
+written by ``--compose FOLDER``). ``--composed`` compares them with another target of that shape. If
+a method's engine fails, the result omits the method, with a message.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ CHILD = Path(__file__).with_name("shared") / "gpu_engine.py"
 
 
 def vllm_engine(options: Mapping[str, Any]) -> Child:
-    """A vLLM engine in a child process, whose end frees the GPU."""
+    """Start a vLLM engine in a child process, which frees the GPU when it ends."""
     made = Child([sys.executable, str(CHILD)], "vLLM's engine ended: its messages above say why")
     made(options)
     return made
 
 
 class MadeUp:
-    """A simulated engine: a step takes 8 ms and 20 us per token, and 0.5 ms per drafted token;
-    three of four drafted tokens are accepted. For tests of the code around it."""
+    """A simulated engine for tests of this script: a step takes 8 ms, 20 us per token and 0.5 ms
+    per drafted token; three of four drafted tokens are accepted."""
 
     def __init__(self, engine: Mapping[str, Any]) -> None:
         self._length = engine.get("speculative_config", {}).get("num_speculative_tokens", 0)
@@ -73,10 +73,10 @@ class MadeUp:
         return run_block(self, *given, lambda: self._now)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def add_request(self, request_id: str, prompt: str, params: int) -> None:
-        """As vLLM's ``LLMEngine``; the first step prefills the prompt."""
+        """Add a request as vLLM's ``LLMEngine`` does; the first step prefills the prompt."""
         output = SimpleNamespace(token_ids=[])
         self._running[request_id] = SimpleNamespace(
             request_id=request_id, outputs=[output], prompt_token_ids=prompt.split(), left=params
@@ -103,7 +103,7 @@ class MadeUp:
 
 
 def engines(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], int | None]]:
-    """By method: vLLM's options, and the tokens that every request drafts in every step. None where
+    """By method: vLLM's options, and the tokens that every request drafts in every step; None where
     that number varies (retrieval, draftwise)."""
     base: dict[str, Any] = {"model": args.target, **json.loads(args.engine)}
     drafter: dict[str, Any] = {"method": args.method}
@@ -126,11 +126,11 @@ def engines(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], int | N
 
 
 Cell = tuple[int, int]
-"""Requests at once, and rounds."""
+"""Number of concurrent requests, and rounds."""
 
 
 def tasks(args: argparse.Namespace) -> dict[Cell, list[dict[str, Any]]]:
-    """Blocks of bundled texts to continue, kinds mixed: code, queries, arithmetic, prose."""
+    """Blocks of bundled texts to continue, with mixed kinds: code, queries, arithmetic, prose."""
     kinds = zip(*zoo.prompts().values(), strict=False)
     prompts = [f"Continue this text:\n\n{text}" for texts in kinds for text in texts]
     found = {}
@@ -180,7 +180,7 @@ def step_rows(
     drafted: Mapping[str, int | None],
     composed: Composed | None,
 ) -> Iterator[dict[str, Any]]:
-    """Median milliseconds of a full step by method and requests, and the composed ones."""
+    """Median milliseconds of a full step by method and requests, next to the composed ones."""
     for name, by_cell in measured.items():
         for (size, rounds), done in by_cell.items():
             steps = np.array([step for block in done for step in block["steps"]])
@@ -252,7 +252,7 @@ class Composed:
 
 
 def compose(folder: Path) -> dict[str, Any]:
-    """The table of ``Composed`` from ``gpu_replay``'s data."""
+    """Make the table of ``Composed`` from ``gpu_replay``'s data."""
     from gpu_replay import Prices
 
     prices = Prices(folder / "step_costs.npz", COMPOSED)
@@ -279,7 +279,7 @@ def refuse_without(is_cpu: bool) -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The options, with the defaults of --cpu and --dry."""
+    """The parsed options, with the defaults of --cpu and --dry."""
     args = parse(
         __doc__, target=None, lengths=[3, 5], requests={"type": int, "nargs": "+"},
         drafter={"help": "head or draft model; none for --method ngram, suffix"},

@@ -5,12 +5,12 @@
 
 FOLDER holds ``acceptance_*.npz`` (by kind of text: prompts, greedy answers, and for every position
 the tokens that a round of a draft head emits there) and ``step_costs.npz`` (seconds by tokens,
-requests and context); neither is in this repository. Any policy can be replayed exactly; retrieval
-is the controller's own, on the real tokens. Speeds are relative to plain decoding while the batch
-is full; ``counted``: the processor time of the controller's calls is part of each step.
+requests and context); neither is in this repository. The data allow an exact replay of any policy;
+retrieval is the controller's, on the real tokens. Speeds are relative to plain decoding while the
+batch is full; ``counted`` adds the processor time of the controller's calls to each step.
 
 The first round after a prompt accepts nothing in such data, so requests start at their second
-token. A head writes at the end of a step, so its length is decided one step ahead and paid for by
+token. A head drafts at the end of a step, so its length is chosen one step ahead and is paid for by
 all requests. Wrong tokens of the head are replaced by text that follows the same token elsewhere.
 """
 
@@ -78,7 +78,7 @@ class Prices:
 
 @dataclass
 class Text:
-    """A request: its tokens, and what head and retrieval have right at each position."""
+    """A request: its tokens, and how many head and retrieval predict at each position."""
 
     kind: str
     prompt: list[int]
@@ -88,7 +88,7 @@ class Text:
     places: dict[int, list[int]] = field(default_factory=dict)
 
     def index(self, shortest: int = 2, longest: int = 5) -> None:
-        """Find right and proposed tokens of the latest longest n-gram match; -1, 0 without one."""
+        """Find right and proposed tokens of the longest, latest n-gram match; -1, 0 without one."""
         text, index = self.prompt + self.answer, defaultdict(dict)
         for place, token in enumerate(text[:-1]):
             self.places.setdefault(token, []).append(place)
@@ -155,14 +155,14 @@ class Row:
         return self.text.head[self.known - 1]
 
     def lookup(self, ahead: int = 0) -> tuple[int, int]:
-        """Right and proposed tokens of a match after ``ahead`` more tokens."""
+        """Right and proposed tokens of the match after ``ahead`` more tokens."""
         place = self.known - 1 + ahead
         return self.text.lookup[place] if place < len(self.text.lookup) else (-1, 0)
 
 
 class Source:
-    """Waiting requests, in random order, and running ones. closed: the next ``size`` requests begin
-    when all before them have ended."""
+    """Running requests, and waiting ones in random order. closed: the next ``size`` requests start
+    when all previous ones have ended."""
 
     def __init__(self, texts: Sequence[Text], size: int, seed: int, closed: bool = False) -> None:
         self._queue = list(texts)
@@ -191,22 +191,22 @@ def context_of(rows: Sequence[Row]) -> int:
 
 
 class Rule:
-    """A rule. It knows how many tokens of each draft would be accepted; subclasses use that as far
-    as they may."""
+    """A draft-length rule. Rows reveal how many tokens of each draft would be accepted; subclasses
+    use only what they could have observed."""
 
     length = 0
-    """Tokens that the head writes in every step."""
+    """Tokens that the head drafts in every step."""
     draft_s = 0.0
-    """Seconds of each of them."""
+    """Seconds per token of the head's draft."""
 
     def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> Played:
-        """seconds: of a step by drafted tokens."""
+        """Choose and play each row's draft. seconds: of a step, by number of drafted tokens."""
         raise NotImplementedError
 
 
 class Fixed(Rule):
-    """Up to ``match`` retrieved tokens where there is a match, else ``length`` of the head. how:
-    "or" one of them, "then" retrieval after the head's tokens, "and" both as branches."""
+    """Up to ``match`` retrieved tokens if there is a match, else ``length`` of the head. how: "or"
+    for either, "then" for retrieval after the head's tokens, "and" for both as branches."""
 
     def __init__(self, length: int, match: int = 0, how: str = "or") -> None:
         self.length, self._match, self._how = length, match, how
@@ -230,7 +230,7 @@ class Fixed(Rule):
 
 
 class Oracle(Rule):
-    """Knows which tokens are right, and lets the better drafter write exactly those."""
+    """Knows which tokens are right, and has the better drafter propose exactly those."""
 
     def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> Played:
         best = [(min(12, row.head), max(0, row.lookup()[0]), row.left - 1) for row in rows]
@@ -264,7 +264,7 @@ class AdaptiveVerification(Pooled):
     """vLLM's adaptive verification: K tokens are always drafted, and a shared budget is verified.
 
     Source: docs/features/speculative_decoding/adaptive_verification.md. Differs: survival is pooled
-    instead of using draft margins, which these data lack.
+    instead of estimated from draft margins, which these data lack.
     """
 
     def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> Played:
@@ -276,10 +276,10 @@ class AdaptiveVerification(Pooled):
 
 
 class Ladder(Pooled):
-    """SGLang's ladder: the head's length by the mean accepted length, in tiers by batch size.
+    """SGLang's ladder: the head's length by mean accepted length, in tiers by batch size.
 
-    Source: SGLang's adaptive speculative decoding, default tiers. One step up when fewer than half
-    a token is rejected on average, one step down when the lower length would do.
+    Source: SGLang's adaptive speculative decoding, default tiers. One step up if on average less
+    than half a token is rejected, one step down if the lower length would suffice.
     """
 
     TIERS = ((64, (0,)), (32, (0, 1)), (8, (0, 1, 3)), (1, (1, 3, 5, 7)))
@@ -321,7 +321,7 @@ class ThroughputAware(Pooled):
 
 
 class Marginal(Pooled):
-    """SMART's rule: a token is verified while its gain per cost exceeds the present speed.
+    """SMART's rule: a token is verified while its gain per cost exceeds the current speed.
 
     Source: SMART (arXiv 2604.09731), for chains: tokens in order of survival, up to the first that
     fails.
@@ -339,9 +339,9 @@ class Marginal(Pooled):
 
 
 class Papers(Rule):
-    """A paper's policy, one object per request, over drafters and lengths. Its reward is accepted
-    tokens over the longest length. A plan is chosen at the end of a step, when the head writes; the
-    head writes as many tokens for all requests as the longest plan takes."""
+    """A paper's policy over drafters and lengths, one policy object per request. The reward is
+    accepted tokens over the longest length. A plan is chosen at the end of a step, when the head
+    drafts; for all requests the head drafts as many tokens as the longest chosen plan has."""
 
     PLANS = ((1, 0), (3, 0), (5, 0), (0, 8), (0, 0))
 
@@ -375,7 +375,7 @@ class Papers(Rule):
 def play(
     texts: Sequence[Text], size: int, prices: Prices, rule: Rule, seed: int, closed: bool = False
 ) -> float:
-    """Tokens per second of a rule while the batch is full; closed: of all steps."""
+    """Tokens per second of a rule while the batch is full; closed: over all steps."""
     source, ms, emitted = Source(texts, size, seed, closed), 0.0, 0
     rule.draft_s = prices.draft_ms / 1e3
     while source.rows:
@@ -417,12 +417,11 @@ def astray(row: Row, truth: list[int], good: int, length: int, rng: random.Rando
 
 
 class Informed(Controller):
-    """A controller with one piece of information more, to measure its share of the gap to the
-    oracle.
+    """A controller with additional information, to measure its share of the gap to the oracle.
 
-    "prices": true seconds. "no stairs": true seconds with stairs levelled. "model", "retrieval":
+    "prices": true seconds. "no stairs": true seconds without their stairs. "model", "retrieval":
     which of that drafter's tokens are right. "length": how many of the model's tokens will be right
-    in the coming step; only with "model".
+    in the next step; only with "model".
     """
 
     def __init__(self, limits: Limits, prices: Prices, knows: Sequence[str]) -> None:
@@ -435,7 +434,7 @@ class Informed(Controller):
         self, names: Sequence[str], rooms: Sequence[int],
         offers: Sequence[Sequence[int]] | None = None,
     ) -> list[list[int]]:  # fmt: skip
-        """Decide on this step with the additional information; learn as without it."""
+        """Choose this step's drafts with the additional information, and learn as without it."""
         chains, known, num = super().choose(names, rooms, offers), self._known, len(names)
         if not (self.knows & {"model", "retrieval"}) or not self.costs.is_known:
             return chains
@@ -451,7 +450,7 @@ class Informed(Controller):
         return self._read(0, num)
 
     def _tell(self, slot: int, truth: np.ndarray) -> None:
-        """Fill in which tokens of a request are right."""
+        """Set which of a request's drafted tokens are right."""
         facts = self._known.facts[slot]
         num_offered = facts[acceptance.OFFERED]
         for which, num, begin, name in (
@@ -464,7 +463,7 @@ class Informed(Controller):
                 self._known.survival[slot, which, :num] = np.cumprod(right)
 
     def foresee(self) -> None:
-        """Set the best length for the coming step, whose outcome is known."""
+        """Set the best length for the next step, whose outcome is known."""
         if "length" in self.knows and self.costs.is_known:
             heads, (fixed_s, each_s) = [], self.costs.draft_price
             for row in self.rows:
@@ -479,7 +478,7 @@ class Informed(Controller):
 
 
 class TrueCosts(StepCosts):
-    """True seconds; stairs may be levelled."""
+    """True seconds of steps; stairs may be levelled."""
 
     def __init__(self, prices: Prices, is_level: bool) -> None:
         super().__init__()
@@ -510,9 +509,9 @@ INGREDIENTS = {
 
 @dataclass
 class Run:
-    """A run of the controller. steps: of each full step, seconds, own seconds, tokens, plain
-    seconds. promises: after each step, the tokens promised and kept so far, and the requests that
-    have ended."""
+    """A run of the controller. steps: by full step, seconds, the controller's seconds, tokens,
+    plain seconds. promises: after each step, the tokens promised and kept so far, and the number of
+    ended requests."""
 
     controller: Controller
     steps: list[tuple[float, float, int, float]] = field(default_factory=list)
@@ -526,7 +525,7 @@ class Run:
         return float(columns[:, 3].sum() / seconds.sum())
 
     def worst(self, num: int = 2000) -> float:
-        """The lowest speed over any ``num`` steps, the controller's own time counted."""
+        """The lowest speed over any ``num`` steps, including the controller's time."""
         columns = np.array(self.steps)
         seconds = np.append(0.0, np.cumsum(columns[:, 0] + columns[:, 1]))
         plain = np.append(0.0, np.cumsum(columns[:, 3]))
@@ -538,7 +537,7 @@ class Run:
         return self.controller.promised / self.controller.kept
 
     def promised(self, num: int = 200) -> tuple[float, float]:
-        """The lowest and highest ratio of promised to kept tokens while ``num`` requests ended."""
+        """The lowest and highest ratio of promised to kept tokens while ``num`` requests end."""
         promised, kept, ended = np.array([(0.0, 0.0, 0), *self.promises]).T
         num = min(num, int(ended[-1]))
         starts = np.flatnonzero(ended <= ended[-1] - num)
@@ -551,9 +550,9 @@ def drive(
     texts: Sequence[Text], size: int, prices: Prices, seed: int, branches: bool = False,
     double_after: int = 0, knows: Sequence[str] = (), closed: bool = False, late: float = 0.0,
 ) -> Run:  # fmt: skip
-    """The controller as an engine drives it; closed: with all steps, and limits of tokens. late:
-    standard deviation of the time at which a step is reported, in plain steps; a step that is
-    reported late is long, and the next one short."""
+    """Run the controller as an engine does; closed: record all steps, and announce answer lengths.
+    late: standard deviation, in plain steps, of the time at which a step is reported; a step that
+    is reported late appears long, and the next one short."""
     limits = Limits(model=True, branches=branches)
     run = Run(Informed(limits, prices, knows) if knows else Controller(limits))
     controller, rng = run.controller, random.Random(seed + 1)
@@ -601,7 +600,7 @@ def drive(
 
 
 def _choose(controller: Controller, rows: list[Row], length: int, rng: random.Random) -> float:
-    """The controller's seconds."""
+    """Let the controller choose the next drafts; return its seconds."""
     offers = []
     for row in rows:
         truth = row.text.answer[row.known : row.known + length]
@@ -647,11 +646,11 @@ SHIPPED: dict[str, Callable[[], Rule]] = {
 }  # fmt: skip
 
 PAPERS = ("ucb1", "ucbspec", "exp3spec", "ucb-tuned", "normalhedge")
-"""Of MetaSD, BanditSpec (two), TapOut, HedgeSpec."""
+"""Policies of MetaSD, BanditSpec (two), TapOut, HedgeSpec."""
 
 
 def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> dict[str, Any]:
-    """One batch size: every rule relative to plain decoding, and the controller."""
+    """One batch size: every rule and the controller, relative to plain decoding."""
     plain = play(texts, size, prices, Fixed(0), 0)
 
     def relative(rule: Rule) -> float:
@@ -686,7 +685,7 @@ def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> 
 
 
 def gap(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> dict[str, Any]:
-    """Speed of the informed chain relative to the uninformed one."""
+    """Speed of the chain with additional information relative to the chain without."""
 
     def speed(knows: Sequence[str]) -> float:
         runs = [drive(texts, size, prices, seed, knows=knows) for seed in seeds]
@@ -697,7 +696,7 @@ def gap(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> d
 
 
 def strange(texts: list[Text], size: int, seed: int = 0) -> Iterator[tuple[str, list[Text]]]:
-    """Texts on which drafting may lose, by name."""
+    """Yield, by name, texts on which drafting may lose to plain decoding."""
     rng = random.Random(seed)
     for kind in KINDS:
         yield kind, [text for text in texts if text.kind == kind][: max(size + 8, 12)]
@@ -709,7 +708,7 @@ def strange(texts: list[Text], size: int, seed: int = 0) -> Iterator[tuple[str, 
 
     yield "head never right", [replace(text, head=[0] * len(text.head)) for text in some]
     yield "no matches", [noise(text, text.head) for text in some]
-    nothing, left = [], 2500 * size  # tokens: the worst 2,000 steps are no whole run
+    nothing, left = [], 2500 * size  # tokens: enough for more than 2,000 steps
     while left > 0:
         text = texts[len(nothing) % len(texts)]
         nothing.append(noise(text, [0] * len(text.head)))
@@ -720,11 +719,11 @@ def strange(texts: list[Text], size: int, seed: int = 0) -> Iterator[tuple[str, 
 
 
 LATE = 0.08
-"""Late steps, by ``drive``: as an H200 reports them."""
+"""``late`` of ``drive`` for late steps, as on an H200."""
 
 
 def safety(texts: list[Text], size: int, prices: Prices) -> list[dict[str, Any]]:
-    """The controller on such texts: its worst 2,000 steps, own time counted."""
+    """The controller on such texts: its worst 2,000 steps, including its own time."""
     rows = []
     for name, some in strange(texts, size):
         if len(some) < size:
@@ -739,7 +738,7 @@ def safety(texts: list[Text], size: int, prices: Prices) -> list[dict[str, Any]]
 
 
 def closed_batches(texts: list[Text], size: int, prices: Prices, num_tokens: int) -> dict[str, Any]:
-    """Batches whose requests begin together, emit as many tokens and are not replaced."""
+    """Batches whose requests start together, emit equally many tokens and are not replaced."""
     long = [text for text in texts if len(text.answer) >= num_tokens + 2]
     some = random.Random(3).sample(long, min(max(8 * size, 40), len(long)) // size * size)
     some = [replace(text, answer=text.answer[: num_tokens + 2]) for text in some]
@@ -762,7 +761,7 @@ def closed_batches(texts: list[Text], size: int, prices: Prices, num_tokens: int
 
 
 def arrivals(file: Path, num: int) -> list[float]:
-    """Seconds from the first request of a trace to each of the first ``num``."""
+    """Seconds from a trace's first request to each of the first ``num`` requests."""
     times = []
     with file.open() as lines:
         for line in itertools.islice(csv.DictReader(lines), num):
@@ -771,11 +770,11 @@ def arrivals(file: Path, num: int) -> list[float]:
 
 
 Reading = list[tuple[Row, int, float]]
-"""Requests, tokens of their prompts that are read, and seconds of their arrival."""
+"""Requests in prefill: their tokens prefilled so far, and their arrival in seconds."""
 
 
 def _read(reading: Reading) -> tuple[int, Reading, Reading]:
-    """One chunk of prefill: its tokens, requests whose prefill is complete, and the others."""
+    """One chunk of prefill: its tokens, the requests whose prefill is complete, and the others."""
     prefill, ready, still = 0, [], []
     for row, done, at in reading:
         part = min(len(row.text.prompt) - done, PIECE - prefill)
@@ -788,7 +787,7 @@ def _read(reading: Reading) -> tuple[int, Reading, Reading]:
 def served(
     texts: Sequence[Text], times: Sequence[float], prices: Prices, speedup: float, drafts: bool
 ) -> dict[str, Any]:
-    """Requests arrive by a trace; prefill is chunked and shares steps with decoding."""
+    """Serve requests that arrive by a trace; prefill is chunked and shares steps with decoding."""
     controller, rng, drawn = Controller(Limits(model=True)), random.Random(0), random.Random(1)
     waiting = [(at / speedup, drawn.choice(texts)) for at in times][::-1]
     reading: Reading = []

@@ -28,14 +28,14 @@ POOLS = {
 
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
     """Shares of a round: choosing and learning, and all Python outside the models' forwards.
-    Of this thread's CPU time, which other programs do not change."""
+    Measured in this thread's CPU time, which other programs do not affect."""
     rows = {}
     Speculator.clock = lambda _: time.thread_time()  # type: ignore[method-assign]
     for name in PRESETS:
         spec = Speculator.from_pretrained("zoo", preset=name)
         inside = _count_forwards(spec)
         own = ["choose", "commit", "learn"]
-        if not spec.setting.feedback.startswith("panoramic"):  # there it runs the drafters
+        if not spec.setting.feedback.startswith("panoramic"):  # that runs the drafters
             own.append("reveal")
         first, *prompts = zoo_texts(2)
         spec.generate(first, max_new_tokens=32)
@@ -54,7 +54,7 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _count_forwards(spec: Speculator) -> list[float]:
-    """CPU seconds spent in any model's forward from now on."""
+    """Accumulate the CPU seconds spent in any model's forward."""
     seconds = [0.0]
     models = [spec.target, *(d.model for d in spec.drafters if hasattr(d, "model"))]
     for model in models:
@@ -101,13 +101,13 @@ def policies(_: argparse.Namespace) -> dict[str, Any]:
                     seen = everyone if kind == "all seen" else np.arange(64) == made.plan
                     policy.learn(made, Feedback(value, seen))
                 spent.append(1e6 * (time.process_time() - start) / 60)
-            row[f"{kind}, us"] = float(np.median(spent[5:]))  # the first ones warm up
+            row[f"{kind}, us"] = float(np.median(spent[5:]))  # the first segments are warm-up
     show(rows)
     return {"policies": rows}
 
 
 def pools(args: argparse.Namespace) -> dict[str, Any]:
-    """Peak memory of a process with one drafter, and with several; three times each."""
+    """Peak memory of a process with one drafter, and with several; three runs each."""
     found: dict[str, list[float]] = {name: [] for name in POOLS}
     for _ in range(3):
         for name, drafters in POOLS.items():

@@ -1,10 +1,10 @@
 """Acceptance of the tokens of EAGLE heads and of a target's own layers, by category of prompt.
 
-The target answers prompts of each category, at temperatures 1 and 0; along these answers the head
-drafts at every position. At temperature 1 a token counts its mean min(1, q/p); greedily, 1 if the
-head's argmax is the target's. Depth 2 is a draft's second token, whether or not the first was
-accepted; a layer reads no hidden states, and has one alpha for all depths. Also reported: the share
-of answer tokens in the draft vocabulary.
+The target answers prompts of each category, at temperatures 1 and 0, and the head drafts at every
+position of these answers. At temperature 1 a token counts as its mean min(1, q/p); greedily, as 1
+if the head's argmax is the target's. Depth 2 is a draft's second token, whether or not the first
+was accepted; a layer reads no hidden states, and has one alpha for all depths. Also reported: the
+share of answer tokens in the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from draftwise.train.drafter import measure_acceptance
 from draftwise.train.eagle import acceptance_by_depth
 
 GREEDY = 1e6
-"""Times the logits, so that all is on the favourite."""
+"""Factor on the logits that puts all probability on the argmax."""
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def load(spec: str, target: CausalModel) -> EagleHead | CausalModel:
-    """An EAGLE head, or a layer of the target."""
+    """Load an EAGLE head, or a layer of the target."""
     kind, _, folder = spec.partition(":")
     return load_head(folder, target).eval() if kind == "eagle" else load_borrower(folder, target)
 
@@ -74,7 +74,7 @@ def load(spec: str, target: CausalModel) -> EagleHead | CausalModel:
 def looked_at(
     drafter: EagleHead | CausalModel, target: Any, texts: list[Text], depth: int, sharpness: float
 ) -> tuple[list[float], Tensor | None]:
-    """Alpha by depth along these texts, and the tokens that can be drafted."""
+    """Alpha by depth along these texts, and the ids of the tokens that can be drafted."""
     if isinstance(drafter, EagleHead):
         return acceptance_by_depth(drafter, target, texts, depth, sharpness), drafter.draft_ids
     head = drafter.module.get_output_embeddings()

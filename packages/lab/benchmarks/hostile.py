@@ -1,13 +1,13 @@
 """Hostile requests against one server with five honest clients: answers, delays, memory.
 
 Starts ``draftwise serve`` on the bundled models. The five clients run alone before and after; the
-median of these answers is the unloaded latency. In between, two attackers send every hostile
-request (options, sizes, nesting, files and pipes, framing, disconnects) twice, and eight
-connections send bodies at one byte per second, while the clients continue. Every answer is
-compared with plain decoding by the same server. Memory is that of the idle server. Fails on a wrong
-answer, an answer under attack that takes ``MAX_DELAY_S`` longer than the unloaded median, a status
-of 500 or more other than 503, a traceback, or ``MAX_GROWTH_KIB`` more memory after the second
-attack than after the first.
+median latency of these answers is the unloaded latency. In between, two attackers send every
+hostile request (options, sizes, nesting, files and pipes, framing, disconnects) twice, and eight
+connections send bodies at one byte per second, while the clients continue. Every answer is compared
+with plain decoding by the same server. Memory is measured on the idle server. The benchmark fails
+on a wrong answer, an answer under attack that takes ``MAX_DELAY_S`` longer than the unloaded
+median, a status of 500 or more other than 503, a traceback, or ``MAX_GROWTH_KIB`` more memory after
+the second attack than after the first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MANY = 400_000
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 Attack = tuple[str, str, bytes]
-"""Its kind; the path, or how the connection is used (``raw``, ``leave``...); the body or bytes."""
+"""Kind; path, or how the connection is used (``raw``, ``leave``...); body or raw bytes."""
 
 POLICIES = (
     "router:plan=0,examples={}", "router:plan=0, examples={}", "router: examples={}",
@@ -125,7 +125,7 @@ def nesting() -> Iterator[Attack]:
 
 
 def framing() -> Iterator[Attack]:
-    """Bytes that are almost HTTP."""
+    """Yield bytes that are almost valid HTTP."""
     body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
     head, get = HEAD, b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
     size, chunked = b"Content-Length: %d\r\n" % len(body), b"Transfer-Encoding: chunked\r\n"
@@ -186,7 +186,7 @@ def attacks(pipe: Path) -> list[Attack]:
 
 
 def post(port: int, path: str, raw: bytes) -> int:
-    """The status; 0 if the server closed the connection."""
+    """Send a POST request; return the status, or 0 if the server closed the connection."""
     with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         try:
             connection.request("POST", path, raw, {"Content-Type": "application/json"})
@@ -196,7 +196,7 @@ def post(port: int, path: str, raw: bytes) -> int:
 
 
 def send(port: int, _: str, raw: bytes) -> int:
-    """The largest status of any response to raw bytes within two seconds; 0 without one."""
+    """Send raw bytes; return the largest status of any response within two seconds, or 0."""
     with socket.create_connection(("127.0.0.1", port), timeout=2) as made:
         said = b""
         with suppress(OSError):
@@ -221,7 +221,7 @@ def leave(port: int, how: str, raw: bytes) -> int:
 
 
 def slowly(port: int, over: threading.Event) -> None:
-    """Send a body at one byte per second, repeatedly."""
+    """Send a body at one byte per second, repeatedly, until ``over`` is set."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
     while not over.is_set():
         with socket.create_connection(("127.0.0.1", port), timeout=10) as made, suppress(OSError):
@@ -231,7 +231,7 @@ def slowly(port: int, over: threading.Event) -> None:
 
 
 class Attackers:
-    """Send attacks, from several threads. State: the responses."""
+    """Sends attacks from several threads. State: counts of the responses' statuses."""
 
     def __init__(self, port: int) -> None:
         self._port, self._lock = port, threading.Lock()
@@ -265,7 +265,7 @@ class Honest:
         return ask(self._port, {**body, "draftwise": fields})
 
     def ask_until(self, over: threading.Event, most: int) -> list[float]:
-        """Run five clients until the event, or for ``most`` answers; seconds of each answer."""
+        """Run five clients until the event or ``most`` answers; return each answer's seconds."""
 
         def client(number: int) -> list[float]:
             seconds = []
@@ -285,7 +285,7 @@ class Honest:
 
 
 def settled(port: int, pid: int) -> int:
-    """The server's KiB when it is idle and has had time to free memory."""
+    """The server's memory in KiB once it is idle and has had time to free memory."""
     while num_open(port):
         time.sleep(0.1)
     time.sleep(3.0)
@@ -293,7 +293,7 @@ def settled(port: int, pid: int) -> int:
 
 
 def attack(port: int, honest: Honest, attackers: Attackers, todo: list[Attack]) -> list[float]:
-    """Send all attacks once, with slow bodies open; seconds of the honest answers."""
+    """Send all attacks once, while slow bodies are open; return the honest answers' seconds."""
     over = threading.Event()
     with ThreadPoolExecutor(ATTACKERS) as attacking, ThreadPoolExecutor(9) as pool:
         slow = [pool.submit(slowly, port, over) for _ in range(8)]
@@ -310,10 +310,10 @@ def times(seconds: list[float]) -> dict[str, float]:
 
 
 def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
-    """Honest clients alone, two attacks, and honest clients alone again."""
+    """Run honest clients alone, under two attacks, and alone again."""
     never, todo = threading.Event(), attacks(pipe)
     honest = Honest(port, [item.turns[0] for item in load_suite("zoo", 2).items], tokens)
-    honest.ask_until(never, 8)  # memory that a server allocates once is allocated here
+    honest.ask_until(never, 8)  # warm-up: one-time allocations happen here
     alone, kib = honest.ask_until(never, 12), [settled(port, pid)]
     attackers, under = Attackers(port), list[float]()
     for _ in range(2):

@@ -1,11 +1,10 @@
 """What each drafter adds: pools of drafters on the same prompts, interleaved in one run.
 
-Pools: retrieval alone; with each of the target's bundled drafters; with all of them. With
-``--pool A,B``, repeated: of these drafters. With ``--useless N``: the target's default pool; with
-an EAGLE head of random weights; with a datastore of unrelated text (Python's standard library);
-with N such drafters of both kinds. Clock: CPU time of the process, prefill included. Ratios are to
-plain decoding and to the first pool, of all tokens over all seconds, with 95% intervals over
-prompts.
+Pools: retrieval alone; with each of the target's bundled drafters; with all of them. ``--pool A,B``
+(repeatable): pools of these drafters. With ``--useless N``: the target's default pool; with an
+EAGLE head of random weights; with a datastore of unrelated text (Python's standard library); with N
+such drafters of both kinds. Clock: CPU time of the process, including prefill. Ratios are to plain
+decoding and to the first pool, of all tokens over all seconds, with 95% intervals over prompts.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from draftwise.nn import save_head
 from draftwise.real.bundled import RETRIEVAL, drafter_specs, own_specs
 from draftwise.train import new_head
 
-DRAFT_VOCAB = 8192  # for random heads as for the bundled one
+DRAFT_VOCAB = 8192  # of random heads, as of the bundled one
 
 
 def own_drafters(target: str) -> dict[str, str]:
@@ -46,7 +45,7 @@ def useless_pools(plain: Speculator, target: str, num: int, home: Path) -> dict[
 
 
 def random_head(plain: Speculator, seed: int, home: Path) -> Path:
-    """The folder of an EAGLE-3 head with random weights and the target's ``lm_head``."""
+    """Write an EAGLE-3 head with random weights and the target's ``lm_head``; return its folder."""
     ids = torch.arange(min(DRAFT_VOCAB, plain.target.vocab_size))
     head = new_head(plain.target.module, ids, seed=seed, lends=True)
     for weights in head.parameters():
@@ -57,7 +56,7 @@ def random_head(plain: Speculator, seed: int, home: Path) -> Path:
 
 
 def code(plain: Speculator, num: int, home: Path) -> list[Path]:
-    """``num`` datastores that split the files of the standard library."""
+    """Write ``num`` datastores that partition the standard library's files; return their paths."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     texts = [file.read_text("utf-8", errors="replace") for file in files]
     ids = plain.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]

@@ -1,10 +1,10 @@
 """Do the tests detect a planted bug? Mutants of the code behind losslessness and pricing.
 
-Cosmic Ray creates the mutants: one operator, number, condition or decorator of a module is changed,
-as ``OPERATORS`` says; changes to annotations alone do not count. Each mutant runs in a process
-forked from one that has imported torch, with the smallest set of tests that should kill it; the
-file on disk is not changed. A mutant is killed if a test fails or the tests take ``PATIENCE`` times
-their processor time. ``make mutants``; ``docs/lab/mutants.md`` lists survivors.
+Cosmic Ray creates the mutants: each changes one operator, number, condition or decorator of a
+module, as ``OPERATORS`` says; changes to annotations alone do not count. Each mutant runs in a
+process forked from one that has imported torch, with the smallest set of tests that should kill it;
+the file on disk does not change. A mutant is killed if a test fails or the tests take ``PATIENCE``
+times their processor time. ``make mutants``; ``docs/lab/mutants.md`` lists survivors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shared.child import child_seconds
 
 ROOT = Path(__file__).parents[3]
 EQUAL = tomllib.loads((Path(__file__).parent / "shared/equal_mutants.toml").read_text("utf-8"))
-"""Equivalent mutants, by module and by the reason why they are equivalent."""
+"""Equivalent mutants, by module and by the reason for their equivalence."""
 MODULES: dict[str, tuple[str, ...]] = {
     "engine/verify": ("tests/test_dist.py", "tests/engine/test_lossless_exact.py"),
     "nn/verify": ("tests/nn/test_verify.py",),
@@ -53,11 +53,11 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/policies/test_looks.py",
     ),
 }  # fmt: skip
-"""A module, and the tests that ought to kill its mutants: seconds, all of them."""
+"""By module: the tests that should kill its mutants; together they run for seconds."""
 
 PYTEST = ("-x", "-q", "-W", "ignore:Module already imported")
 BLANK = re.compile(r"(?:(?<=[(\[])|(?<=\w=)|(?<=\[-)) (?=-?\d)")
-"""What the operator on numbers puts before them."""
+"""Spaces that the operator on numbers inserts before them."""
 PATIENCE, LEAST_S, MEMORY = 4, 10, 24 << 30
 SWAPS = {
     "Binary": "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Pow_Mul Mod_Add BitOr_BitAnd "
@@ -111,7 +111,7 @@ def mutants(module: str) -> Iterator[Mutant]:
 
 
 def change(source: str, mutated: str) -> tuple[int, str, str]:
-    """The line where two sources differ, counted from 1, and both versions of it."""
+    """The first line, from 1, where two sources differ, and both versions of the changed code."""
     before, after = source.splitlines(), mutated.splitlines()
     blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     _, first, last, start, end = next(block for block in blocks if block[0] != "equal")
@@ -121,7 +121,7 @@ def change(source: str, mutated: str) -> tuple[int, str, str]:
 
 
 class Planted(SourceFileLoader):
-    """Finds and loads one module, from another source than its file's."""
+    """Finds and loads one module from a source other than its file's."""
 
     def __init__(self, module: str, source: str) -> None:
         path = ROOT / f"src/draftwise/{module}.py"
@@ -137,8 +137,8 @@ class Planted(SourceFileLoader):
 
 
 def in_a_fork(work: Callable[[], int], cpu_s: float) -> int:
-    """Exit status of a fork of this process; -SIGXCPU if it takes more processor time."""
-    gc.freeze()  # freeze objects: pytest collects garbage twice, and need not scan torch
+    """Exit status of ``work`` in a fork of this process; -SIGXCPU if it exceeds the CPU seconds."""
+    gc.freeze()  # pytest collects garbage twice: exclude torch's objects
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -163,8 +163,8 @@ def outcome(
 
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
     hypothesis.settings.register_profile("mutants", phases=phases)
-    hypothesis.settings.load_profile("mutants")  # one failure is enough: it need not shrink
-    here = str(Path(__file__).parent)  # whose engine.py is not the tests' engine/
+    hypothesis.settings.load_profile("mutants")  # one failure is enough: no shrinking
+    here = str(Path(__file__).parent)  # its engine.py would hide the tests' engine/
     sys.path[:] = [folder for folder in sys.path if folder != here]
     if source is not None:
         sys.meta_path.insert(0, Planted(module, source))
@@ -175,7 +175,7 @@ def outcome(
 
 def warmed(module: str) -> float:
     """Run the tests once unchanged, and import the modules that they imported. Returns the
-    processor seconds of a second run. Errors: SystemExit if they fail."""
+    processor seconds of a second run. Errors: SystemExit if the tests fail."""
     ours, theirs = multiprocessing.Pipe()
     report = functools.partial(_tell, theirs)
     if code := in_a_fork(lambda: outcome(module, report=report), 600):
@@ -212,12 +212,12 @@ def why(module: str, becomes: str) -> str | None:
 
 
 def key(was: str, becomes: str) -> tuple[str, str]:
-    """What a mutant is known by though lines were added above."""
+    """Identity of a mutant that does not depend on its line number."""
     return squeezed(was), squeezed(becomes)
 
 
 def tried(module: str, only: Collection[tuple[str, str]] | None) -> dict[str, Any]:
-    """Counts, seconds, and survivors of one module's mutants; only: retry these."""
+    """Counts, seconds, and survivors of one module's mutants; only: keys of mutants to retry."""
     cpu_s = warmed(module)
     num, out_of_time, survivors = 0, 0, []
     for mutant in mutants(module):
@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--out")
     options = parser.parse_args()
     os.chdir(ROOT)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # their imports take longer than the tests
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plug-in imports take longer than the tests
     former = json.loads(Path(options.again).read_text())["modules"] if options.again else {}
     found = dict(former)
     for module in options.module:
@@ -255,7 +255,7 @@ def main() -> None:
             found[module] = {**old, "survivors": tried(module, only)["survivors"]}
         else:
             found[module] = tried(module, None)
-    # late: it imports draftwise, which forks must import themselves
+    # late: this imports draftwise, which each fork must import itself
     from shared.results import save
 
     save(options.out, {"modules": found})

@@ -2,12 +2,12 @@
 
     python -m benchmarks padded --target FOLDER --drafter HEAD --out FOLDER
 
-Measures the speed of a large model where only a small one is at hand: every forward costs what the
-large one's does, and the text and the acceptance rate are the small one's. The padded model
-computes the small one's logits: a norm's weight is scaled by sqrt(h/H), since its mean runs over H
-numbers of which h are not zero, and its epsilon by h/H; the pair i of a head of d dimensions turns
-as the pair i D/d of one of D, so it moves there; queries are scaled by sqrt(D/d), as attention
-divides by sqrt(D). Zeros draw less power than numbers, so kernels bound by arithmetic may run
+Measures a large model's speed where only a small one is available: every forward costs as much as
+the large model's, while text and acceptance rate are the small one's. The padded model computes the
+small one's logits: a norm's weight is scaled by sqrt(h/H), since its mean runs over H numbers of
+which h are not zero, and its epsilon by h/H; RoPE rotates pair i of a head of d dimensions like
+pair i D/d of a head of D, so pair i moves there; queries are scaled by sqrt(D/d), as attention
+divides by sqrt(D). Zeros draw less power than other numbers, so compute-bound kernels may run
 faster than with real weights (about 10% for a product of two 8192 x 8192 matrices on an H200).
 """
 
@@ -35,7 +35,7 @@ LARGE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Padding:
-    """From the shape of one config to that of another."""
+    """Maps weights from the shape of one config to that of another."""
 
     small: Mapping[str, Any]
     large: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Padding:
         return float(self.small["hidden_size"] / self.large["hidden_size"])
 
     def pad(self, name: str, weight: Tensor) -> Tensor:
-        """A weight of the small model -> of the large one."""
+        """Pad a weight of the small model to the large model's shape."""
         hidden = self._padded("hidden_size")
         if weight.dim() == 1:
             return self._put(weight * self._share**0.5, [hidden])
@@ -76,7 +76,7 @@ class Padding:
             rows, columns = (hidden, inner) if "down" in name else (inner, hidden)
         elif "embed" in name or "lm_head" in name:
             rows = (torch.arange(len(weight)), len(weight))
-        # states side by side: embeddings and hidden states, or those of three layers
+        # concatenated inputs: embeddings and hidden states, or those of three layers
         num = weight.shape[1] // len(columns[0])
         places = [columns[0] + number * columns[1] for number in range(num)]
         return self._put(weight, [rows, (torch.cat(places), num * columns[1])])
@@ -101,7 +101,7 @@ class Padding:
         return torch.arange(self.small[name]), self.large[name]
 
     def _heads(self, is_key: bool, turns: bool) -> tuple[Tensor, int]:
-        """Where the rows of all heads go; turns: whether rotary positions turn them."""
+        """Padded positions of all heads' rows; turns: whether RoPE rotates them."""
         size, room = self.small["head_dim"], self.large["head_dim"]
         pairs = torch.arange(size // 2) * (room // size)
         within = torch.cat([pairs, pairs + room // 2]) if turns else torch.arange(size)
@@ -110,7 +110,7 @@ class Padding:
             for sizes in (self.small, self.large)
         )
         heads, num = self._padded("num_key_value_heads" if is_key else "num_attention_heads")
-        if not is_key:  # the queries of one key stay together
+        if not is_key:  # query heads of one key head stay together
             heads = heads // own * new + heads % own
         return (heads[:, None] * room + within).flatten(), num * room
 
@@ -129,7 +129,7 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
 
 
 def write(folder: Path, config: Mapping[str, Any], shards: list[dict[str, Tensor]]) -> None:
-    """A checkpoint with one file for each shard."""
+    """Write a checkpoint with one file per shard."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(len(shards))]
     with ThreadPoolExecutor() as threads:
@@ -144,7 +144,7 @@ def write(folder: Path, config: Mapping[str, Any], shards: list[dict[str, Tensor
 
 
 def pad_target(folder: Path, padding: Padding, out: Path) -> None:
-    """Write the padded target, with the small one's tokenizer."""
+    """Write the padded target with the small one's tokenizer."""
     weights = weights_of(folder)
     weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
     num, kept = padding.large["num_hidden_layers"], padding.small["num_hidden_layers"]
@@ -164,7 +164,7 @@ def pad_target(folder: Path, padding: Padding, out: Path) -> None:
 
 
 def pad_head(head: Path, target: Path, padding: Padding, out: Path) -> None:
-    """Write the padded EAGLE-3 head; the target's rows become its own output layer."""
+    """Write the padded EAGLE-3 head, with rows of the target's embedding as its output layer."""
     weights = weights_of(head)
     ids = torch.arange(len(weights["d2t"])) + weights["d2t"]
     output = weights_of(target)["model.embed_tokens.weight"][ids]
@@ -175,7 +175,6 @@ def pad_head(head: Path, target: Path, padding: Padding, out: Path) -> None:
 
 
 def main() -> None:
-    """Write OUT/target and OUT/head."""
     args = options(
         __doc__, target={"type": Path, "required": True}, drafter={"type": Path},
         sizes={"type": json.loads, "default": {}, "help": "other sizes than Llama-3.1-8B's"},

@@ -1,7 +1,7 @@
 """Pictures of the docs, drawn from a running engine: `python -m benchmarks pictures` writes SVGs.
 
-The phases are those of an engine's round; the tree is a draft of a bundled drafter with the tokens
-that the target accepted; the cache is that of a batch after its rounds.
+The phases are those of an engine's round; the tree is a bundled drafter's draft with the tokens
+that the target accepted; the cache is a batch's after its rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "draftwise", "font.size": 
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    """An empty white picture without axes, in inches."""
+    """An empty white picture without axes; width and height are in inches."""
     figure = Figure(figsize=(width, height), facecolor="white")
     axes = figure.subplots()
     axes.axis("off")
@@ -77,7 +77,7 @@ def drafted(
 
 
 def a_tree() -> Figure:
-    """The round with the most accepted tokens among the first twelve."""
+    """Draw the round with the most accepted tokens among the first twelve."""
     spec, rounds = drafted(
         zoo.prompts()["sql"][0], 12, preset="banditspec", drafters=["zoo:sql"], lengths=[4],
         trees=["3x14"],
@@ -118,7 +118,7 @@ def a_tree() -> Figure:
 
 
 def a_ragged_cache() -> Figure:
-    """Three rows after eight rounds: prompt, tokens added by each round, discarded tokens."""
+    """Draw three rows after eight rounds: prompt, tokens added by each round, discarded tokens."""
     spec = Speculator.from_pretrained(
         "zoo", drafters=["zoo:math"], policy="fixed:0", preset="banditspec", lengths=[6], seed=0
     )

@@ -1,10 +1,10 @@
 """A pretrained target in every precision, plain and with drafts, next to llama.cpp on its file.
 
-Every method answers every prompt, interleaved in random order, by CPU time; ratios are of tokens
-per second, to llama.cpp's plain decoding and to plain in the same precision. ``--llama`` names the
-Python of an environment with xllamacpp, a prebuilt llama.cpp: it decodes the same token ids,
-plainly and with its prompt lookup (``ngram_simple``). Answers of different precisions differ;
-drafts never change those of their own precision.
+Every method answers every prompt, interleaved in random order, timed in CPU time; ratios are of
+tokens per second, to llama.cpp's plain decoding and to plain decoding in the same precision.
+``--llama`` names the Python of an environment with xllamacpp, a prebuilt llama.cpp: it decodes the
+same token ids, plainly and with its prompt lookup (``ngram_simple``). Answers of different
+precisions differ; drafts never change the answers of their precision.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LLAMA = "llama.cpp, plain"
 
 
 def own_methods(args: argparse.Namespace) -> dict[str, Method]:
-    """Plain and draftwise for each precision, which is loaded once."""
+    """Plain decoding and draftwise in each precision; each precision is loaded once."""
     path, drafters = resolve_target(args.target)
     wanted = {"max_new_tokens": args.tokens, "temperature": args.temperature, "seed": 0}
     load, found = {"tokenizer": load_tokenizer(path), "seed": 0, "num_prefixes": 0}, {}
@@ -43,7 +43,7 @@ def own_methods(args: argparse.Namespace) -> dict[str, Method]:
 
 
 def llama_method(args: argparse.Namespace, kind: str, spent: list[float]) -> Method:
-    """llama.cpp in an environment of its own; tokens are only counted. spent: its CPU seconds."""
+    """llama.cpp in a separate environment; its tokens are only counted. spent: its CPU seconds."""
     script = Path(__file__).parent / "shared" / "llama_engine.py"
     child = Child(
         [args.llama, str(script), args.gguf, str(args.threads), kind],

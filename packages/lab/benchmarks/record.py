@@ -1,10 +1,10 @@
 """Record generations of the zoo for the simulator: every drafter's predictions along the answers.
 
 Held-out prompts of every domain (from ``--skip`` on) are answered; with ``--stream``, any number of
-others from the same held-out sources, drawn under that name. Then each drafter reads prompt and
-answer once: its alpha, ratio and confidence at each position, its scores on the last tokens of the
-prompt, as in the engine, and the tokens that retrieval would have copied. The arrays are those of
-docs/lab/simulator.md, with the prompts' lengths and last tokens, and the answers' tokens.
+others from the same held-out sources, drawn under that name. Then each drafter processes prompt and
+answer once, which gives its alpha, ratio and confidence at each position, its scores on the last
+prompt tokens, as in the engine, and the tokens that retrieval would have copied. The arrays are
+those of docs/lab/simulator.md, plus the prompts' lengths and last tokens, and the answers' tokens.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from draftwise.stop_rules.thresholds import Fixed
 from draftwise_lab.zoo import heldout_stream
 
 DEPTH, PROMPT, PROBE_TOKENS = 16, 16, 32
-"""Tokens of a copied draft, of the prompt that is scored, and that a first impression reads."""
+"""Tokens of a copied draft, scored prompt tokens, and tokens that prompt scoring processes."""
 
 
 @torch.inference_mode()
 def along(model: Any, text: Sequence[int], sampling: SamplingParams) -> tuple[list[Any], Any]:
-    """q at positions 1 .. of a text, and [T - 1, 3] the two largest probabilities and entropies."""
+    """q at positions 1 .. of a text, and [T - 1, 3] its two largest probabilities and entropy."""
     cache = model.new_cache(1, len(text))
     logits = model.extend(cache, [0], [list(text[:-1])], keep=len(text))
     block = logits.last(0, len(text) - 1)
@@ -81,7 +81,7 @@ def copied(
 
 
 def _prob(p: Sequence[Any], place: int, token: int) -> float:
-    """The target's probability of a token at a position of the text; 0 after its end."""
+    """The target's probability of a token at a position of the text; 0 after the text's end."""
     if place - 1 >= len(p):
         return 0.0
     dist = p[place - 1]
@@ -121,8 +121,8 @@ def record(spec: Speculator, prompt: str, tokens: int, temperature: float, seed:
 def arrays(
     found: Sequence[dict[str, Any]], domains: Sequence[str], temperatures: Sequence[float]
 ) -> Any:
-    """All answers' columns as the arrays of a replay file, and tokens [n, WINDOW + P], in which
-    short prompts are padded in front with -1."""
+    """All answers' columns as the arrays of a replay file, and tokens [n, WINDOW + P], where short
+    prompts are padded in front with -1."""
     models, copies = list(found[0]["models"]), list(found[0]["copies"])
     kept = [
         np.stack([one["models"][name] for name in models], axis=1)[one["plen"] - 1 :]

@@ -22,8 +22,8 @@ LENGTH = 8
 
 
 def datastore(args: argparse.Namespace) -> dict[str, Any]:
-    """Build, open and search stores of synthetic tokens, each ten times the size of the previous
-    one."""
+    """Build, open and search stores of synthetic tokens, each ten times as large as the
+    previous."""
     sizes = [size for size in (10**5, 10**6, 10**7) if size < args.tokens] + [args.tokens]
     rows = []
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:

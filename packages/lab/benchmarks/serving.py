@@ -1,11 +1,11 @@
 """A server with and without drafting, interleaved: throughput, time to first token, overhead.
 
-Starts ``draftwise serve``. The two sides are requests to the same server that differ in
-``draftwise.preset`` alone; with ``--rival`` the third is ``transformers serve`` with continuous
-batching, on the same model, thread and precision. They are interleaved round by round; no prompt
-repeats within a round, and no side drafts from another's answers. Every answer is compared with the
-plain one. Overhead: client seconds outside the engine, with one client. Idle: CPU seconds of the
-server without requests. For load patterns use guidellm (docs/serving.md).
+Starts ``draftwise serve``. The two sides are requests to the same server that differ only in
+``draftwise.preset``; with ``--rival`` the third side is ``transformers serve`` with continuous
+batching, on the same model, thread count and precision. Sides are interleaved round by round; no
+prompt repeats within a round, and no side drafts from another side's answers. Every answer is
+compared with the plain one. Overhead: client seconds outside the engine, with one client. Idle: CPU
+seconds of the server without requests. For load patterns use guidellm (docs/serving.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from draftwise.pool import resolve_target
 
 @dataclass
 class Side:
-    """The address of requests, further fields, and the server's process."""
+    """The server's port and process, and further fields of its requests."""
 
     port: int
     pid: int
@@ -45,7 +45,7 @@ def ours(target: str, port: int) -> list[str]:
 
 def theirs(folder: str, port: int) -> list[str]:
     program = str(Path(sys.executable).with_name("transformers"))
-    # by default it takes most of the free memory for its cache, and with 64 requests it is killed
+    # the default cache takes most of the free memory; with 64 requests the process is killed
     limits = ["--cb-block-size", "32", "--cb-num-blocks", "1024", "--cb-max-batch-tokens", "2048"]
     options = ["--device", "cpu", "--dtype", "float32", "--continuous-batching", *limits]
     return [program, "serve", folder, "--port", str(port), *options]
@@ -54,7 +54,7 @@ def theirs(folder: str, port: int) -> list[str]:
 def measure(
     sides: dict[str, Side], prompts: Sequence[str], at: int, rounds: int, tokens: int
 ) -> dict[str, Any]:
-    """All sides at one concurrency, interleaved; our ratios are medians over rounds."""
+    """All sides at one concurrency, interleaved; draftwise's ratios are medians over rounds."""
     asked, spent = prompts[: max(8, at)], dict.fromkeys(sides, 0.0)
     found: list[dict[str, tuple[list[Answer], float]]] = []
     for number in range(rounds):
@@ -62,7 +62,7 @@ def measure(
         for name in list(sides) if number % 2 else reversed(sides):
             side = sides[name]
             body = {"max_tokens": tokens, "temperature": 0, **side.fields}
-            if "draftwise" in body:  # a tenant of its own: no drafts from another side's answers
+            if "draftwise" in body:  # a separate tenant: no drafts from another side's answers
                 body["draftwise"] = {**body["draftwise"], "tenant": f"{name}-{at}-{number}"}
             before = cpu_seconds(side.pid)
             found[-1][name] = ask_all(side.port, asked, at, body)
@@ -87,7 +87,7 @@ def _first(answers: Sequence[Answer]) -> float:
 
 
 def learning(port: int, prompts: Sequence[str], tokens: int, num: int) -> dict[str, Any]:
-    """One client sends a mix of prompts twice: throughput of the second half over that of the
+    """One client sends a mix of prompts twice: throughput of the second pass over that of the
     first. The interval is a bootstrap over blocks of fifty requests."""
     mix = random.Random(0).choices(prompts, k=num) * 2
     found, _ = ask_all(port, mix, 1, {"max_tokens": tokens, "temperature": 0})

@@ -3,7 +3,7 @@
 DATA is a folder with ``step_costs.npz`` and ``acceptance_llama8b.npz`` (described in
 docs/lab/reproduction/sglang.md). B requests are served in a closed loop; a step drafts the same
 number of tokens for all of them. Every rule drives SGLang's real ``AdaptiveController`` (``make
-sglang-wheel``), and learns of a step only after it has chosen the next one, as under SGLang's
+sglang-wheel``), and learns from a step only after it has chosen the next one, as with SGLang's
 overlap scheduler. A change of length costs ``--switch-ms``, and each rule's own time is added to
 its steps. Speed is relative to plain decoding of the same requests.
 """
@@ -32,7 +32,7 @@ NUM_REQUESTS = {1: 60, 4: 120, 16: 240, 64: 420, 128: 420}
 
 
 def step_ms(prices: Prices, batch: int, context: float, steps: int) -> float:
-    """Milliseconds of a step by requests, tokens of context each, and drafted tokens each."""
+    """Milliseconds of a step by requests, and context and drafted tokens per request."""
     return prices.ms(batch * (steps + 1), batch, context, steps)
 
 
@@ -54,7 +54,7 @@ class Fixed:
 
 
 class ThroughputAware(Fixed):
-    """SGLang's throughput-aware rule with its defaults, restated because 0.5.23's wheel lacks it.
+    """SGLang's throughput-aware rule with its defaults, since 0.5.23's wheel lacks it.
 
     Source: ``throughput_aware_controller.py`` (``ThroughputAwarePolicy``) and
     ``throughput_aware_spec_params.py`` of pull request 28045 of sgl-project/sglang (Apache-2.0):
@@ -130,7 +130,7 @@ def serve(
     texts: list[Text], batch: int, prices: Prices, policy: Any, controller: Any,
     clock: Clock, switch_ms: float, seed: int,
 ) -> dict[str, float]:  # fmt: skip
-    """Tokens per second while ``batch`` requests run; ``own_ms``: own time per step."""
+    """Tokens per second while ``batch`` requests run; ``own_ms``: the rule's time per step."""
     candidates, source = policy.candidate_steps, Source(texts, batch, seed)
     worker = Worker(candidates[len(candidates) // 2])
     controller = controller(worker, policy)

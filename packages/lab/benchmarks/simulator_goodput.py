@@ -1,11 +1,11 @@
 """goodput against the best published policies with their length tuned in hindsight.
 
-Every published policy plays every length of ``LENGTHS``; the best of all counts, chosen for each
-case (a cost regime of the trace, or a preset) in hindsight. The score is tokens per second relative
-to plain decoding: seconds summed within a domain, geometric mean over domains. Intervals are 95%,
-from a paired bootstrap over the texts of each domain. ``goodput`` runs with its defaults: mixed
-drafts where the trace has confidences, probes and catching up at their price; each text starts from
-scratch.
+Every published policy plays every length of ``LENGTHS``; the best of all counts, chosen in
+hindsight for each case (a cost regime of the trace, or a preset). The score is tokens per second
+relative to plain decoding: seconds summed within a domain, geometric mean over domains. Intervals
+are 95%, from a paired bootstrap over the texts of each domain. ``goodput`` runs with its defaults:
+mixed drafts where the trace has confidences, and probes and catching up at their cost; each text
+starts from scratch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GOODPUT = "goodput"
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, sim.Setting]]:
-    """The trace under three cost regimes, then the presets."""
+    """Yield the trace under three cost regimes, then the presets."""
     for regime in sim.REGIMES if options.trace else ():
         chosen = sim.trace_setting(Path(options.trace), regime)
         yield regime, replace(chosen, lengths=tuple(range(17)))
@@ -58,7 +58,7 @@ def labels_of(name: str) -> dict[str, list[str]]:
 
 
 def score(seconds: Floats, found: sim.TextSums, places: Ints | slice = slice(None)) -> float:
-    """Geometric mean over domains of plain seconds over seconds, on the texts ``places``."""
+    """Geometric mean over domains of plain seconds over the policy's, on the texts ``places``."""
     names, mine, base = found.domains[places], seconds[places], found.plain_s[places]
     ratios = [base[names == n].sum() / mine[names == n].sum() for n in np.unique(found.domains)]
     return float(np.exp(np.mean(np.log(ratios))))

@@ -1,14 +1,14 @@
 """SpecDec++ on the zoo: heads, and what they gain in expectation; ``draftwise sweep`` for the rest.
 
-The drafter is the generalist. Heads learn from prompts of four domains (sql, translate, edit,
+The drafter is the generalist. Heads are trained on prompts of four domains (sql, translate, edit,
 prose); the other two, python and math, are out of domain, as HumanEval and GSM8K are in the paper.
 All measurements use held-out prompts, sampled at temperature 1 unless noted.
 
-``expected``: from random places of the target's answers the drafter continues for 16 tokens. With
-min(1, p/q) of each, the expected number of tokens emitted by a draft of n tokens is known, so
+``expected``: from random positions of the target's answers the drafter continues for 16 tokens.
+min(1, p/q) of each token gives the expected number of emitted tokens of a draft of n tokens, so
 heads, thresholds and lengths differ only by where they stop; seconds are those of forwards measured
-here. Each head is shown at its best threshold of 49, which favours all heads equally; places are
-random, not the beginnings of rounds.
+here. Each head is shown at its best threshold of 49, which favours all heads equally; positions are
+random, not the starts of rounds.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ DOMAINS = {
 LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 14)
 DEPTHS, WEIGHTS = (0, 1, 2, 3, 4), (1.0, 3.0, 6.0, 12.0)
 THRESHOLDS = np.linspace(0.02, 0.98, 49)
-"""Of ``expected``."""
+"""Thresholds of ``expected``."""
 BASE = "sampled-D3-w6-s0"
 Rounds = tuple[np.ndarray, np.ndarray]
-"""[n] expected tokens and seconds of a round at each place."""
+"""[n] expected tokens and seconds of a round at each position."""
 
 
 class Scene:
@@ -55,7 +55,7 @@ class Scene:
         self.drafter = LMDrafter("generalist", load_model(str(home)), self.target, home)
 
     def judged(self) -> tuple[training.Setting, training.Judged]:
-        """Drafts along the target's own answers to prompts of the four domains."""
+        """Drafts along the target's answers to prompts of the four domains."""
         setting = training.Setting(self.target.module, self.drafter.model.module)
         texts = [self.answers.for_stops(domain) for domain in DOMAINS["in domain"]]
         rows = [text for row in zip(*texts, strict=True) for text in row]
@@ -85,7 +85,7 @@ def variants() -> list[training.HeadOptions]:
 
 
 def heads(args: argparse.Namespace) -> dict[str, Any]:
-    """Train every head; how well each predicts drafts along answers to held-out prompts."""
+    """Train every head; measure how well each predicts drafts along answers to held-out prompts."""
     scene = Scene(args)
     setting, judged = scene.judged()
     tests, found, rows = {}, dict[str, Any](), dict[str, Any]()
@@ -109,7 +109,7 @@ def heads(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class Places:
-    """Drafts, and the gain and cost of drafting n tokens at each place."""
+    """Drafts, and the gain and cost of drafting n tokens at each position."""
 
     def __init__(self, chains: training.LabelledChains, costs: Costs) -> None:
         self.hidden = chains.hidden
@@ -126,7 +126,7 @@ class Places:
         return self.play(np.full(len(self.hidden), length))
 
     def head(self, folder: Path, lag: bool) -> tuple[Rounds, float, float]:
-        """A head's result at its best threshold; that threshold; the mean length there."""
+        """A head's result at its best threshold, the threshold, and the mean length there."""
         with torch.inference_mode():
             odds = training.load(folder).eval()(self.hidden.flatten(0, 1))
         odds = odds.view(self.hidden.shape[:2])
@@ -146,7 +146,7 @@ def rate(found: Rounds) -> float:
 
 
 def expected(args: argparse.Namespace) -> dict[str, Any]:
-    """Lengths and heads relative to the best length, and heads relative to the paper's."""
+    """Lengths and heads relative to the best length, and heads relative to the paper's head."""
     scene = Scene(args)
     target, drafter = scene.target, scene.drafter.model
     costs = measure_costs(target, drafter)

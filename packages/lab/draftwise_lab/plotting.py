@@ -1,4 +1,4 @@
-"""Shared parts of the lab's figures."""
+"""Helpers shared by the lab's figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from draftwise.types import DraftwiseError
 
 
 def require_matplotlib(what: str = "plots need", instead: str = "") -> None:
-    """Raise DraftwiseError, before any work, if figures cannot be drawn."""
+    """Raise DraftwiseError, before any work, if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -17,7 +17,7 @@ def require_matplotlib(what: str = "plots need", instead: str = "") -> None:
 
 
 def dress(axes: Any, **texts: Any) -> None:
-    """A light grid and two spines; texts: as for ``Axes.set``."""
+    """Add a light grid and hide two spines; texts: as for ``Axes.set``."""
     axes.set(**texts)
     axes.title.set_fontsize(10)
     axes.grid(alpha=0.25)
@@ -25,7 +25,7 @@ def dress(axes: Any, **texts: Any) -> None:
 
 
 def panels(num: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
-    """A figure with ``num`` axes in a grid, each of this size in inches."""
+    """A figure with ``num`` axes in a grid; width and height of each are in inches."""
     from matplotlib.figure import Figure
 
     columns = min(columns, num)

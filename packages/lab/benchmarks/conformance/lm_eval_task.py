@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def write_task(folder: Path) -> None:
-    """Write a task of sums with four choices each, one of them right."""
+    """Write a task of sums with four choices each, one of them correct."""
     rng, lines = random.Random(0), []
     for _ in range(24):
         a, b = rng.randint(10, 400), rng.randint(10, 400)
@@ -45,7 +45,7 @@ def main(url: str, model: str) -> None:
         write_task(Path(name))
         tasks = TaskManager(include_path=name, include_defaults=False)
         server = f"model=local,base_url={url}/v1/completions,tokenizer={model},num_concurrent=4"
-        server += ",add_bos_token=True"  # as the other backend does if the tokenizer has one
+        server += ",add_bos_token=True"  # the other backend does so if the tokenizer has one
         common = {"tasks": ["sums"], "task_manager": tasks, "bootstrap_iters": 0}
         ours = simple_evaluate(model="local-completions", model_args=server, **common)
         theirs = simple_evaluate(

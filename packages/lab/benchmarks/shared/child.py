@@ -1,4 +1,4 @@
-"""A script in a process or environment of its own, driven by lines of JSON."""
+"""A script in a separate process or environment, driven by lines of JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def child_seconds() -> Iterator[list[float]]:
-    """Afterwards, the processor seconds of all child processes that ended in this block."""
+    """Yield a list that holds, after the block, the CPU seconds of child processes that ended."""
     spent, before = [0.0], resource.getrusage(resource.RUSAGE_CHILDREN)
     yield spent
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -20,7 +20,7 @@ def child_seconds() -> Iterator[list[float]]:
 
 
 class Child:
-    """Answers each line on its stdin with a line on its stdout."""
+    """A process that answers each line on its stdin with a line on its stdout."""
 
     def __init__(self, command: Sequence[str], about: str, **options: Any) -> None:
         pipe = subprocess.PIPE
@@ -30,7 +30,7 @@ class Child:
         self._about = about
 
     def __call__(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a line and wait for one; SystemExit if the process has ended."""
+        """Send a line and wait for the answer; SystemExit if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(task) + "\n")
@@ -41,7 +41,7 @@ class Child:
         return found
 
     def close(self) -> None:
-        """End it gracefully, so that its own child processes end as well."""
+        """End the process gracefully, so that its child processes end as well."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=120)

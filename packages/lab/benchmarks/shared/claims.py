@@ -29,7 +29,7 @@ def report(doc: str | None, parts: Mapping[str, Callable[[int], list[Row]]]) -> 
 
 
 def regret_of(row: Row, name: str) -> Row:
-    """The regret under this name, and half its interval."""
+    """The regret under the key ``name``, and half its interval."""
     return {name: row["regret"], f"{name} ci": row["regret_ci95"]}
 
 

@@ -1,4 +1,4 @@
-"""Methods on the same prompts, interleaved in random order; prompts of the zoo."""
+"""Timing of methods on the same prompts, interleaved in random order; prompts of the zoo."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def zoo_texts(num: int) -> list[str]:
 
 
 def as_asked(texts: Sequence[str], tokenizer: Any) -> list[Any]:
-    """Users' turns, or for a base model texts to continue."""
+    """Format texts as user turns, or for a base model as texts to continue."""
     has_template = getattr(tokenizer, "chat_template", None)
     return [[{"role": "user", "content": text}] if has_template else text for text in texts]
 
 
 def method(made: Speculator, counts: Counter[str] | None = None, **options: Any) -> Method:
-    """draftwise with these options of ``generate``. counts: accumulates emitted and drafted tokens
-    and rounds."""
+    """draftwise with these options of ``generate``. counts: accumulates emitted tokens, drafted
+    tokens and rounds."""
 
     def answer(prompt: Any) -> Sequence[int]:
         found = made.generate(prompt, **options)
@@ -61,7 +61,7 @@ def measure(
     clock: Callable[[], float] = time.process_time,
 ) -> Timing:
     """Run every method on every prompt, after one uncounted answer; medians over the repeats.
-    clock: by default processor time, so that other programs count less."""
+    clock: by default processor time, on which other programs have less effect."""
     names = list(methods)
     seconds, counts = np.zeros((2, repeats, len(names), len(prompts)))
     same = dict.fromkeys(names, True)
@@ -79,8 +79,8 @@ def measure(
 
 
 def report(timing: Timing, *bases: str, title: str | None = None) -> dict[str, dict[str, Any]]:
-    """Print and return tokens per second, ratios to each base with 95% intervals, and whether texts
-    are equal."""
+    """Print and return tokens per second, ratios to each base with 95% intervals, and whether the
+    texts are equal."""
     rows = {
         name: {
             "tok_per_s": round(timing.tok_per_s(name), 2),
@@ -94,7 +94,7 @@ def report(timing: Timing, *bases: str, title: str | None = None) -> dict[str, d
 
 
 def span(tokens: Any, seconds: Any, base_tokens: Any, base_seconds: Any) -> list[float]:
-    """Tokens per second relative to the base, paired by prompt: [value, low, high] of a 95%
+    """Tokens per second relative to the base, paired by prompt: [value, low, high] of the 95%
     interval."""
     columns = tokens, seconds, base_tokens, base_seconds
     found = ratio(*(np.asarray(each, float) for each in columns))

@@ -1,4 +1,4 @@
-"""A vLLM engine timed step by step from outside: the child of ``gpu_check.py``.
+"""A vLLM engine timed step by step from outside: the child process of ``gpu_check.py``.
 
 vLLM is neither changed nor inspected: a step lasts from one batch of outputs to the next, as a
 client sees it, so default flags (asynchronous scheduling, CUDA graphs, processes) stay on.
@@ -19,9 +19,9 @@ def run_block(
     engine: Any, prompts: Sequence[Any], params: Sequence[Any], at_once: int,
     clock: Callable[[], float], name: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Answer prompts, ``at_once`` together, the next when one ends; tokens, seconds, steps. engine:
-    vLLM's ``LLMEngine``; params: of each prompt. Steps, of those in which ``at_once`` requests
-    decoded: (seconds, tokens emitted, mean tokens before the step)."""
+    """Answer prompts with ``at_once`` concurrent requests; return tokens, seconds, steps, answers.
+    engine: vLLM's ``LLMEngine``; params: one per prompt. Steps are those in which ``at_once``
+    requests decoded: (seconds, tokens emitted, mean tokens before the step)."""
     ids = [f"{name}{number}" for number in range(len(prompts))]
     waiting = iter(zip(ids, prompts, params, strict=True))
     begin = clock()
@@ -58,7 +58,7 @@ def run_block(
 
 
 def main() -> None:
-    """Start the engine of the first line of stdin, then answer each further line."""
+    """Start the engine described by the first line of stdin, then answer each further line."""
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # vLLM prints to stdout, which carries the answers
     from vllm import LLM, SamplingParams
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def with_template(tokenizer: Any, prompt: str) -> str:
-    """A user's message, in the chat template if the tokenizer has one."""
+    """Format a user's message with the chat template, if the tokenizer has one."""
     if not getattr(tokenizer, "chat_template", None):
         return prompt
     messages = [{"role": "user", "content": prompt}]

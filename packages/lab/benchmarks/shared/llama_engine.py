@@ -1,7 +1,6 @@
 """llama.cpp's side of ``precision.py``, for an environment with xllamacpp alone.
 
-    python llama_engine.py FILE.gguf THREADS plain
-    lookup
+    python llama_engine.py FILE.gguf THREADS plain|lookup
 
 Reads JSON lines with prompt (token ids), num and temperature; writes lines with num and cpu_s.
 """

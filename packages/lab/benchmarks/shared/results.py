@@ -1,7 +1,7 @@
 """Results of the benchmarks: one schema, one writer, one reader.
 
 A file is a JSON object: how it was made (``HEADER``), and the measurements by name. ``draftwise
-bench`` keeps the same facts in ``environment``.
+bench`` stores the same facts in ``environment``.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import torch
 from draftwise.bench import commit, versions
 
 COMMIT = commit() or ""
-"""Of the code that runs: asked at the start, since a commit may come meanwhile."""
+"""Commit of the running code, read at start-up, since a commit may follow during the run."""
 FOLDER = Path(__file__).parents[4] / "benchmarks" / "results"
 HEADER: dict[str, type] = {
     "command": str, "date": str, "commit": str, "hardware": str, "versions": dict,
 }  # fmt: skip
-"""What every file says of itself; also ``processor_s``, in files written since 0.2.0."""
+"""Fields of every file's header; files written since 0.2.0 also have ``processor_s``."""
 
 
 def save(path: str | Path | None, results: Mapping[str, Any]) -> None:
-    """Write results with their header; the last line printed is the same JSON."""
+    """Write results with their header, and print the same JSON as the last line."""
     record = {**header(), **results}
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def save(path: str | Path | None, results: Mapping[str, Any]) -> None:
 
 
 def header() -> dict[str, Any]:
-    """How a file was made; processor_s: of this command so far, child processes included."""
+    """How a file was made; processor_s: of this command so far, including child processes."""
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     words = ["python", "-m", "benchmarks", Path(sys.argv[0]).stem, *sys.argv[1:]]
     return {
@@ -53,7 +53,7 @@ def header() -> dict[str, Any]:
 
 
 def load(name: str) -> dict[str, Any]:
-    """``results/NAME.json``; ValueError if its header is incomplete."""
+    """Load ``results/NAME.json``; ValueError if its header is incomplete."""
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
     about = found | found.get("environment", {}) | {"hardware": found.get("hardware", "")}
     if "environment" in found:

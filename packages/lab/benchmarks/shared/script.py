@@ -1,4 +1,4 @@
-"""A benchmark as a declaration: its options, its parts, a table and a JSON of its results."""
+"""A benchmark as a declaration: its options, its parts, a table and a JSON file of its results."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ HELP = {
     "work": "folder that keeps what a run can go on from",
     "out": "JSON file for the results",
 }
-"""Help of options that several benchmarks have."""
+"""Help of options that several benchmarks share."""
 
 
 def options(
     doc: str | None, parts: Mapping[str, Any] | None = None, /, **declared: Any
 ) -> argparse.Namespace:
-    """The command line, parsed.
+    """Parse the command line.
 
-    declared: by option its default, whose type is the option's (``False``: a switch; a list: any
-    number of them), or a dict of ``add_argument``'s own, in which ``flags`` replaces the name.
-    parts: what ``--part`` chooses from, by name; the docstrings say what each does.
+    declared: by option, its default, whose type is the option's (``False``: a switch; a list: any
+    number of values), or a dict of ``add_argument``'s arguments, where ``flags`` replaces the name.
+    parts: the choices of ``--part``, by name; the first lines of their docstrings are its help.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -72,7 +72,7 @@ def run(doc: str | None, work: Work | Mapping[str, Work], /, **declared: Any) ->
 
 
 def quiet(threads: int = 1) -> None:
-    """One thread, and no messages from transformers."""
+    """Set the number of torch threads, and silence transformers."""
     from transformers.utils import logging as theirs
 
     torch.set_num_threads(threads)
@@ -82,7 +82,7 @@ def quiet(threads: int = 1) -> None:
 
 
 def track(things: Iterable[Any], what: str = "measuring") -> Iterable[Any]:
-    """The same, with a progress bar on stderr."""
+    """Iterate with a progress bar on stderr."""
     return _track(list(things), what, console=Console(stderr=True))
 
 
@@ -110,7 +110,7 @@ def _is_span(value: Any) -> bool:
 
 
 def cell(value: Any) -> str:
-    """A value as text: three decimals below 100; [value, low, high] with its interval."""
+    """Format a value: three decimals below 100; [value, low, high] as a value with its interval."""
     if value is None:
         return ""
     if _is_span(value):

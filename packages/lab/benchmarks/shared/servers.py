@@ -20,7 +20,7 @@ from typing import Any
 
 @contextmanager
 def served(command: list[str], port: int, log: Any = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A server with one torch thread, until the block ends. log: a file for its output."""
+    """Run a server with one torch thread until the block ends. log: a file for its output."""
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=log or subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -42,7 +42,7 @@ def served(command: list[str], port: int, log: Any = None) -> Iterator[subproces
 
 @dataclass
 class Answer:
-    """A response. first_s, took_s: seconds from sending to the first part, and to the end."""
+    """A response. first_s, took_s: seconds from sending to the first chunk, and to the end."""
 
     text: str = ""
     num_tokens: int = 0
@@ -52,7 +52,7 @@ class Answer:
 
 
 def ask(port: int, body: Mapping[str, Any]) -> Answer:
-    """One streamed completion; failures are in ``error``."""
+    """Request one streamed completion; failures are in ``error``."""
     found, start = Answer(), time.perf_counter()
     connection = HTTPConnection("127.0.0.1", port, timeout=600)
     options = {"stream": True, "stream_options": {"include_usage": True}, **body}
@@ -82,7 +82,7 @@ def ask(port: int, body: Mapping[str, Any]) -> Answer:
 def ask_all(
     port: int, prompts: Sequence[str], at_once: int, body: Mapping[str, Any]
 ) -> tuple[list[Answer], float]:
-    """All prompts, ``at_once`` at a time, in order; and the seconds of all together."""
+    """Answer all prompts in order, ``at_once`` at a time; return answers and total seconds."""
     start = time.perf_counter()
     with ThreadPoolExecutor(at_once) as pool:
         found = list(pool.map(lambda prompt: ask(port, {**body, "prompt": prompt}), prompts))
@@ -95,8 +95,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def state(pid: int) -> dict[str, int]:
-    """KiB of memory, threads and open files of a process. Only its private memory: cached file
-    pages depend on other programs."""
+    """KiB of private memory, threads and open files of a process. Cached file pages do not count,
+    because they depend on other programs."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     found = dict(line.split(":", 1) for line in lines)
     files = len(list(Path(f"/proc/{pid}/fd").iterdir()))

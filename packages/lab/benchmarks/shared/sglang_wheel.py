@@ -1,4 +1,4 @@
-"""SGLang's own modules from an unpacked wheel, on a machine without CUDA and most dependencies."""
+"""SGLang's modules from an unpacked wheel, on a machine without CUDA and most dependencies."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from unittest.mock import MagicMock
 
 FOLDER = Path(__file__).parents[4] / ".sglang"
-"""Where ``make sglang-wheel`` unpacks it."""
+"""Folder into which ``make sglang-wheel`` unpacks the wheel."""
 STUBS = ("triton", "triton.language")
-"""Kernels that are only compiled, never called, when these modules are imported."""
+"""Kernel modules that the import only compiles with, and never calls."""
 
 
 @contextmanager
 def unpacked(folder: Path = FOLDER) -> Iterator[Any]:
-    """``unpacked() as load``: load("speculative.spec_info") imports ``sglang.srt``'s module.
-    ``sglang`` itself is not imported: it would patch transformers. Afterwards sys.modules is as
-    before. Errors: FileNotFoundError if nothing is unpacked."""
+    """``unpacked() as load``: load("speculative.spec_info") imports the module of ``sglang.srt``.
+    ``sglang`` itself is not imported, because it would patch transformers. Afterwards sys.modules
+    is restored. Errors: FileNotFoundError if nothing is unpacked."""
     if not (folder / "sglang").is_dir():
         raise FileNotFoundError(f"no SGLang in {folder.name} (make sglang-wheel)")
     before, path = set(sys.modules), list(sys.path)

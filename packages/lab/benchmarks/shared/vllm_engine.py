@@ -1,7 +1,7 @@
-"""A vLLM engine that answers blocks of prompts over pipes: the child of ``vllm_speed.py``.
+"""A vLLM engine that answers blocks of prompts over pipes: the child process of ``vllm_speed.py``.
 
-Engine, scheduler and model share one process and one thread, so a step costs the process's CPU
-seconds, whatever other programs do.
+Engine, scheduler and model share one process and one thread, so a step's cost is the process's CPU
+seconds, which other programs do not affect.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpu_engine import with_template
 
 SCHEDULER = "draftwise.integrations.vllm.Scheduler"
 WRAPPED = ("schedule", "get_grammar_bitmask", "update_from_output", "update_draft_token_ids")
-"""Methods of vLLM's scheduler that draftwise's extends."""
+"""Methods of vLLM's scheduler that draftwise's scheduler overrides."""
 
 MAPS = Path("/proc/self/maps")
 HUGE_PAGE, MADV_COLLAPSE = 1 << 21, 25
 
 
 class Constant:
-    """vLLM's ``dynamic_sd_lookup``: the same length in every step."""
+    """vLLM's ``dynamic_sd_lookup`` with the same length in every step."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -50,14 +50,14 @@ def main() -> None:
     spent = watch(scheduler) if hasattr(scheduler, "draftwise") else [0.0, 0.0]
     print(json.dumps({"ready": True}), file=pipe)
     for line in sys.stdin:
-        num = use_huge_pages()  # each time: memory may have been short
+        num = use_huge_pages()  # repeated, because memory may have been short before
         done = answer(llm, scheduler, json.loads(line), spent)
         print(json.dumps(done | {"huge_pages": num}), file=pipe)
 
 
 def use_huge_pages() -> int:
-    """Move this process's memory to huge pages; their number (0 without Linux 6.1). In pages of 4
-    KB, two processes with the same engine differ by up to 20% throughout."""
+    """Move this process's memory to huge pages; return their number (0 without Linux 6.1). In pages
+    of 4 KB, two processes with the same engine differ by up to 20% throughout."""
     libc, num = ctypes.CDLL(None), 0
     libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     for line in MAPS.read_text().splitlines() if MAPS.exists() else ():
@@ -71,7 +71,7 @@ def use_huge_pages() -> int:
 
 
 def watch(scheduler: Any) -> list[float]:
-    """Price steps by CPU seconds and count the adapter's own time; [own time, whole steps]."""
+    """Price steps by CPU seconds and time the adapter; return [adapter's seconds, whole steps']."""
     adapter, spent = scheduler.draftwise, [0.0, 0.0]
     adapter.clock = time.process_time
 
@@ -96,7 +96,7 @@ def answer(llm: Any, scheduler: Any, task: dict[str, Any], spent: list[float]) -
 
     scheduler.max_num_active_reqs = task.get("at_once", scheduler.max_num_running_reqs)
     is_off = task.get("off") and hasattr(scheduler, "draftwise")
-    for name in WRAPPED if is_off else ():  # vLLM's own, with a proposer that proposes nothing
+    for name in WRAPPED if is_off else ():  # vLLM's methods, with a proposer that proposes nothing
         setattr(scheduler, name, getattr(VllmScheduler, name).__get__(scheduler))
     if task.get("length"):
         scheduler.dynamic_sd_lookup = Constant(task["length"])

@@ -1,4 +1,4 @@
-"""Work on a bench's results, or in place of a bench: reports, replays, advice, sweeps."""
+"""Reports on bench results, trace replays, advice for other engines, and sweeps."""
 
 from __future__ import annotations
 

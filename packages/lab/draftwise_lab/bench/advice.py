@@ -1,8 +1,8 @@
-"""Recorded traffic played again: other policies, and fixed settings for engines that do not learn.
+"""Replays of recorded traffic: other policies, and fixed settings for engines that do not learn.
 
-Everything is counted from a trace: which draft tokens the target would have accepted, and the
+Everything is computed from a trace: which draft tokens the target would have accepted, and the
 seconds of steps. Each request's gain is that of the setting chosen on the other requests, so that
-choosing the best of many does not inflate it; intervals are bootstraps over requests.
+selecting the best of many settings does not inflate it; intervals are bootstraps over requests.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from draftwise_lab.sim.traces import RoundTrace, trace_setting
 ADAPTIVE = "goodput"
 """The policy of the default preset."""
 WELL_COVERED = 0.9
-"""Share of scored tokens from which on a replay is taken at its word."""
+"""Share of scored tokens at which a replay is considered reliable."""
 EXCLUDED = "prefill (reading the prompts) is in none of the speeds: a trace holds rounds"
-"""What every number of a replay leaves out."""
+"""What all numbers of a replay exclude."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A match played on a trace. recorded: for Round records only."""
+    """A match played on a trace. recorded: set for Round records only."""
 
     match: m.Match
     outcome: m.Outcome
@@ -62,7 +62,7 @@ def play_trace(
 
 
 def replay_report(path: Path, replay: Replay) -> dict[str, Any]:
-    """``simulate``'s object, with what was recorded and the replay's coverage."""
+    """``simulate``'s JSON object, plus the recorded run and the replay's coverage."""
     found = m.report(path.name, replay.match, replay.outcome)
     found |= {"unit": unit(replay), "excludes": ["prefill"]}
     trace = replay.recorded
@@ -72,7 +72,7 @@ def replay_report(path: Path, replay: Replay) -> dict[str, Any]:
 
 
 def unit(replay: Replay) -> str:
-    """The unit of speeds: a cost table's forwards count as its own seconds."""
+    """The unit of speeds; without measured seconds, the cost table's unit."""
     return "tok/s" if replay.is_measured else "tokens a unit of the cost table"
 
 
@@ -82,18 +82,18 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
     "llama.cpp": ("lookup", "model", "eagle3"),
     "transformers": ("lookup", "model"),
 }
-"""By engine: kinds of drafters that it runs at a length of the user's choice."""
+"""By engine: the kinds of drafters that it runs at a configurable draft length."""
 BATCHED = ("vllm", "sglang")
-"""Engines whose length may depend on the number of running requests."""
+"""Engines whose draft length may depend on the number of running requests."""
 LOOKUP_NGRAMS = (1, 8)
-"""Shortest and longest n-gram of ``lookup`` as it comes: what a trace of it has measured, and not
-what vLLM (5) and transformers (2) do unless they are told."""
+"""Shortest and longest n-gram of the default ``lookup``, which traces have measured; vLLM (5) and
+transformers (2) have other defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A drafter as other engines know it. kind: as in ``ENGINES``, or "datastore"; path: folder or
-    hub id of its weights; gguf: the same as a file for llama.cpp. Empty = unknown."""
+    hub id of its weights; gguf: its GGUF file for llama.cpp. Empty = unknown."""
 
     kind: str
     path: str = ""
@@ -102,8 +102,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A drafter at the best fixed length for all requests, and its expected gain. speedup: relative
-    to plain decoding, each request at the length chosen on the others."""
+    """A drafter at its best fixed length for all requests, and the expected gain. speedup: relative
+    to plain decoding, each request at the length chosen on the other requests."""
 
     drafter: str
     length: int
@@ -123,11 +123,11 @@ def advise(
     weights: Sequence[str] = (),
     at_batch: Mapping[int, CostTable] | None = None,
 ) -> dict[str, Any]:
-    """The best fixed setting for each engine, next to the adaptive default; as JSON.
+    """Find the best fixed setting for each engine, next to the adaptive default; returns JSON.
 
-    sources: kinds of the drafters; None = inferred from names and scores. weights: theirs, as
-    ``NAME=PATH``. at_batch: seconds of steps by number of requests; None = the trace's. Errors:
-    DraftwiseError for anything but a trace, and for weights of none of its drafters.
+    sources: kinds of the drafters; None = inferred from names and scores. weights: the drafters'
+    weights, as ``NAME=PATH``. at_batch: seconds of steps by number of requests; None = the trace's.
+    Errors: DraftwiseError if the file is no trace, or for weights of a drafter that it lacks.
     """
     replay = play_trace(path, [ADAPTIVE], costs=costs, seeds=seeds)
     plans, trace = replay.match.plans, replay.recorded
@@ -168,7 +168,7 @@ class _Advice:
     seeds: int
 
     def of(self, engine: str) -> dict[str, Any]:
-        """Setting, text to paste, expected gain by batch size, and what the gain excludes."""
+        """Setting, text to paste, expected gain by batch size, and what that gain excludes."""
         able = {name for name, source in self.sources.items() if source.kind in ENGINES[engine]}
         if not able:
             why = f"no drafter of the trace is one that {engine} runs"
@@ -194,7 +194,7 @@ class _Advice:
         }
 
     def _at(self, size: int, drafter: str) -> Choice:
-        """The best length of a drafter at a batch size: 0 where none pays."""
+        """The best length of a drafter at a batch size; 0 if no length beats plain decoding."""
         plans, trace = self.replay.match.plans, self.replay.recorded
         assert trace is not None
         own = [index for index, plan in enumerate(plans) if plan.drafter in {drafter, NONE}]
@@ -214,8 +214,8 @@ class _Advice:
 def choose(
     plans: Sequence[Plan], plans_s: Floats, plain_s: Floats, tokens: Floats, able: set[str]
 ) -> Choice:
-    """The fastest plan of these drafters, or plain decoding. plans_s: [K, P] seconds of every plan
-    on every request; plain_s, tokens: [P]."""
+    """The fastest plan of the drafters ``able``, or plain decoding. plans_s: [K, P] seconds of
+    every plan on every request; plain_s, tokens: [P]."""
     own = [index for index, plan in enumerate(plans) if plan.drafter in able | {NONE}]
     seconds = plans_s[own]
     total = seconds.sum(axis=1)
@@ -226,9 +226,9 @@ def choose(
 
 
 def batch_table(lengths: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Lengths of measured batch sizes as vLLM's ranges [first, last, length].
+    """Convert lengths at measured batch sizes to vLLM's ranges [first, last, length].
 
-    A size that was not measured takes the length of the next larger one that was.
+    A size that was not measured takes the length of the next larger measured size.
 
     >>> batch_table([(1, 5), (4, 5), (16, 2)])
     [[1, 4, 5], [5, 16, 2]]
@@ -243,7 +243,7 @@ def batch_table(lengths: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 def vllm(source: Source, length: int, by_batch: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
-    """``speculative_config`` of vLLM.
+    """vLLM's ``speculative_config``.
 
     >>> vllm(Source("model", "small"), 3)
     {'method': 'draft_model', 'model': 'small', 'num_speculative_tokens': 3}
@@ -262,7 +262,7 @@ def vllm(source: Source, length: int, by_batch: Sequence[tuple[int, int]] = ()) 
 
 
 def sglang(source: Source, length: int, by_batch: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
-    """SGLang's adaptive config: one number of steps from each batch size on."""
+    """SGLang's adaptive config: one number of draft steps from each batch size upwards."""
     table = batch_table(by_batch) or [[1, 1, length]]
     return {
         "algorithm": source.kind.upper(),
@@ -272,7 +272,7 @@ def sglang(source: Source, length: int, by_batch: Sequence[tuple[int, int]] = ()
 
 
 def llama_cpp(source: Source, length: int, _: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
-    """Flags of llama-server."""
+    """llama-server's flags."""
     most = {"--spec-draft-n-max": length}
     if source.kind == "lookup":
         sizes = {"n": LOOKUP_NGRAMS[1], "m": length}
@@ -283,7 +283,7 @@ def llama_cpp(source: Source, length: int, _: Sequence[tuple[int, int]] = ()) ->
 
 
 def transformers(source: Source, length: int, _: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
-    """Options of ``model.generate``, and of an assistant's generation config, where they belong.
+    """Options of ``model.generate`` and, for a draft model, of the assistant's generation config.
 
     >>> transformers(Source("lookup", "lookup"), 8)
     {'prompt_lookup_num_tokens': 8, 'max_matching_ngram_size': 8}
@@ -343,7 +343,7 @@ def _excludes(engine: str, source: Source | None, sizes: Sequence[int]) -> list[
 
 
 def _weights(engine: str, name: str, source: Source) -> tuple[str, list[str]]:
-    """What the engine loads; a placeholder, and what to do about it, where that is unknown."""
+    """What the engine loads; if unknown, a placeholder and an instruction to replace it."""
     path, short, example, what = source.path, "PATH", "PATH", "the folder or hub id"
     if engine == "llama.cpp":
         path, short, example, what = source.gguf, "GGUF", "FILE.gguf", "a GGUF file"
@@ -354,7 +354,7 @@ def _weights(engine: str, name: str, source: Source) -> tuple[str, list[str]]:
 
 
 def with_weights(sources: Mapping[str, Source], weights: Sequence[str]) -> dict[str, Source]:
-    """The same with paths given as ``NAME=PATH``. Errors: DraftwiseError for an unknown name.
+    """Add paths given as ``NAME=PATH`` to the sources. Errors: DraftwiseError for an unknown name.
 
     >>> with_weights({"small": Source("model")}, ["small=org/small", "small=small.gguf"])
     {'small': Source(kind='model', path='org/small', gguf='small.gguf')}
@@ -370,7 +370,7 @@ def with_weights(sources: Mapping[str, Source], weights: Sequence[str]) -> dict[
 
 
 def _guessed(name: str, trace: RoundTrace | None) -> Source:
-    """The kind of a drafter, by its name and its scores; a trace does not say where it lies."""
+    """Infer a drafter's kind from its name and scores; a trace does not contain its path."""
     if trace is not None and trace.is_retrieval(name):
         known = next((kind for kind in ("suffix", "datastore") if name.startswith(kind)), "lookup")
         return Source(known)
@@ -383,7 +383,7 @@ def _speed(found: m.TextSums, seconds: Floats) -> dict[str, Any]:
 
 
 def check_engines(names: Sequence[str] | None) -> list[str]:
-    """All engines, or the named ones. Errors: DraftwiseError for an unknown one."""
+    """Return all engines, or the named ones. Errors: DraftwiseError for an unknown one."""
     for name in names or ():
         if name not in ENGINES:
             raise DraftwiseError(f"--for {name}: write one of {', '.join(ENGINES)}")

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 INK, SOFT, GRID = "#010203", "#040506", "#070809"
-"""Stand-ins: the page's text, its quieter text, and its lines."""
+"""Placeholders for the page's colours of text, secondary text and lines."""
 _PAGE = {INK: "var(--ink)", SOFT: "var(--soft)", GRID: "var(--line)"}
 FAMILIES = {
     "draftwise": PALETTE[6], "preset": PALETTE[1], "fixed": PALETTE[2], "peer": PALETTE[9],
     "plain": SOFT,
 }  # fmt: skip
-"""Colours of methods by what they are."""
+"""Colours of methods by kind."""
 LINES = tuple(shade for shade in PALETTE if shade != FAMILIES["draftwise"])
-"""Colours of other curves than the default's."""
+"""Colours of all curves other than the default's."""
 
 _STYLE: Any = {
-    "svg.fonttype": "none",  # text stays text: it can be searched, and takes the page's colour
+    "svg.fonttype": "none",  # keep text as text: searchable, and in the page's colour
     "svg.hashsalt": "draftwise",
     "font.family": "sans-serif",
     "font.size": 9,
@@ -64,7 +64,7 @@ def style() -> Any:
 
 
 WIDTH, _NAMES = 10.4, 2.35
-"""Of a figure that fills the page, and of a column of names next to the axes, in inches."""
+"""Width of a full-page figure and of a column of names next to the axes, in inches."""
 
 
 def figure(height: float, *, width: float = WIDTH) -> Any:
@@ -74,7 +74,7 @@ def figure(height: float, *, width: float = WIDTH) -> Any:
 
 
 def to_svg(made: Any, name: str) -> str:
-    """The figure as an ``<svg>`` element; ``name`` keeps its ids apart from other figures'."""
+    """The figure as an ``<svg>`` element; ``name`` prefixes its ids, which must not clash."""
     file = io.StringIO()
     made.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
@@ -101,7 +101,7 @@ def colour(method: str) -> str:
 
 
 def short(method: str) -> str:
-    """A method's name where there is little room.
+    """A method's name, shortened for charts.
 
     >>> short("transformers:generalistx20/confidence"), short("fixed:lookupx8")
     ('hf generalistx20/confidence', 'lookupx8')
@@ -112,7 +112,7 @@ def short(method: str) -> str:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions in the order of ``wanted`` and close to it, ``gap`` apart, up to ``high``.
+    """Positions in the order of ``wanted`` and close to it, at least ``gap`` apart, up to ``high``.
 
     >>> spread([1.0, 1.0, 5.0], gap=1.0, low=0.0, high=5.0)
     [1.0, 2.0, 5.0]
@@ -130,7 +130,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def _plot_points(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
-    """Plot methods as points, with names in a column next to the axes, without overlaps. Call it
+    """Plot methods as points, with names in a column next to the axes, without overlaps. Call this
     last: limits and layout must not change afterwards."""
     size, drawn = 8.0, axes.figure
     for name, x, y in points:
@@ -153,7 +153,7 @@ def _plot_points(axes: Any, points: Sequence[tuple[str, float, float]]) -> None:
 
 
 def _plot_lines(axes: Any, curves: Mapping[str, tuple[Any, Any]]) -> None:
-    """Plot a labelled line for each method; the default's is wide and has its own colour."""
+    """Plot a labelled line for each method; the default's is wide and has a separate colour."""
     others = itertools.product(("-", "--", "-.", ":"), LINES)
     for name, (xs, ys) in curves.items():
         is_ours = name == "draftwise"
@@ -169,8 +169,8 @@ _PHASE_COLOURS = dict(zip(PHASES, _COLOURS, strict=True))
 
 
 def to_show(rows: Mapping[str, Any], most: int = _MOST) -> list[str]:
-    """The methods that charts have room for, the fastest first, some of every kind. Of a preset's
-    variants (``metasd``, ``metasd@3``) only the fastest is shown."""
+    """The methods that fit into a chart, fastest first, some of every kind. Of a preset's variants
+    (``metasd``, ``metasd@3``) only the fastest is shown."""
     order = sorted(rows, key=lambda name: -rows[name]["tok_per_s"])
     presets: dict[str, str] = {}
     for name in order:
@@ -186,7 +186,7 @@ def to_show(rows: Mapping[str, Any], most: int = _MOST) -> list[str]:
 
 
 def speedups(results: Mapping[str, Any]) -> Any:
-    """A panel for all items and one for each domain; bars are 95% intervals."""
+    """One panel for all items and one per domain; bars are 95% intervals."""
     parts = {"all": results["methods"], **results["domains"]}
     if len(parts) == 2:
         parts = {next(iter(results["domains"])): results["methods"]}
@@ -209,7 +209,7 @@ def speedups(results: Mapping[str, Any]) -> Any:
 
 
 def _name_rows(axes: Any, names: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Name the rows of horizontal bars, the first at the top; each place and its method."""
+    """Label the rows of horizontal bars, the first at the top; return positions and methods."""
     axes.grid(axis="y", visible=False)
     axes.set_yticks(range(len(names)), [short(name) for name in reversed(names)])
     axes.set_ylim(-0.6, len(names) - 0.4)
@@ -231,7 +231,7 @@ def _speed_panel(axes: Any, domain: str, rows: Mapping[str, Any], names: Sequenc
 
 
 def phases(results: Mapping[str, Any]) -> Any:
-    """Milliseconds per token by phase of the engine; for peers only the total is known."""
+    """Milliseconds per token by phase of the engine; peers have only a total."""
     from matplotlib.patches import Patch
 
     rows = results["methods"]
@@ -255,7 +255,7 @@ def phases(results: Mapping[str, Any]) -> Any:
 
 
 def mat_against_cost(results: Mapping[str, Any]) -> Any:
-    """Tokens per round against seconds per round: a method's speed is the slope of a ray."""
+    """Tokens per round against seconds per round: a method's speed is the slope of its ray."""
     rows = results["methods"]
     base = rows["plain"]["s_per_round"]
     points = [(name, row["s_per_round"] / base, row["mat"]) for name, row in rows.items()]
@@ -282,7 +282,7 @@ _MOST_ARMS = 9
 
 
 def courses(runs: Sequence[Run], colours: Mapping[str, str]) -> Any:
-    """Every arm's estimate by round, with the arm played below; a panel for each policy."""
+    """Each arm's estimate by round, with the arm played below; one panel per policy."""
     able = [run for run in runs if run.course and len(run.course["arms"]) > 1]
     shown = sorted(able, key=lambda run: (run.method != "draftwise", run.method))[:_MOST_PANELS]
     columns = min(2, len(shown))
@@ -317,7 +317,7 @@ def _course(top: Any, strip: Any, run: Run, colours: Mapping[str, str]) -> None:
 
 
 def best_arm(runs: Sequence[Run], hindsight: Hindsight) -> Any:
-    """Share of rounds with the prompt's best drafter in hindsight, by round."""
+    """Share of rounds that used the prompt's best drafter in hindsight, by round."""
     made = figure(3.4)
     axes = made.subplots()
     curves = {}
@@ -333,7 +333,7 @@ def best_arm(runs: Sequence[Run], hindsight: Hindsight) -> Any:
 
 
 def _hits(run: Run, hindsight: Hindsight) -> list[bool] | None:
-    """Whether the best drafter played, round by round; None without a choice."""
+    """Whether the best drafter played in each round; None if the method had no choice."""
     if run.course is None or family(run.method) == "fixed":
         return None
     best = hindsight.best_drafter.get(run.item)
@@ -343,7 +343,7 @@ def _hits(run: Run, hindsight: Hindsight) -> list[bool] | None:
 
 
 def _running_share(hits: Sequence[Sequence[bool]]) -> Floats:
-    """[R] mean over texts of the share of hits up to each round, while half of them run."""
+    """[R] mean over texts of the share of hits up to each round, up to the median text's length."""
     length = int(np.median([len(found) for found in hits]))
     shares = np.full((len(hits), length), np.nan)
     for row, found in enumerate(hits):
@@ -354,7 +354,7 @@ def _running_share(hits: Sequence[Sequence[bool]]) -> Floats:
 
 
 def regret(runs: Sequence[Run], names: Sequence[str], best: str, clock: str) -> Any:
-    """Rounds and milliseconds lost to the best fixed plan of all items, by tokens emitted."""
+    """Rounds and milliseconds lost to the best fixed plan over all items, by tokens emitted."""
     made = figure(3.6)
     panels = made.subplots(1, 2)
     reference = {run.item: run for run in runs if run.method == best and run.repeat == 0}
@@ -374,7 +374,7 @@ def regret(runs: Sequence[Run], names: Sequence[str], best: str, clock: str) -> 
 
 
 def _regret(pairs: Sequence[tuple[Run, Run]], clock: str | None) -> Floats | None:
-    """[T] mean over items, up to the median item's length; clock None = rounds."""
+    """[T] mean regret over items, up to the median item's length; clock None = in rounds."""
     if not pairs or not all(a.round_s and b.round_s for a, b in pairs):
         return None
     length = int(np.median([min(a.num_tokens, b.num_tokens) for a, b in pairs]))

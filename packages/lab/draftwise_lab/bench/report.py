@@ -36,7 +36,7 @@ def chart(figure: Any, name: str, alt: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], ours: Sequence[bool] = ()) -> str:
-    """Cells are HTML already; rows in ``ours`` are highlighted."""
+    """An HTML table; cells are already HTML, and the rows in ``ours`` are highlighted."""
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     lines = []
     for index, row in enumerate(rows):
@@ -48,14 +48,14 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], ours: Sequence[bo
 
 _PROMPT_LINES = 5
 _TINT = "59"
-"""Of a drafter's colour, as the last two digits of #rrggbbaa: text stays readable on it."""
+"""Alpha of a drafter's background colour, the last two digits of #rrggbbaa: text stays readable."""
 
 
 def samples(
     runs: Sequence[Run], suite: Suite, tokenizer: Any, drafters: Mapping[str, str]
 ) -> list[str]:
-    """A caption, and the default's answers (or the first learner's) to one prompt per domain.
-    drafters: a colour for each."""
+    """A caption, and the default's answers (or the first learning method's) to one prompt per
+    domain. drafters: their colours."""
     written = [run for run in runs if run.course]
     if not written:
         return ["No answer was kept."]
@@ -116,11 +116,11 @@ SECTIONS = {
     "plane": "Discards and verifications",
     "environment": "How it was measured",
 }
-"""Anchors and titles, in order."""
+"""Anchors and titles of the sections, in order."""
 
 
 def report_colours(drafters: Iterable[str], runs: Sequence[Run]) -> dict[str, str]:
-    """A colour for each drafter in the whole report; plain decoding stays in the background. Stop
+    """Assign each drafter one colour for the whole report; plain decoding gets a muted one. Stop
     rules and fixed plans, which some policies choose among, get the colours after those."""
     arms = {arm for run in runs if run.course for arm in run.course["arms"]}
     return {NONE: charts.SOFT} | drafter_colours([*drafters, *sorted(arms - {NONE})])
@@ -211,7 +211,7 @@ WORDS = {
         "threads, others used the machine."
     ),
 }
-"""What to see in a section, as HTML."""
+"""How to read each section, as HTML."""
 
 
 def _section(key: str, *body: str, words: str = "") -> str:

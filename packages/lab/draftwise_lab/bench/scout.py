@@ -1,8 +1,8 @@
-"""A first pass over every item, and the speed of fixed plans and oracles replayed on it.
+"""An exploration pass over every item, and fixed plans and oracles replayed on its trace.
 
-The pass plays at random and scores all drafters, untimed. Its trace says which fixed plans are
-worth measuring, and can be read by ``draftwise replay`` and ``draftwise advise``. Also the kinds of
-drafters and the costs by batch size, for ``advise`` without a trace.
+The pass plays random plans and scores all drafters, untimed. Its trace shows which fixed plans are
+worth measuring, and is input for ``draftwise replay`` and ``draftwise advise``. This module also
+infers drafters' kinds and measures costs by batch size, for ``advise`` without a trace.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """best_drafter: of each item, by seconds. fixed: by drafter, a point for every length of
+    """best_drafter: by item, the fastest. fixed: by drafter, a point for every length in
     ``lengths``. oracle: by drafter, for drafts that end just before the first rejection; ``any``
-    also chooses the drafter that gets furthest, round by round."""
+    also chooses the drafter with the most accepted tokens in each round."""
 
     lengths: Sequence[int]
     best_drafter: Mapping[int, str]
@@ -44,7 +44,7 @@ class Hindsight:
 
 
 def look_back(path: Path, longest: int = MAX_LENGTH) -> Hindsight:
-    """Replay a trace with every plan. Errors: DraftwiseError for anything but a trace."""
+    """Replay a trace with every plan. Errors: DraftwiseError if the file is no trace."""
     trace = RoundTrace(path)
     texts = {
         int(text.name.split()[-1]): text
@@ -66,12 +66,12 @@ def look_back(path: Path, longest: int = MAX_LENGTH) -> Hindsight:
 def _point(texts: Sequence[Text], plan: Plan) -> Point:
     lengths = [num for text in texts for num in fixed_path(text, plan, {})[1]]
     tokens, rounds = sum(text.length for text in texts), len(lengths)
-    # every emitted token but a round's bonus token was drafted and accepted
+    # every emitted token except one bonus token per round was drafted and accepted
     return (sum(lengths) - (tokens - rounds)) / tokens, rounds / tokens
 
 
 def _oracle(texts: Sequence[Text], drafters: Sequence[str], longest: int) -> Point:
-    """No token is discarded; rounds with optimal stopping."""
+    """The point of optimal stopping: no token is discarded."""
     rounds = sum(_oracle_rounds(text, drafters, longest) for text in texts)
     return 0.0, rounds / sum(text.length for text in texts)
 
@@ -90,9 +90,9 @@ def _oracle_rounds(text: Text, drafters: Sequence[str], longest: int) -> int:
 
 
 LENGTHS = (1, 2, 4, 8, 16)
-"""Played at random, so that every length's seconds are measured."""
+"""Lengths of the random plans, so that the seconds of each are measured."""
 _WORTH_MEASURING = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Fixed lengths that are proposed: those between differ by less than noise."""
+"""Fixed lengths that are proposed; lengths in between differ by less than noise."""
 _SETTING = Preset("random", "length", "panoramic", LENGTHS, with_none=True)
 
 
@@ -104,7 +104,7 @@ def scout(
     seed: int,
     tick: Callable[[], bool],
 ) -> bool:
-    """Write the trace; returns whether it is complete. ``tick`` may end it between items."""
+    """Write the trace; return whether it is complete. ``tick`` may stop the pass between items."""
     speculator = Speculator(base.target, base.tokenizer, base.drafters, _SETTING)
     part = path.with_suffix(".part")
     with part.open("w", encoding="utf-8") as file:
@@ -125,8 +125,8 @@ def scout(
 
 
 def look(path: Path, base: Speculator, most: int, each: int) -> Known:
-    """The plans that a replay finds fastest: ``most`` of all, and ``each`` of every domain.
-    assistant: the model with the highest mean alpha over all items."""
+    """The plans that a replay finds fastest: ``most`` overall, and ``each`` per domain. assistant:
+    the model drafter with the highest mean alpha over all items."""
     trace = RoundTrace(path)
     plans = make_plans(trace.drafters, _WORTH_MEASURING)
     found: dict[str, None] = {}
@@ -142,7 +142,7 @@ def look(path: Path, base: Speculator, most: int, each: int) -> Known:
 
 
 def _fastest(plans: Sequence[Plan], seconds: Floats, num: int) -> list[str]:
-    """The best length of each drafter, and the fastest few of these."""
+    """The fastest few of the plans with the best length of each drafter."""
     return [str(plans[index]) for index in best_by_drafter(plans, seconds).values()][:num]
 
 
@@ -157,11 +157,11 @@ def _best_model(trace: RoundTrace, models: Sequence[str]) -> str | None:
 
 
 TIMED_TOKENS = 24
-"""Of each request while a batch size is timed."""
+"""Tokens of each request in the timing of a batch size."""
 
 
 def sources_of(speculator: Speculator, specs: Sequence[str]) -> dict[str, Source]:
-    """Its drafters as other engines know them. specs: what they were loaded from, in order."""
+    """The drafters as other engines know them. specs: the drafters' specs, in order."""
     found = {}
     for drafter, spec in zip(speculator.drafters, specs, strict=True):
         kind = next((k for k in ("suffix", "datastore") if drafter.name.startswith(k)), "lookup")
@@ -182,8 +182,8 @@ def time_batches(
     speculator: Speculator, prompts: Sequence[Sequence[int]], drafter: str, sizes: Sequence[int],
     tick: Callable[[], Any] = lambda: None,
 ) -> dict[int, CostTable]:  # fmt: skip
-    """Seconds of steps by number of requests: plain, and with drafts of each fixed length. Prompts
-    repeat if there are fewer than requests. All requests of a step play the same plan."""
+    """Time steps by number of requests: plain, and with drafts of each fixed length. Prompts repeat
+    if there are fewer than requests. All requests of a step play the same plan."""
     own = [one for one in speculator.drafters if one.name == drafter]
     records: list[dict[str, Any]] = []
     for size in sizes:

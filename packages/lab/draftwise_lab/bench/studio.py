@@ -1,4 +1,4 @@
-"""The lab's part of ``draftwise bench``: reports, and Spec-Bench's answer files."""
+"""The lab's part of ``draftwise bench``: reports, and answer files in Spec-Bench's format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftwise_lab.plotting import require_matplotlib
 def write_answers(
     folder: Path, items: Sequence[Item], runs: Sequence[Run], tokenizer: Any
 ) -> list[Path]:
-    """Write a file for every method with a line for every question; repeats are choices."""
+    """Write a file per method with a line per question; repeats are the line's choices."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for method in dict.fromkeys(run.method for run in runs):
@@ -32,7 +32,7 @@ def write_answers(
 
 
 def file_name(method: str) -> str:
-    """A method's name without characters that file systems refuse.
+    """A method's name with characters that file systems refuse replaced by hyphens.
 
     >>> file_name("transformers:tinyx5/heuristic")
     'transformers-tinyx5-heuristic'

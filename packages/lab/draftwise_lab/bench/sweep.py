@@ -1,4 +1,4 @@
-"""Fixed lengths and acceptance heads on the plane of verification and discard rates."""
+"""Fixed lengths and acceptance heads in the plane of verification and discard rates."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from draftwise.types import DraftwiseError, Floats
 from draftwise_lab.plotting import panels
 
 MAX_LENGTH = 20
-"""SpecDec++, section 5.1: no draft of a head is longer."""
+"""Maximum draft length of a head: SpecDec++, section 5.1."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to stop: after ``length`` tokens, or by a head at a threshold. about: the head's
-    config (num_layers, w_rej, label, ...)."""
+    """One stop rule: a fixed ``length``, or a head at a threshold. about: the head's config
+    (num_layers, w_rej, label, ...)."""
 
     name: str
     length: int
@@ -44,8 +44,8 @@ def fixed_ways(lengths: Sequence[int]) -> list[Way]:
 
 
 def head_ways(folders: Sequence[Path], thresholds: Sequence[float], lag: bool) -> list[Way]:
-    """Each head at each threshold; ``lag`` judges one token late, as the released code does.
-    Errors: DraftwiseError for a folder without a head."""
+    """Each head at each threshold; ``lag`` stops one token late, as the released code does. Errors:
+    DraftwiseError for a folder without a head."""
     ways = []
     for folder in folders:
         try:
@@ -63,11 +63,11 @@ def head_ways(folders: Sequence[Path], thresholds: Sequence[float], lag: bool) -
 
 @dataclass(frozen=True)
 class Run:
-    """One prompt answered one way: SpecDec++'s N, N_target, N_discarded, N_draft, and seconds.
+    """One prompt under one stop rule: SpecDec++'s N, N_target, N_discarded, N_draft, and seconds.
 
-    num_draft_forwards: forwards of the drafter; a head that stops after a token has read that
-    token, and so has one forward more than tokens in its draft. oracle: |S| + 1, the target
-    forwards of theorem 4.1. seconds: without prefill; a batch's are shared equally.
+    num_draft_forwards: forwards of the drafter; a head that stops after a token has processed that
+    token, and so has one forward more than the draft has tokens. oracle: |S| + 1, the target
+    forwards of theorem 4.1. seconds: without prefill; a batch's seconds are divided equally.
     """
 
     way: str
@@ -89,9 +89,9 @@ def play(
     size: int,
     tick: Callable[[int], object] = lambda done: None,
 ) -> dict[str, list[Run]]:
-    """Run every way on every prompt, ``size`` prompts at a time, starting each turn with another
-    way. tick: called with the number of finished turns out of ``num_turns``. One answer of each way
-    is not counted."""
+    """Run every stop rule on every prompt, ``size`` prompts at a time, and rotate the order each
+    turn. tick: called with the number of finished turns out of ``num_turns``. One warm-up answer
+    per rule is not counted."""
     found: dict[str, list[Run]] = {way.name: [] for way in ways}
     for way in ways:
         field.run(way, prompts[:1], 0, 0)
@@ -105,19 +105,19 @@ def play(
 
 
 def num_turns(ways: Sequence[Way], prompts: Sequence[Any], repeats: int, size: int) -> int:
-    """The number of calls of ``tick`` by ``play``."""
+    """The number of times that ``play`` calls ``tick``."""
     return len(ways) * repeats * -(-len(prompts) // size)
 
 
 def oracle_forwards(rounds: Sequence[Round], drafter: str, num_tokens: int) -> float:
-    """|S| + 1: target forwards if the places of rejections were known in advance.
+    """|S| + 1: target forwards if the positions of rejections were known in advance.
 
-    Source: SpecDec++, theorem 4.1, for greedy decoding: S are the positions of the answer at which
-    the drafter, reading the target's own text, disagrees; stopping before each, nothing is
-    discarded. Differs: with sampling |S| is the expected number of rejections along the sampled
-    text, the sum of 1 - alpha, which the theorem does not cover; the few positions that no forward
-    of the drafter reached (the last ones) count like the others. Assumes unlimited drafts, a
-    drafter with an opinion at every position, and, like the theorem, no cost but forwards.
+    Source: SpecDec++, theorem 4.1, for greedy decoding: S is the set of answer positions at which
+    the drafter, reading the target's text, disagrees; drafts that stop before each discard nothing.
+    Differs: with sampling |S| is the expected number of rejections along the sampled text, the sum
+    of 1 - alpha, which the theorem does not cover; the few (last) positions without a forward of
+    the drafter count as the mean. Assumes unlimited drafts, a drafter that predicts every position,
+    and, like the theorem, no costs except forwards.
     """
     alphas: dict[int, float] = {}
     for round_ in rounds:
@@ -128,7 +128,7 @@ def oracle_forwards(rounds: Sequence[Round], drafter: str, num_tokens: int) -> f
 
 
 class Field:
-    """A loaded pair on which every way runs, each with its own speculators."""
+    """A loaded pair of models on which every stop rule runs, each with separate speculators."""
 
     def __init__(
         self, target: CausalModel, drafter: LMDrafter, ways: Sequence[Way], **options: Any
@@ -137,14 +137,14 @@ class Field:
         self._made = {way.name: self._speculator(way) for way in ways}
 
     def _speculator(self, way: Way) -> Speculator:
-        # a wrapper for each way: only those that read hidden states pay for them
+        # a wrapper per rule, so that only rules that read hidden states pay for them
         own = CausalModel(self._drafter.model.module, self._drafter.model.name)
         drafter = LMDrafter(self._drafter.name, own, self._target, self._drafter.home)
         setting = Preset("fixed:0", "length", "bandit", (way.length,), rules=(way.rule,))
         return Speculator(self._target, None, [drafter], setting)
 
     def run(self, way: Way, prompts: Sequence[list[int]], first: int, seed: int) -> list[Run]:
-        """Answer prompts ``first``, ``first + 1``, .. together."""
+        """Answer prompts ``first``, ``first + 1``, .. as one batch."""
         seeds = [1000 * seed + first + i for i in range(len(prompts))]
         generation = self._made[way.name].start(
             list(prompts), seed=seeds, ignore_eos=True, **self._options
@@ -169,7 +169,7 @@ def _summary(way: Way, prompt: int, rounds: Sequence[Round], drafter: str) -> Ru
 
 
 def _read_in_vain(way: Way, rounds: Sequence[Round], num_tokens: int) -> int:
-    """Rounds whose head stopped after reading the last token: a forward without a token."""
+    """Rounds whose head stopped after a forward over the last token, which drafted no token."""
     if way.is_fixed or "lag=true" in way.rule:
         return 0
     left, found = num_tokens, 0
@@ -181,7 +181,7 @@ def _read_in_vain(way: Way, rounds: Sequence[Round], num_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Point:
-    """One way over all prompts: its place in figure 3, the oracle's, and the measured speed."""
+    """One stop rule over all prompts: its point in figure 3, the oracle's, and its speed."""
 
     way: Way
     discard_rate: float
@@ -192,7 +192,7 @@ class Point:
 
 
 def point(way: Way, runs: Sequence[Run]) -> Point:
-    """N_discarded / N and N_target / N (SpecDec++, section 5.1), over all tokens."""
+    """N_discarded / N and N_target / N (SpecDec++, section 5.1), where N counts all tokens."""
     names = ("num_tokens", "num_target", "num_drafted", "num_discarded", "oracle", "seconds")
     total, rounds, drafted, discarded, oracle, seconds = (
         sum(getattr(run, name) for run in runs) for name in names
@@ -208,13 +208,13 @@ def dominates(one: Point, other: Point) -> bool:
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """The points that no other point dominates, in order of verification rate."""
+    """The points that no other point dominates, by ascending verification rate."""
     best = [p for p in points if not any(dominates(other, p) for other in points)]
     return sorted(best, key=lambda p: p.verification_rate)
 
 
 def discard_at(points: Sequence[Point], verification_rate: float) -> float | None:
-    """The frontier's discard rate at a verification rate, interpolated; None outside."""
+    """The frontier's interpolated discard rate at a verification rate; None outside."""
     rates = [p.verification_rate for p in points]
     if not rates or not rates[0] <= verification_rate <= rates[-1]:
         return None
@@ -223,9 +223,9 @@ def discard_at(points: Sequence[Point], verification_rate: float) -> float | Non
 
 @dataclass(frozen=True)
 class Regression:
-    """Seconds as a sum of forwards: the cost of each kind, and the share of variance explained.
-    verified_s: seconds for each drafted token that the target verifies, in addition to its forward;
-    0 in the paper's equation."""
+    """Seconds as a sum over forwards: the cost of each kind, and the share of variance explained.
+    verified_s: additional seconds for each drafted token that the target verifies; 0 in the paper's
+    equation."""
 
     draft_s: float
     target_s: float
@@ -234,10 +234,10 @@ class Regression:
 
 
 def regress(runs: Sequence[Run], with_verified: bool = False) -> Regression:
-    """Least squares of seconds on draft and target forwards, without a constant.
+    """Least squares of seconds on draft and target forwards, without an intercept.
 
-    Source: SpecDec++, section 5.2 and equation 3.1. ``with_verified`` adds a cost for each token
-    verified: on a CPU a target forward over more tokens takes longer, which 3.1 assumes away.
+    Source: SpecDec++, section 5.2 and equation 3.1. ``with_verified`` adds a cost per verified
+    token: on a CPU a target forward over more tokens takes longer, which equation 3.1 neglects.
     """
     rows = [[run.num_draft_forwards, run.num_target, run.num_drafted] for run in runs]
     table = np.array(rows, float)[:, : 2 + with_verified]
@@ -257,7 +257,7 @@ def gain(runs: Mapping[str, Sequence[Run]], ours: str, base: str) -> tuple[float
 
 
 def _by_prompt(runs: Sequence[Run]) -> tuple[Floats, Floats]:
-    """[prompts] tokens and seconds, of all repeats together."""
+    """[prompts] tokens and seconds, summed over repeats."""
     tokens, seconds = np.zeros((2, 1 + max(run.prompt for run in runs)))
     for run in runs:
         tokens[run.prompt] += run.num_tokens
@@ -266,7 +266,7 @@ def _by_prompt(runs: Sequence[Run]) -> tuple[Floats, Floats]:
 
 
 def panel(points: Sequence[Point], runs: Mapping[str, Sequence[Run]] | None) -> dict[str, Any]:
-    """All results on one set of prompts; runs: those whose seconds count, or None."""
+    """All results on one set of prompts. runs: the runs to time, or None for counts only."""
     heads = frontier([p for p in points if not p.way.is_fixed])
     fixed = [p for p in points if p.way.is_fixed]
     found: dict[str, Any] = {
@@ -282,7 +282,7 @@ def panel(points: Sequence[Point], runs: Mapping[str, Sequence[Run]] | None) -> 
         found["regression"] = asdict(regress(every))
         fit = regress(every, with_verified=True)
         found["regression_with_verified"] = asdict(fit)
-        # theorem 4.1: no discards, |S| + 1 target forwards, the rest drafted
+        # theorem 4.1: no discards, |S| + 1 target forwards, all other tokens drafted
         drafted_s = fit.draft_s + fit.verified_s
         found["oracle_tok_per_s"] = {
             p.way.name: 1 / (drafted_s * max(0.0, 1 - p.oracle_rate) + fit.target_s * p.oracle_rate)
@@ -328,7 +328,7 @@ def as_json(p: Point) -> dict[str, Any]:
 
 
 def draw(panels_of: Mapping[str, Sequence[Point]], path: Path) -> None:
-    """SpecDec++'s figure 3: a panel for each set of prompts, with the frontiers, as PNG."""
+    """Draw SpecDec++'s figure 3 as PNG: a panel with the frontiers for each set of prompts."""
     figure, grid = panels(len(panels_of), len(panels_of), 4.6, 4.2)
     for axes, (name, points) in zip(grid, panels_of.items(), strict=True):
         fixed = sorted((p for p in points if p.way.is_fixed), key=lambda p: p.way.length)

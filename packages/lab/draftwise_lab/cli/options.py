@@ -1,4 +1,4 @@
-"""Options shared by `simulate`, `replay` and `advise`, and lists of numbers."""
+"""Options shared by `simulate`, `replay` and `advise`, and helpers for their numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MOST = 10_000
 
 
 def whole_numbers(option: str, text: str, example: str) -> list[int]:
-    """Parse ``"1,4,16"`` as numbers, in order. Errors: DraftwiseError."""
+    """Parse ``"1,4,16"`` as whole numbers, in order. Errors: DraftwiseError."""
     said = f"{option} {shown(text)}: write whole numbers from 1 to {_MOST:,}, such as {example}"
     found = comma_separated(text, int, 1, said)
     if max(found) > _MOST:
@@ -50,7 +50,7 @@ def whole_numbers(option: str, text: str, example: str) -> list[int]:
 
 
 def rate(value: float) -> str:
-    """Four digits, never in scientific notation.
+    """Format with four significant digits, never in scientific notation.
 
     >>> rate(72.3149), rate(12345.6)
     ('72.31', '12346')
@@ -59,12 +59,12 @@ def rate(value: float) -> str:
 
 
 def signed(regret: float) -> str:
-    """A regret with its sign, without a minus zero."""
+    """Format a regret with its sign, without a negative zero."""
     return f"{round(regret, 1) + 0.0:+.1f}"
 
 
 def regret_note(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """A caption for the column ``regret``; empty where there is none."""
+    """A caption for the column ``regret``; empty if no row has a regret."""
     if not any("regret" in row for row in rows.values()):
         return ""
     return "regret: rounds more (-: fewer) than the policy's best fixed plan in hindsight"

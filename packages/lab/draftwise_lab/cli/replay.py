@@ -36,7 +36,7 @@ Engines = Annotated[
     ),
 ]
 _NAME = 40
-"""Room for a name in a table of 80 columns."""
+"""Maximum width of a name in a table of 80 columns."""
 
 
 @refusals()
@@ -155,7 +155,7 @@ def _after_a_run(
             progress.advance(task)
             return True
 
-        # every prompt alone, with plans drawn at random and all drafters scored
+        # one prompt at a time, with plans drawn at random and all drafters scored
         scout(base, [Question("prompts", text) for text in texts], Asked(num), path, 0, tick)
         options: dict[str, Any] = {"seeds": seeds, "sources": sources}
         found = a.advise(path, engines=engines, **options)
@@ -234,7 +234,7 @@ def _label(row: dict[str, Any]) -> str:
 
 
 def _warn(coverage: dict[str, float] | None) -> None:
-    """Name the drafters whose scores the replay has to guess."""
+    """Warn about drafters whose scores the replay has to fill in."""
     thin = {name: share for name, share in (coverage or {}).items() if share < a.WELL_COVERED}
     if thin:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in thin.items())

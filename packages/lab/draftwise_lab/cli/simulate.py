@@ -1,4 +1,4 @@
-"""``draftwise simulate``: policies on text with known acceptance, without a model."""
+"""``draftwise simulate``: policies on text with known acceptance probabilities, without a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from draftwise_lab.sim.presets import SETTINGS, setting
 from draftwise_lab.sim.traces import trace_setting
 
 _NAME, _DOMAINS = 22, 4
-"""Room for a name, and domains side by side, in a table of 80 columns."""
+"""Maximum width of a name, and of domains per row, in a table of 80 columns."""
 _DEFAULT_PRESET = "hedgespec-llama"
 
 PresetName = Annotated[str | None, typer.Option("--preset", help=f"{', '.join(SETTINGS)}.")]
@@ -90,7 +90,7 @@ def simulate(
 
 
 def _run(match: Match, seeds: range, jobs: int, *, quiet: bool) -> Outcome:
-    """The match, with a progress bar on stderr unless ``quiet`` or not on a terminal."""
+    """Run the match with a progress bar on stderr, unless ``quiet`` or stderr is no terminal."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         both = [bar.add_task(what, total=len(seeds)) for what in ("hindsight", "play")]

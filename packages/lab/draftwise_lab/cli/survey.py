@@ -1,7 +1,7 @@
 """``draftwise models --check``: build every causal-LM type with tiny random weights, and test it.
 
-The list is split into pieces, each in a process that writes one line of JSON per type: a type that
-crashes costs only its own row. ``python -m draftwise_lab.cli.survey TYPE ...`` runs such a piece.
+The list is split into pieces, each of which runs in a process that writes one line of JSON per
+type, so a crash costs one type. ``python -m draftwise_lab.cli.survey TYPE ...`` runs one piece.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
 
 PIECE = 64
-"""Types to a process."""
+"""Types per process."""
 NUM_TOKENS = 300
-"""Of the answers that are compared."""
+"""Tokens of each answer that is compared."""
 _LENGTH = 3
 _SAMPLES, _ROWS = 192, 48
 _FALSE_ALARM = 1e-4
 _LARGEST_GAP = 1e-4
-"""Of two logits that rounding may put in either order, over the largest logit."""
-_PROMPTS = ([5, 6, 7, 8, 5, 6, 7], [11], [*range(20, 90)])  # the last is read in one wide feed
+"""Logit gap that rounding may reverse, relative to the largest logit."""
+_PROMPTS = ([5, 6, 7, 8, 5, 6, 7], [11], [*range(20, 90)])  # the last is prefilled in one forward
 _QUICK = "--quick"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result for one type; ``reason`` is empty where it is supported. rows: how several rows
-    are read. law: the p-value of the sampled distribution of one token; None = texts were not
+    """The result for one type; ``reason`` is empty if the type is supported. rows: how a batch of
+    several rows runs. law: the p-value of one token's sampled distribution; None = texts were not
     compared."""
 
     type: str
@@ -67,7 +67,7 @@ def all_types() -> list[str]:
 
 
 def survey(types: Sequence[str], seen: Callable[[Finding], None], is_quick: bool) -> list[Finding]:
-    """A finding for each type, in order; ``seen`` is called with each. is_quick: the self-check
+    """Check each type, in order, and call ``seen`` with each finding. is_quick: the self-check
     alone, without texts."""
     found: dict[str, Finding] = {}
     left = list(types)
@@ -84,7 +84,7 @@ def survey(types: Sequence[str], seen: Callable[[Finding], None], is_quick: bool
 
 
 def _piece(types: Sequence[str], is_quick: bool) -> Iterator[Finding]:
-    """Findings of one process, as far as it got; the type at which it crashed gets a row."""
+    """Yield the findings of one process, until it ends or crashes."""
     options = [_QUICK] if is_quick else []
     command = [sys.executable, "-W", "ignore", "-m", "draftwise_lab.cli.survey", *options, *types]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -96,8 +96,8 @@ def _piece(types: Sequence[str], is_quick: bool) -> Iterator[Finding]:
 
 
 def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) -> Finding:
-    """Build a type with tiny random weights, check it, and compare its speculative text.
-    num_tokens: tokens of each answer that is compared with plain forwards."""
+    """Build a type with tiny random weights, run the self-check, and compare its speculative text
+    with plain forwards. num_tokens: tokens of each compared answer."""
     try:
         module = tiny_module(tiny_config(transformers.CONFIG_MAPPING[name]()))
     except Exception as error:
@@ -112,7 +112,7 @@ def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) 
 
 
 def _try(name: str, module: Any, num_tokens: int) -> Finding:
-    """The self-check, greedy text of single and ragged rows, and one token's distribution.
+    """Run the self-check and compare greedy text, single and ragged, and one token's distribution.
     num_tokens: 0 = the self-check alone."""
     drafter = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(1)
@@ -136,7 +136,7 @@ def _try(name: str, module: Any, num_tokens: int) -> Finding:
 
 
 def _greedy_differs(made: Any, module: Any, num_tokens: int) -> str:
-    """Where a text is not the argmax of plain forwards; empty if it is everywhere."""
+    """Describe the first text that is not the argmax of plain forwards; empty if there is none."""
     options: dict[str, Any] = {"max_new_tokens": num_tokens, "ignore_eos": True}
     alone = [made.generate(_PROMPTS[0], **options)]
     ragged = made.generate(list(_PROMPTS), **options)
@@ -153,15 +153,15 @@ def _greedy_differs(made: Any, module: Any, num_tokens: int) -> str:
 
 
 def _largest_gap(module: Any, prompt: Sequence[int], text: Sequence[int]) -> float:
-    """The largest gap between the best logit and the chosen one, relative to the largest logit."""
+    """The largest gap between the best and the chosen logit, relative to the largest logit."""
     logits = _plain(module, [*prompt, *text[:-1]])[len(prompt) - 1 :]
     chosen = logits.gather(1, logits.new_tensor(text).long()[:, None])[:, 0]
     return float(((logits.amax(1) - chosen) / logits.abs().amax().clamp_min(1e-6)).max())
 
 
 def _law(made: Any, module: Any, first_seed: int) -> float:
-    """The p-value of an answer's first drafted token at T = 1 against plain forwards. first_seed:
-    with the same draws for all types their p-values would be equal."""
+    """The p-value at T = 1 of an answer's first drafted token against plain forwards. first_seed:
+    differs by type, or all types' p-values would be equal."""
     prompt = _PROMPTS[0]
     first = torch.softmax(_plain(module, prompt)[-1].double(), -1).numpy()
     counts = np.zeros(len(first))
@@ -174,7 +174,7 @@ def _law(made: Any, module: Any, first_seed: int) -> float:
 
 
 def chi_square(counts: Any, expected: Any) -> float:
-    """The p-value of Pearson's test; neighbouring classes merge until each expects 8."""
+    """The p-value of Pearson's test; adjacent classes are merged until each expects 8 samples."""
     classes = np.minimum(np.cumsum(expected) // 8.0, expected.sum() // 8.0 - 1).astype(int)
     seen, wanted = np.bincount(classes, counts), np.bincount(classes, expected)
     seen, wanted = seen[wanted > 0], wanted[wanted > 0]
@@ -186,13 +186,13 @@ def chi_square(counts: Any, expected: Any) -> float:
 
 
 def _plain(module: Any, text: Sequence[int]) -> Any:
-    """[T, V] by a forward without a cache."""
+    """[T, V] logits by a forward without a cache."""
     with torch.inference_mode():
         return module(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0].float()
 
 
 def _sharpen(module: Any) -> None:
-    """Scale queries, keys and embeddings, so that random weights attend and have clear argmaxes."""
+    """Scale queries, keys and embeddings, so that random weights attend and argmaxes are clear."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, weights in module.named_parameters():
@@ -203,7 +203,7 @@ def _sharpen(module: Any) -> None:
 
 
 def _kinds(model: CausalModel) -> tuple[str, ...]:
-    """The kinds of its layers, in order; without a list, the kind of all layers."""
+    """The kinds of the model's layers, in order; without a list, the kind of all layers."""
     config = model.module.config.get_text_config()
     names = ("layer_types", "layers_block_type", "attention_layers")
     kinds = next((found for name in names if (found := getattr(config, name, None))), None)
@@ -245,7 +245,7 @@ def page(findings: Sequence[Finding], path: Path) -> str:
 
 
 def findings_of(text: str) -> dict[str, Finding]:
-    """The findings on a page; none from another version of transformers, or of fewer tokens."""
+    """Parse the findings on a page; empty for another transformers version or fewer tokens."""
     head, _, tables = text.partition("| type |")
     same = (f" {version('transformers')} are served", f" {NUM_TOKENS} tokens of")
     if not all(words in head for words in same):
@@ -270,11 +270,11 @@ def _row(finding: Finding) -> str:
 
 
 def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None) -> None:
-    """Check one type, several (by commas), all or the rest; print a line each; write the page.
+    """Check one type, several (by commas), ``all`` or ``rest``; print a line each; write the page.
 
-    The page is written after each type, and keeps the rows of types not checked now: ``rest``
-    resumes with the types without a row. Errors: DraftwiseError for a type that the installed
-    transformers lacks.
+    The page is written after each type and keeps the rows of unchecked types: ``rest`` resumes with
+    the types without a row. Errors: DraftwiseError for a type that the installed transformers
+    lacks.
     """
     known = all_types()
     written = {} if write is None or not write.is_file() else findings_of(write.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""``draftwise sweep``: where drafts should stop, fixed lengths against acceptance heads."""
+"""``draftwise sweep``: fixed draft lengths against acceptance heads as stop rules."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def info(
         typer.echo(json.dumps(told))
         return
     console = Output()
-    if not console.is_terminal:  # a file has room for whole names
+    if not console.is_terminal:  # a file has room for full names
         console = Output(width=max(console.width, _FILE_WIDTH))
     console.print(_matrix(found["acceptance"]))
     if depths := found.get("acceptance_by_depth"):
@@ -60,7 +60,7 @@ def _matrix(acceptance: dict[str, dict[str, float]]) -> Table:
 
 
 def _depths(acceptance: dict[str, dict[str, list[float]]]) -> Table:
-    """The EAGLE heads: alpha of the first token of a draft, and of its fourth."""
+    """Table of the EAGLE heads' alpha at the first token of a draft and at the fourth."""
     columns = list(next(iter(acceptance.values())))
     first = Column("EAGLE head", no_wrap=True)
     table = Table(first, *columns, title="the same of a draft's first > fourth token")
@@ -91,6 +91,6 @@ def build(
     processes: Annotated[int, typer.Option(help="Processes of one thread for the drafters.")] = 1,
 ) -> None:
     """Rebuild the bundled models from scratch; an interrupted build resumes."""
-    from draftwise_lab.zoo.build import build as run  # imports torch late
+    from draftwise_lab.zoo.build import build as run  # delays the import of torch
 
     run(out, work, minutes=minutes, processes=processes)

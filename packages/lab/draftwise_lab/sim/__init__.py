@@ -1,4 +1,4 @@
-"""The simulator: policies on text with known acceptance. numpy only."""
+"""The simulator: policies on text with known acceptance probabilities; needs only numpy."""
 
 from __future__ import annotations
 

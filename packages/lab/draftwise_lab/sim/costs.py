@@ -1,4 +1,4 @@
-"""Costs of a simulated engine: seconds by tokens, batch size and drafter."""
+"""Costs of a simulated engine: seconds by number of tokens, batch size and drafter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwise.files import STATE_BYTES, read_text, strict_json
 from draftwise.types import NONE, Costs, DraftwiseError, Floats
 
 SCORE_SHARE = 0.5
-"""Seconds of a forward that only scores a drafter, over its draft step: it runs with the others."""
+"""Cost of a scoring-only forward, relative to a draft step: such forwards run together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class CostTable:
 
     target_s: batch size -> seconds of target forwards over 1, 2, .. tokens per row; extrapolated
     with the last slope, and interpolated between batch sizes. draft_s: seconds of one draft step by
-    drafter; ``other_s`` for the rest. score_share: seconds of scoring a drafter that did not play,
-    relative to its draft step. read_share: seconds of each further token that a drafter's forward
-    reads when it catches up, is probed or reads tokens of others, relative to its draft step.
+    drafter; ``other_s`` for unlisted drafters. score_share: seconds of scoring a drafter that did
+    not draft, relative to its draft step. read_share: the same for each further token in a
+    drafter's forward (when it catches up, is probed or processes other drafters' tokens).
     """
 
     target_s: Mapping[int, Sequence[float]]
@@ -33,7 +33,7 @@ class CostTable:
     read_share: float = 0.0
 
     def at(self, batch_size: int, drafters: Sequence[str], longest: int) -> Costs:
-        """Costs as an engine that has measured everything would report them for this batch size."""
+        """Costs that an engine would report for this batch size after measuring everything."""
         known = sorted(self.target_s)
         curves = np.array([_stretched(self.target_s[size], longest + 1) for size in known])
         target_s = np.array([np.interp(batch_size, known, column) for column in curves.T])
@@ -43,7 +43,7 @@ class CostTable:
 
 
 def _stretched(seconds: Sequence[float], num: int) -> Floats:
-    """[num] the curve, continued at its last slope."""
+    """[num] the curve, extrapolated with its last slope."""
     known = np.asarray(seconds, dtype=np.float64)
     slope = known[-1] - known[-2] if len(known) > 1 else 0.0
     more = known[-1] + slope * np.arange(1, num - len(known) + 1)
@@ -51,7 +51,7 @@ def _stretched(seconds: Sequence[float], num: int) -> Floats:
 
 
 def _regime(slope: float, small: float, big: float, read_share: float) -> CostTable:
-    """Target forward of one token = 1; ``slope`` for each further one; retrieval 0.002."""
+    """Target forward: 1 for one token and ``slope`` for each further one; retrieval: 0.002."""
     draft_s = {"big": big, **dict.fromkeys(("pld3", "sam", "lookup"), 0.002)}
     return CostTable({1: (1.0, 1.0 + slope)}, draft_s, other_s=small, read_share=read_share)
 
@@ -61,14 +61,14 @@ REGIMES: dict[str, CostTable] = {
     "cpu": _regime(0.06, 0.12, 0.2, 0.035),
     "loaded": _regime(0.35, 0.04, 0.15, 0.03),
 }
-"""Three shapes that real machines have: memory-bound, a few cores, a busy server. A token more that
-a drafter reads costs 0.002 to 0.035 of its step: the bundled drafters take 0.035 on one core."""
+"""Three regimes of real machines: memory-bound, a few cores, a busy server. A further token of a
+drafter's forward costs 0.002 to 0.035 of a step: 0.035 for the bundled drafters on one core."""
 
 
 def load_costs(spec: str) -> CostTable:
     """A cost table by name, or from a JSON file. File: ``{"target_s": [1.0, 1.1], "draft_s":
-    {"small": 0.04}, "other_s": 0.05}``; ``target_s`` may also be ``{"1": [..], "8": [..]}``, by
-    batch size. Raises DraftwiseError."""
+    {"small": 0.04}, "other_s": 0.05}``; ``target_s`` may also be given by batch size: ``{"1": [..],
+    "8": [..]}``. Raises DraftwiseError."""
     if spec in REGIMES:
         return REGIMES[spec]
     path = Path(spec)

@@ -1,7 +1,7 @@
-"""Sources of text: the protocol, random streams, and each synthetic kind of environment.
+"""Sources of text: the protocol, random streams, and the synthetic environments.
 
-An environment names its drafters, its domains and its costs, and draws texts. It never sees a
-policy, so all policies get the same texts.
+An environment names its drafters, domains and costs, and draws texts. It never sees a policy, so
+all policies get the same texts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Environment(Protocol):
     def costs(self) -> CostTable: ...
 
     def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
-        """The domain's texts for this seed, always the same ones. num_tokens: the engine's limit;
-        longest: the longest draft that may start at its end."""
+        """The domain's texts for this seed; repeated calls return the same texts. num_tokens: the
+        engine's limit; longest: the longest draft that may start at a text's end."""
         ...
 
 
@@ -41,7 +41,7 @@ Means = Mapping[str, Mapping[str, float]]
 
 
 def stream(seed: int, *names: str) -> np.random.Generator:
-    """An independent random stream for these names.
+    """An independent random stream for the seed and these names.
 
     >>> bool(stream(0, "a").random() == stream(0, "a").random() != stream(0, "b").random())
     True
@@ -59,8 +59,8 @@ def text_of(
     alphas: Mapping[str, Floats], seed: int, domain: str, num_tokens: int,
     eos_rate: float = 0.0, batch_size: int = 1,
 ) -> Text:  # fmt: skip
-    """A text from each drafter's alphas [``num_positions``]; the coins are drawn here. eos_rate:
-    probability that a token is the last; the target draws it, so no policy can change it."""
+    """Draw a text's coins from each drafter's alphas [``num_positions``]. eos_rate: probability
+    that a token is the last one; the target draws it, so it does not depend on the policy."""
     length = num_tokens
     if eos_rate > 0.0:
         length = min(num_tokens, int(stream(seed, domain, "", "end").geometric(eos_rate)))
@@ -74,7 +74,7 @@ def text_of(
 
 
 class Drawn:
-    """One text per seed, from each drafter's ``alphas``; ``table`` is by domain and drafter."""
+    """One text per seed, from each drafter's ``alphas``. ``table`` is by domain and drafter."""
 
     costs: CostTable
     eos_rate: float = 0.0
@@ -92,7 +92,7 @@ class Drawn:
         return list(self.table[self.domains[0]])
 
     def alphas(self, domain: str, seed: int, num: int, num_tokens: int) -> dict[str, Floats]:
-        """[num] by drafter, the prompt's positions first; num_tokens: of the whole text."""
+        """[num] by drafter, the prompt's positions first; num_tokens: length of the whole text."""
         raise NotImplementedError
 
     def texts(self, domain: str, seed: int, num_tokens: int, longest: int) -> list[Text]:
@@ -112,9 +112,9 @@ class FromMeans(Drawn):
 
 @dataclass(frozen=True)
 class TruncatedGeometric(FromMeans):
-    """Emitted tokens follow ``p^(x-1) (1-p)`` for x <= L and ``p^L`` for x = L + 1.
+    """Emitted tokens per round follow ``p^(x-1) (1-p)`` for x <= L and ``p^L`` for x = L + 1.
 
-    Source: BanditSpec, eq. (4). Differs: none, except at the end of the text, which cuts drafts.
+    Source: BanditSpec, eq. (4). Differs: none, except that the end of the text truncates drafts.
     means: p by domain and drafter. eos_rate: as in ``text_of``.
     """
 
@@ -126,10 +126,10 @@ class TruncatedGeometric(FromMeans):
 
 @dataclass(frozen=True)
 class IndependentAlphas(FromMeans):
-    """alpha at each position is drawn i.i.d. from the drafter's distribution.
+    """The alpha at each position is drawn i.i.d. from the drafter's distribution.
 
     Source: MetaSD, Assumption 1 (eq. 3). Differs: the paper leaves the distribution open; here it
-    is Beta with the given mean. concentration: a + b of the Beta; small = all or nothing.
+    is a Beta with that mean. concentration: its a + b; small values push alpha to 0 or 1.
     """
 
     concentration: float = 2.0
@@ -145,17 +145,17 @@ class IndependentAlphas(FromMeans):
 
 @dataclass(frozen=True)
 class Drifting(FromMeans):
-    """The log-odds of alpha follow an autoregressive walk around the drafter's mean.
+    """The log-odds of alpha follow a first-order autoregressive process around the drafter's mean.
 
-    Source: this project; MetaSD appendix H.2 names the case. step: standard deviation of the walk's
-    step per token; memory: share of a deviation that the next token keeps, below 1.
+    Source: this project; MetaSD appendix H.2 mentions the case. step: standard deviation of the
+    process's innovation per token; memory: share of a deviation that the next token keeps, below 1.
     """
 
     step: float = 0.2
     memory: float = 0.99
 
     def alphas(self, domain: str, seed: int, num: int, num_tokens: int) -> dict[str, Floats]:
-        """The walk starts in its stationary distribution."""
+        """Start the process in its stationary distribution."""
         found, spread = {}, self.step / np.sqrt(1.0 - self.memory**2)
         for name, mean in self.means[domain].items():
             steps = stream(seed, domain, name, "walk").normal(0.0, self.step, num)
@@ -169,10 +169,10 @@ class Drifting(FromMeans):
 
 @dataclass(frozen=True)
 class Cycles(Drawn):
-    """Each drafter repeats a pattern of alphas along the text; with 0 and 1 nothing is random.
+    """Each drafter repeats a pattern of alphas along the text; alphas of 0 and 1 are deterministic.
 
-    Source: BanditSpec, Assumption 5.1 (values fixed before the algorithm starts). Differs: fixed by
-    position instead of round. patterns: by domain and drafter.
+    Source: BanditSpec, Assumption 5.1 (values fixed before the algorithm starts). Differs: values
+    are fixed by position instead of by round. patterns: by domain and drafter.
     """
 
     patterns: Mapping[str, Mapping[str, Sequence[float]]]
@@ -192,11 +192,11 @@ class Cycles(Drawn):
 
 @dataclass(frozen=True)
 class Piecewise(Drawn):
-    """Constant alphas within a segment; the prompt belongs to the first segment.
+    """Alphas are constant within a segment; the prompt belongs to the first segment.
 
-    Source: MetaSD, appendix H.2 (queries that hold two tasks). Differs: none. queries: the
-    segments' kinds, in order, by query; each segment is an equal share of the limit. means: alpha
-    by kind of segment and drafter.
+    Source: MetaSD, appendix H.2 (queries that hold two tasks). Differs: none. queries: the kinds of
+    the segments, in order, by query; each segment takes an equal share of the token limit. means:
+    alpha by segment kind and drafter.
     """
 
     queries: dict[str, Sequence[str]]
@@ -219,10 +219,10 @@ class Piecewise(Drawn):
 
 @dataclass(frozen=True)
 class Load(Drawn):
-    """Requests of different difficulty, the same ones in batches of different size.
+    """Requests of different difficulty, the same ones at every batch size.
 
-    Source: BanditSpec, section 6.2. Differs: one row of the batch is simulated and pays the whole
-    batch's forwards. alphas_from: the range of a request's acceptance probability.
+    Source: BanditSpec, section 6.2. Differs: one row of the batch is simulated and is charged the
+    whole batch's forwards. alphas_from: range of a request's acceptance probability.
     """
 
     batch_sizes: Sequence[int]
@@ -243,11 +243,11 @@ class Load(Drawn):
 
 @dataclass(frozen=True)
 class Confident(Drawn):
-    """alphas i.i.d. from a Beta, and a top probability that follows them with noise.
+    """alphas are i.i.d. from a Beta distribution, and the top probability tracks them with noise.
 
     Source: this project, for TapOut's rules (table 1). The rest of q is spread evenly over
-    ``others`` tokens, which gives its entropy and the margin of its two largest. means: alpha by
-    domain. noise: standard deviation of the top probability around alpha.
+    ``others`` tokens, which determines its entropy and the margin of its two largest probabilities.
+    means: alpha by domain. noise: standard deviation of the top probability around alpha.
     """
 
     means: Mapping[str, float]

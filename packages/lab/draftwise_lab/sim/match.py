@@ -1,4 +1,4 @@
-"""Policies on texts, round by round; matches of contestants, and their results as JSON."""
+"""Policies that play on texts round by round: matches of contestants, and their results as JSON."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from draftwise_lab.sim.text import Text
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """[K] rounds and seconds of every plan, played alone from the text's start to its end. tokens:
-    of the text; plain_s: seconds of decoding it plainly."""
+    """[K] rounds and seconds of every plan when it alone decodes the whole text. tokens: length of
+    the text; plain_s: seconds of plain decoding."""
 
     rounds: Floats
     seconds: Floats
@@ -39,7 +39,7 @@ class Totals:
 def fixed_path(
     text: Text, plan: Plan, guides: Mapping[str, StopRule]
 ) -> tuple[list[int], list[int]]:
-    """Where each round of a fixed plan ends (in tokens), and how many tokens it drafted."""
+    """Where each round of a fixed plan ends (in tokens), and its number of drafted tokens."""
     ends, drafted = list[int](), list[int]()
     position, guide = 0, guides.get(plan.rule)
     track = None if plan.drafter == NONE else text.tracks[plan.drafter]
@@ -79,7 +79,7 @@ def best_plan(found: Sequence[Totals], *, by_seconds: bool, among: Ints | None =
 
 
 def best_by_drafter(plans: Sequence[Plan], costs: Floats) -> dict[str, int]:
-    """Each drafter's plan of the least cost, by index, in the order of these costs."""
+    """Index of each drafter's cheapest plan, in ascending order of cost."""
     best: dict[str, int] = {}
     for index in np.argsort(costs, kind="stable").tolist():
         best.setdefault(plans[index].drafter, index)
@@ -87,7 +87,7 @@ def best_by_drafter(plans: Sequence[Plan], costs: Floats) -> dict[str, int]:
 
 
 def rounds_to_reach(ends: Sequence[int], position: int) -> int:
-    """Rounds after which a path has emitted ``position`` tokens.
+    """Number of rounds after which a path has emitted ``position`` tokens.
 
     >>> rounds_to_reach([3, 4, 9], 4), rounds_to_reach([3, 4, 9], 5), rounds_to_reach([3], 0)
     (2, 3, 0)
@@ -97,8 +97,8 @@ def rounds_to_reach(ends: Sequence[int], position: int) -> int:
 
 Row = dict[str, Any]
 """One round: seed, domain, text, policy, round, plan, plan_index, drafted, accepted, emitted,
-position (tokens emitted so far), seconds (of the round), regret (rounds so far, less those that
-the best fixed plan takes to the same position), is_best, and, on request, estimates [K]."""
+position (tokens emitted so far), seconds (of the round), regret (rounds so far minus the best fixed
+plan's rounds to the same position), is_best, and, on request, estimates [K]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The best fixed plans in hindsight: ``ends`` of the one with the fewest rounds on this text,
-    and the index, among the contestant's plans, of the one with the fewest seconds."""
+    """The best fixed plans in hindsight. ends: round ends of the plan with the fewest rounds on
+    this text; plan: index, among the contestant's plans, of the plan with the fewest seconds."""
 
     ends: Sequence[int]
     plan: int
@@ -123,7 +123,7 @@ class Reference:
 
 def guides_of(plans: Sequence[Plan]) -> dict[str, StopRule]:
     """The stop rules of the plans; ``fixed`` needs none. Errors: DraftwiseError for a rule that
-    reads hidden states: simulated text has none."""
+    reads hidden states, which simulated text lacks."""
     rules = {plan.rule for plan in plans} - {"fixed"}
     guides = {rule: registry.make_guide(rule) for rule in sorted(rules)}
     for rule, guide in guides.items():
@@ -135,8 +135,8 @@ def guides_of(plans: Sequence[Plan]) -> dict[str, StopRule]:
 def score_prompts(
     request: SimulatedRequest, policy: Policy, *, everyone: bool
 ) -> Iterator[Evidence]:
-    """Prompt scores, as the engine collects them: a policy that probes chooses the drafters. The
-    policy learns each score before it is asked for the next drafter."""
+    """Yield prompt scores as the engine collects them: a probing policy chooses the drafters. The
+    policy learns from each result before it is asked for drafters to probe."""
     asks_itself = isinstance(policy, ProbingPolicy) and not everyone
     yield request.prompt_evidence(request.retrieving if asks_itself else None)
     if asks_itself and isinstance(policy, ProbingPolicy) and (looks := policy.drafters_to_probe()):
@@ -147,13 +147,13 @@ def play(
     text: Text, contestant: Contestant, costs: CostTable, reference: Reference,
     seed: np.random.SeedSequence, tags: Mapping[str, Any], *, with_estimates: bool = False,
 ) -> Iterator[Row]:  # fmt: skip
-    """Every round of one policy on one text; ``tags`` (seed, domain) go into every row. Raises
-    DraftwiseError for an unknown policy, reward or feedback."""
+    """Yield every round of one policy on one text; ``tags`` (seed, domain) go into every row.
+    Raises DraftwiseError for an unknown policy, reward or feedback."""
     plans = contestant.plans
     policy = registry.make_policy(
         contestant.policy, len(plans), seed, plans=plans, request_tokens=text.limit
     )
-    has_all = isinstance(policy, PricingPlans)  # the evidence contains everything
+    has_all = isinstance(policy, PricingPlans)  # such policies learn from the evidence itself
     reward = None if has_all else registry.make_reward(contestant.reward)
     builder = registry.make_feedback(contestant.feedback, plans=plans, reward=reward)
     request = SimulatedRequest(text, plans, costs, guides_of(plans))
@@ -200,8 +200,8 @@ def play(
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """The course of one run, by round. Position, cumulative regret, whether the best plan played,
-    and estimates [R, K] if they were kept."""
+    """One run by round: position, cumulative regret, whether the best plan played, and estimates
+    [R, K] if they were kept."""
 
     positions: list[int]
     regrets: list[int]
@@ -253,11 +253,11 @@ HABITS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(_HEDGING, ("expected-length", "panoramic")),
     "goodput": ("length", "free"),
 }
-"""Reward and feedback of each policy's own paper; every other policy has ``length``, ``bandit``."""
+"""Reward and feedback in each policy's paper; all other policies use ``length`` and ``bandit``."""
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
-    """``"8"``, ``"2,4,8"`` or ``"0-16"`` (0 = the plan ``none``) as numbers.
+    """Parse ``"8"``, ``"2,4,8"`` or ``"0-16"`` (0 = the plan ``none``).
 
     >>> parse_lengths("0-3,8")
     (0, 1, 2, 3, 8)
@@ -277,7 +277,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 def make_plans(
     drafters: Sequence[str], lengths: Sequence[int], rules: Sequence[str] = ("fixed",)
 ) -> tuple[Plan, ...]:
-    """Drafters x lengths x rules, with ``none`` first if 0 is among the lengths."""
+    """Drafters x lengths x rules, preceded by ``none`` if 0 is among the lengths."""
     able = product(drafters, (length for length in lengths if length > 0), rules)
     plans = tuple(Plan(*one) for one in able)
     return (PLAIN, *plans) if 0 in lengths else plans
@@ -287,9 +287,9 @@ def make_contestant(
     label: str, drafters: Sequence[str], lengths: Sequence[int], rules: Sequence[str] = ("fixed",),
     *, reward: str | None = None, feedback: str | None = None,
 ) -> Contestant:  # fmt: skip
-    """A contestant from its label. Options that the label leaves open are ``reward``, ``feedback``,
-    or those of the policy's own paper. Errors: DraftwiseError for an unknown policy, reward,
-    feedback or length."""
+    """A contestant from its label. Options missing from the label are ``reward``, ``feedback``, or
+    those of the policy's paper. Errors: DraftwiseError for an unknown policy, reward, feedback or
+    length."""
     head, *others = label.split("/")
     spec, _, own_lengths = head.partition("@")
     if len(others) > 2:
@@ -298,7 +298,7 @@ def make_contestant(
     chosen_reward = others[0] if others else reward or habit[0]
     chosen_feedback = others[1] if len(others) > 1 else feedback or habit[1]
     plans = make_plans(drafters, parse_lengths(own_lengths) if own_lengths else lengths, rules)
-    # everything is built once, so that errors are reported before the work begins
+    # build everything once, so that errors are reported before the work begins
     registry.make_policy(spec, len(plans), plans=plans)
     made = registry.make_reward(chosen_reward)
     registry.make_feedback(chosen_feedback, plans=plans, reward=made)
@@ -306,7 +306,7 @@ def make_contestant(
 
 
 def _learner(spec: str) -> str:
-    """The name of the policy that learns: the base of a wrapper.
+    """The name of the policy that learns; for a wrapper, that of its base.
 
     >>> _learner("ucb1:beta=1"), _learner("delayed:base=hedge,rounds=2")
     ('ucb1', 'hedge')
@@ -318,12 +318,12 @@ def _learner(spec: str) -> str:
 
 Found = TypeVar("Found")
 Progress = Callable[[int, int], None]
-"""Told after each seed: which phase's (0 = hindsight, 1 = play), and seeds done."""
+"""Called after each seed: the phase (0 = hindsight, 1 = play), and the number of seeds done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Everything that determines the outcome: equal matches give equal bytes."""
+    """Everything that determines the outcome: equal matches give byte-identical results."""
 
     environment: Environment
     contestants: tuple[Contestant, ...]
@@ -344,12 +344,12 @@ class Match:
 
 
 Hindsight = dict[str, dict[tuple[int, str], Totals]]
-"""By domain, then by seed and text: what every plan of the match takes."""
+"""By domain, then by seed and text: totals of every plan of the match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """runs: in the order of seeds, texts, contestants; hindsight: of ``Match.plans``."""
+    """runs: in the order of seeds, texts, contestants; hindsight: totals of ``Match.plans``."""
 
     runs: list[Run]
     hindsight: Hindsight
@@ -357,7 +357,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TextSums:
-    """Sums over all seeds for each of P texts. Domain, tokens, and seconds of plain decoding [P],
+    """Sums over all seeds for each of P texts: domain, tokens, and seconds of plain decoding [P],
     of every plan of the match [K, P] and of every policy, by label [P]."""
 
     domains: NDArray[np.str_]
@@ -393,7 +393,7 @@ def every_plan(contestants: Sequence[Contestant], plans: Sequence[Plan]) -> tupl
 def run_match(
     match: Match, seeds: Sequence[int], jobs: int = 1, progress: Progress = lambda phase, done: None
 ) -> Outcome:
-    """Play everything; the outcome does not depend on ``jobs``."""
+    """Play every contestant on every text; the outcome does not depend on ``jobs``."""
     hindsight: Hindsight = {domain: {} for domain in match.environment.domains}
     for done, found in enumerate(_map(partial(look_back, match), seeds, jobs), 1):
         for domain, more_texts in found.items():
@@ -408,7 +408,7 @@ def run_match(
 
 
 def look_back(match: Match, seed: int) -> Hindsight:
-    """Rounds and seconds of every plan on every text of a seed."""
+    """Rounds and seconds of every plan on every text of one seed."""
     guides, costs = guides_of(match.plans), match.environment.costs
     found: Hindsight = {domain: {} for domain in match.environment.domains}
     for domain, text in match.texts(seed):
@@ -417,12 +417,12 @@ def look_back(match: Match, seed: int) -> Hindsight:
 
 
 Best = dict[tuple[str, str], tuple[Plan, Plan]]
-"""By domain and contestant: its own plan with the fewest rounds, and the one with the fewest
-seconds, over all texts and seeds."""
+"""By domain and contestant: the contestant's plan with the fewest rounds, and the one with the
+fewest seconds, over all texts and seeds."""
 
 
 def best_plans(match: Match, hindsight: Hindsight) -> Best:
-    """The plans that regret and best-plan ratio refer to."""
+    """The reference plans of regret and best-plan ratio."""
     best: Best = {}
     places = {plan: index for index, plan in enumerate(match.plans)}
     for domain in match.environment.domains:
@@ -454,7 +454,7 @@ def play_seed(match: Match, best: Best, seed: int) -> list[Run]:
 
 
 def policy_seed(seed: int, text: str, label: str) -> np.random.SeedSequence:
-    """A policy's own stream, independent of texts and of other policies."""
+    """A policy's random stream, independent of texts and of other policies."""
     key = (zlib.crc32(text.encode()), zlib.crc32(label.encode()), 1)
     return np.random.SeedSequence(seed, spawn_key=key)
 
@@ -472,8 +472,8 @@ def make_match(
     feedback: str | None = None, tokens: int | None = None, lengths: str | None = None,
     num_drafters: int | None = None, with_trails: bool = False,
 ) -> Match:  # fmt: skip
-    """A checked match from labels and options as a user types them. None leaves an option to the
-    setting, or to the policy's own paper. Errors: DraftwiseError."""
+    """A checked match from labels and options as a user types them. None = the setting's value, or
+    that of the policy's paper. Errors: DraftwiseError."""
     environment = chosen.make(num_drafters)
     own = parse_lengths(lengths) if lengths else chosen.lengths
     labels = list(dict.fromkeys(policies or chosen.panel))
@@ -488,14 +488,14 @@ def make_match(
 
 
 PLAIN_ROW, BEST_ROW, BEST_EACH_ROW = "plain", "best fixed plan", "best fixed plan of each text"
-"""Rows that no policy played: what plans would have done in hindsight."""
+"""Rows that no policy played: results of fixed plans, known in hindsight."""
 
 Result = dict[str, Any]
-"""One domain and policy, flat; the keys are documented in docs/lab/simulator.md."""
+"""One domain and policy as a flat dict; the keys are documented in docs/lab/simulator.md."""
 
 
 def half_width(values: Sequence[float] | Floats) -> float | None:
-    """Half a 95% interval of the mean: 1.96 standard errors; None for a single value.
+    """Half width of the mean's 95% interval: 1.96 standard errors; None for a single value.
 
     >>> round(half_width([1.0, 3.0]), 9)
     1.96
@@ -530,7 +530,7 @@ def _played(runs: Sequence[Run], plain: Sequence[float]) -> Result:
 
 
 def _hindsight_rows(match: Match, domain: str, found: Sequence[Totals]) -> list[Result]:
-    """Plain decoding, the best plan of the domain, and the best of each text, by seconds."""
+    """Rows for plain decoding, the domain's best plan and each text's best plan, by seconds."""
     index = best_plan(found, by_seconds=True)
     tokens, plain = [t.tokens for t in found], [t.plain_s for t in found]
 
@@ -568,7 +568,7 @@ def _row(
 
 
 def averages(rows: Sequence[Result]) -> dict[str, Result]:
-    """Over domains, by policy: means, and the geometric mean of speedups."""
+    """Averages over domains, by policy: means, and the geometric mean of speedups."""
     found: dict[str, Result] = {}
     for label in dict.fromkeys(row["policy"] for row in rows):
         mine = [row for row in rows if row["policy"] == label]

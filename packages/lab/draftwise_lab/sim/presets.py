@@ -1,4 +1,4 @@
-"""The papers' experiments: their tables, environments built from them, and settings."""
+"""The papers' experiments: tables, environments built from the tables, and settings."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.environments import Environment, IndependentAlphas
 
 PAPERS = tomllib.loads(Path(__file__).with_name("papers.toml").read_text("utf-8"))
-"""Numbers of the papers' tables."""
+"""Numbers from the papers' tables."""
 Table = Mapping[str, Sequence[float]]
 
 DOMAINS = ("Python", "Math", "Biology", "Chemistry", "MedQA", "CNN_DM", "SQL")
-"""HedgeSpec's columns."""
+"""Columns of HedgeSpec's tables."""
 HEDGESPEC_DRAFTERS = ("python", "math", "biology", "chemistry", "medqa", "cnn_dm", "sql")
-"""HedgeSpec's rows: a specialist for each domain."""
+"""Rows of HedgeSpec's tables: one specialist per domain."""
 HEDGESPEC_LLAMA: Table = PAPERS["hedgespec"]["llama"]
 HEDGESPEC_QWEN8B: Table = PAPERS["hedgespec"]["qwen8b"]
 HEDGESPEC_QWEN32B: Table = PAPERS["hedgespec"]["qwen32b"]
 HEDGESPEC_LENGTH = 8
-"""Chunk depth of HedgeSpec's figures: at most 9 tokens a round."""
+"""Draft length (chunk depth) in HedgeSpec's figures: at most 9 tokens per round."""
 METASD_MULTILINGUAL: Table = PAPERS["metasd"]["multilingual"]
 METASD_JAPANESE_BE = (0.232, 0.099, 0.081, 0.074, 0.106)
-"""MetaSD, table 2: mean accepted / 5 on Japanese queries, drafters in the order of table 9."""
+"""MetaSD, table 2: mean accepted tokens / 5 on Japanese queries, drafters in table 9's order."""
 METASD_LENGTH = 5
 """MetaSD's N_max."""
 METASD_EAGLE_OVERHEAD = 1.0 + METASD_LENGTH / 25.0
-"""A round's seconds over a plain forward's: HedgeSpec 4.3.1, a draft step is 1/25 of a forward."""
+"""A round's seconds over a plain forward's; a draft step is 1/25 forward (HedgeSpec 4.3.1)."""
 
 
 def metasd_table(name: str) -> Table:
-    """Speedups of each drafter alone, by task."""
+    """Speedup of each single drafter, by task."""
     return {task: row[:-1] for task, row in PAPERS["metasd"]["tables"][name].items()}
 
 
 def mean_tokens(alpha: float, length: int) -> float:
-    """Expected emitted tokens of a draft of ``length`` under one acceptance probability.
+    """Expected emitted tokens of a draft of ``length`` with one acceptance probability.
 
     Source: the mean of BanditSpec's eq. (4), ``(1 - p^(L+1)) / (1 - p)``.
 
@@ -55,7 +55,7 @@ def mean_tokens(alpha: float, length: int) -> float:
 
 
 def alpha_of(tokens: float, length: int) -> float:
-    """The acceptance probability whose mean is ``tokens``; cut to [0, 1] outside 1 .. L + 1.
+    """The alpha at which ``mean_tokens`` is ``tokens``; clipped to [0, 1] outside 1 .. L + 1.
 
     >>> round(alpha_of(1.75, 2), 9)
     0.5
@@ -68,10 +68,10 @@ def alpha_of(tokens: float, length: int) -> float:
 
 
 def multilingual_overhead() -> float:
-    """A round's seconds over a plain forward's, in MetaSD's multilingual experiment.
+    """Seconds of a round over a plain forward's, in MetaSD's multilingual experiment.
 
-    ``speedup = (1 + 5 BE) / overhead`` for each drafter on Japanese queries (tables 2 and 9); this
-    is the mean of the five.
+    On Japanese queries ``speedup = (1 + 5 BE) / overhead`` for each drafter (tables 2 and 9); the
+    result is the mean overhead of the five.
 
     >>> round(multilingual_overhead(), 3)
     1.327
@@ -82,13 +82,13 @@ def multilingual_overhead() -> float:
 
 
 Maker = Callable[[int | None], Environment]
-"""An environment for a number of drafters; None = as many as the paper has."""
+"""Makes an environment for a number of drafters; None = the paper's number."""
 
 
 def pool_of(column: Mapping[str, float], best: str, num: int, length: int) -> dict[str, float]:
-    """alphas of ``num`` drafters: a domain's specialist, and others close to the rest of the
-    column. The specialist stands in the middle; the others cycle through the rest of the column,
-    each time 3% of a token worse, so that no two are equal."""
+    """alphas of ``num`` drafters: a domain's specialist, in the middle, and others close to the
+    rest of the column. The others cycle through the rest of the column, and each pass emits 3%
+    fewer tokens, so that no two are equal."""
     rest = [tokens for name, tokens in column.items() if name != best]
     passes = (divmod(i, len(rest)) for i in range(num - 1))
     others = [max(1.05, rest[place] * (1.0 - 0.03 * times)) for times, place in passes]
@@ -99,7 +99,7 @@ def pool_of(column: Mapping[str, float], best: str, num: int, length: int) -> di
 def hedgespec(
     table: Mapping[str, Sequence[float]], plain_tok_per_s: float, mat: float, tok_per_s: float
 ) -> Maker:
-    """Tables 1, 6, 7; seconds as in table 3: plain decoding, and Eagle's MAT and speed."""
+    """HedgeSpec's tables 1, 6, 7; seconds from table 3: plain speed, and Eagle's MAT and speed."""
 
     def make(num_drafters: int | None) -> Environment:
         length, names = HEDGESPEC_LENGTH, HEDGESPEC_DRAFTERS
@@ -119,7 +119,7 @@ def hedgespec(
 def from_speedups(
     table: Mapping[str, Sequence[float]], overhead: float, drafters: Sequence[str]
 ) -> IndependentAlphas:
-    """Drafters with the speedups of a table of MetaSD: MAT = speedup x overhead, alphas i.i.d.
+    """Drafters with the speedups of a MetaSD table: MAT = speedup x overhead, alphas i.i.d.
     overhead: seconds of a round relative to a plain forward."""
     means = {
         domain: {
@@ -132,7 +132,7 @@ def from_speedups(
 
 
 def metasd_world(name: str, overhead: float, kind: str = "drafter") -> IndependentAlphas:
-    """Five drafters that are alone as fast as in a table of MetaSD."""
+    """Five drafters, each of which alone reaches its speedup in a MetaSD table."""
     return from_speedups(metasd_table(name), overhead, [f"{kind}{i}" for i in range(1, 6)])
 
 
@@ -147,7 +147,7 @@ def two_languages() -> Environment:
 
 
 def busy_server() -> e.Load:
-    """Rows are free up to about 64 tokens per forward, where the machine becomes compute-bound."""
+    """A server whose forwards are compute-bound beyond about 64 tokens, summed over rows."""
     sizes, busy = (1, 8, 16, 32, 50), 64.0
     target_s = {
         size: [float(np.hypot(1.0, size * tokens / busy)) for tokens in range(1, 6)]
@@ -175,9 +175,9 @@ _TAPOUT = ("ucb1:beta=1/blend", "ucb-tuned/blend", "ucb1:beta=1/simple")
 
 @dataclass(frozen=True)
 class Setting:
-    """An experiment: an environment, its plans, and the policies that play by default. lengths: of
-    drafts in tokens, 0 = the plan none. panel: labels of the default contestants. tokens: of each
-    text. rules: stop rules, each a plan of its own."""
+    """An experiment: an environment, its plans, and the default policies. lengths: draft lengths in
+    tokens, 0 = the plan none. panel: labels of the default contestants. tokens: per text. rules:
+    stop rules, each of which makes separate plans."""
 
     source: str
     make: Maker
@@ -188,7 +188,7 @@ class Setting:
 
 
 def _of(source: str, world: Callable[[], Environment], *rest: Any, **more: Any) -> Setting:
-    """A setting with the paper's number of drafters."""
+    """A setting that accepts only the paper's number of drafters."""
 
     def make(num_drafters: int | None) -> Environment:
         environment = world()
@@ -252,10 +252,10 @@ SETTINGS: dict[str, Setting] = {
         rules=("fixed", *(f"max-confidence:0.{tenth}" for tenth in range(2, 10))),
     ),
 }  # fmt: skip
-"""``draftwise simulate --preset`` NAME."""
+"""Presets of ``draftwise simulate --preset NAME``."""
 
 
 def setting(name: str) -> Setting:
-    """The experiment of this name; DraftwiseError lists the valid ones."""
+    """The experiment with this name; DraftwiseError lists the valid names."""
     checks.known("preset", name, SETTINGS)
     return SETTINGS[name]

@@ -19,10 +19,10 @@ from draftwise_lab.sim.match import Contestant, Match, Outcome, Run, Totals, Tra
 def ucbspec_bound(mats: Sequence[float], length: int, tokens: float, delta: float = 0.5) -> float:
     """Upper bound on the rounds that UCBSpec loses to the best plan.
 
-    Source: BanditSpec, the last line of the proof of Theorem 4.3 (appendix D.2): sum over the worse
-    plans of D/mu* (4 + 2 L^2/D^2 (1 + 2 log(L K E[ST]^2 / (D delta)))) + pi^2 delta/6 + K, D the
-    gap in mean emitted tokens. Differs: E[ST] is replaced by its bound, the text's tokens (eq. 3).
-    mats: [K] mean emitted tokens of each plan; plans as good as the best add nothing.
+    Source: BanditSpec, the last line of the proof of Theorem 4.3 (appendix D.2): sum over the
+    suboptimal plans of D/mu* (4 + 2 L^2/D^2 (1 + 2 log(L K E[ST]^2 / (D delta)))) + pi^2 delta/6 +
+    K, D the gap in mean emitted tokens. Differs: E[ST] is replaced by its bound, the text's tokens
+    (eq. 3). mats: [K] mean emitted tokens of each plan; plans as good as the best add nothing.
 
     >>> round(ucbspec_bound([2.0, 2.0], length=4, tokens=100), 6)
     2.822467
@@ -53,11 +53,11 @@ def exp3spec_bound(length: int, num_plans: int, tokens: float, best_rounds: floa
 
 
 def geometric_lower_bound(alphas: Sequence[float], length: int, tokens: float) -> float:
-    """Rounds that every consistent policy must lose in the long run under eq. (4).
+    """Rounds that every consistent policy must asymptotically lose under eq. (4).
 
-    Source: BanditSpec, Proposition 4.5: H p* (1 - p*^L) / (1 - p*) log len, with the hardness
-    H = sum over the worse plans of 1 / (mu* D). Differs: none; it is a limit, so a short text may
-    stay below. alphas: [K] acceptance probabilities.
+    Source: BanditSpec, Proposition 4.5: H p* (1 - p*^L) / (1 - p*) log len, with the hardness H =
+    sum over the suboptimal plans of 1 / (mu* D). Differs: none; the bound is asymptotic, so a short
+    text may stay below it. alphas: [K] acceptance probabilities.
 
     >>> round(geometric_lower_bound([0.5, 0.0], length=1, tokens=math.e), 9)
     0.666666667
@@ -70,10 +70,10 @@ def geometric_lower_bound(alphas: Sequence[float], length: int, tokens: float) -
 
 
 def metasd_leading_term(alphas: Sequence[float], length: int, tokens: float) -> float:
-    """The part of MetaSD-UCB's bound that grows with the text.
+    """The term of MetaSD-UCB's bound that grows with the text.
 
-    Source: MetaSD, Theorem 2: sum of 8 / (N_max D^2) ln B, D the gap in alpha. Differs: the
-    theorem adds constants that it does not name; they are left out here.
+    Source: MetaSD, Theorem 2: sum of 8 / (N_max D^2) ln B, where D is the gap in alpha. Differs:
+    omits the theorem's additive constants, whose values it does not state.
 
     >>> round(metasd_leading_term([0.9, 0.4], length=4, tokens=math.e), 9)
     8.0
@@ -84,7 +84,7 @@ def metasd_leading_term(alphas: Sequence[float], length: int, tokens: float) -> 
 
 
 def fixed_mats(found: Sequence[Totals]) -> Floats:
-    """[K] emitted tokens per round of every plan over all texts: the means in the bounds."""
+    """[K] emitted tokens per round of every plan over all texts: the means used in the bounds."""
     rounds = np.sum([t.rounds for t in found], axis=0)
     mats: Floats = sum(t.tokens for t in found) / rounds
     return mats
@@ -92,7 +92,7 @@ def fixed_mats(found: Sequence[Totals]) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A mean over runs along an axis, with half its 95% interval: xs, means, halves [G]."""
+    """A mean over runs along an axis, with half its 95% interval. xs, means, halves: [G]."""
 
     xs: Floats
     means: Floats
@@ -100,7 +100,7 @@ class Curve:
 
 
 def regret_curve(runs: Sequence[Run], num_points: int = 60) -> Curve:
-    """Cumulative regret by tokens emitted; the runs must have trails."""
+    """Mean cumulative regret by tokens emitted; the runs must have trails."""
     tokens = min(run.tokens for run in runs)
     xs = np.unique(np.linspace(1, tokens, num_points).astype(np.int64)).astype(np.float64)
     rows = []
@@ -131,7 +131,7 @@ _MOST_LINES = 8
 
 
 def prepare(folder: Path) -> None:
-    """Create the folder; raise DraftwiseError, before any work, if plots cannot be drawn."""
+    """Create the folder. Raises DraftwiseError, before any work, if plots cannot be drawn."""
     require_matplotlib()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,8 +142,8 @@ def prepare(folder: Path) -> None:
 def draw(
     reports: Sequence[dict[str, Any]], match: Match, outcome: Outcome, folder: Path
 ) -> list[Path]:
-    """Write the PNGs of a match (``regret``, ``best-plan``, ``estimates``) and, for several pool
-    sizes, of all reports (``drafters``); return their paths."""
+    """Write a match's PNGs (``regret``, ``best-plan``, ``estimates``) and, for several pool sizes,
+    one of all reports (``drafters``); return their paths."""
     prepare(folder)
     domain = match.environment.domains[0]
     title = f"{reports[-1]['preset']}, {domain}"
@@ -158,9 +158,9 @@ def draw(
         **({"drafters": _pool_sizes(reports)} if len(reports) > 1 else {}),
     }
     for name, figure in figures.items():
-        if name != "estimates":  # next to the axes
+        if name != "estimates":  # the legend is next to the axes
             figure.legend(loc="outside right upper", fontsize=8, frameon=False)
-        # without matplotlib's version, files are reproducible
+        # omit matplotlib's version, so that files are reproducible
         figure.savefig(folder / f"{name}.png", metadata={"Software": None})
     return [folder / f"{name}.png" for name in figures]
 
@@ -184,7 +184,7 @@ def _line(axes: Any, curve: Curve, colour: str, label: str) -> None:
 
 
 Runs = Mapping[str, Sequence[Run]]
-"""By policy."""
+"""Runs by policy label."""
 
 
 def _regret(title: str, match: Match, found: Sequence[Totals], runs: Runs) -> Any:
@@ -209,7 +209,7 @@ def _regret(title: str, match: Match, found: Sequence[Totals], runs: Runs) -> An
 
 
 def _bound(contestant: Contestant, mats: Sequence[float], curve: Curve) -> Any:
-    """[G] the theorem's bound at each number of tokens; None without a theorem."""
+    """[G] the theorem's bound at each number of tokens; None if no theorem applies."""
     name = contestant.policy.partition(":")[0]
     length = max(plan.length for plan in contestant.plans)
     if contestant.reward != "length" or contestant.feedback != "bandit" or len(mats) < 2:
@@ -230,7 +230,7 @@ def _best_plan(title: str, match: Match, runs: Runs) -> Any:
 
 
 def _estimates(title: str, match: Match, runs: Runs) -> Any:
-    """Each policy's own values over one run: of each drafter's plans the one that ends best."""
+    """Each policy's estimates in one run: for each drafter, the plan with the best final one."""
     shown = match.contestants[:_MOST_LINES]
     colours = drafter_colours(p.drafter for p in match.plans if p.drafter != NONE)
     figure, grid = panels(len(shown), 2, 5.4, 2.9)

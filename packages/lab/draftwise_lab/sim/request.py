@@ -1,4 +1,4 @@
-"""One simulated request: it plays plans on a text as the engine would."""
+"""One simulated request, which plays plans on a text as the engine would."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.text import PROMPT_TOKENS, Text, Track
 
 MIXED = "mixed"
-"""The rule in the plan of a draft that several drafters wrote."""
+"""The rule in the recorded plan of a draft that several drafters wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """One draft and its outcome. plan: as it was played. writers: of each token. alphas:
+    """One draft and its outcome. plan: as recorded. writers: the drafter of each token. alphas:
     [num_drafted]. caller: the LM drafter among the writers, or none. confidences: as in
     ``Evidence``."""
 
@@ -36,18 +36,18 @@ class Drafted:
 
     @property
     def num_steps(self) -> int:
-        """Forwards of the caller: one for each token that it wrote."""
+        """Forwards of the caller: one per token that it wrote."""
         return self.writers.count(self.caller)
 
     @property
     def num_fed(self) -> int:
-        """Tokens of the draft that the caller read: all before the last that it wrote."""
+        """Draft tokens that the caller processed: all before the last one that it wrote."""
         places = [place for place, name in enumerate(self.writers) if name == self.caller]
         return places[-1] if places else 0
 
 
 def draft(text: Text, plan: Plan, start: int, guides: Mapping[str, StopRule]) -> Drafted:
-    """A draft of one drafter from ``start``, until its rule ends it."""
+    """Draft with one drafter from ``start`` until the plan's rule ends the draft."""
     if plan.drafter == NONE:
         return Drafted(plan, (), 0, np.zeros(0))
     track = text.tracks[plan.drafter]
@@ -59,14 +59,14 @@ def draft(text: Text, plan: Plan, start: int, guides: Mapping[str, StopRule]) ->
 
 
 def can_mix(text: Text, mixer: Mixer | None) -> bool:
-    """Whether a mixer's drafts can be simulated: its drafter's confidences are known."""
+    """Whether a mixer's drafts can be simulated, that is, its drafter's confidences are known."""
     track = text.tracks.get(mixer.drafter) if mixer is not None else None
     return track is not None and track.retrieval is None and track.max_probs is not None
 
 
 def draft_mixed(text: Text, mixer: Mixer, start: int) -> Drafted:
-    """A draft whose mixer chooses each token's writer in advance, as in the engine. Differs: after
-    a token that will be rejected, matches, confidences and alphas are those of the verified
+    """Draft with a mixer that chooses each token's writer in advance, as in the engine. Differs:
+    after a token that will be rejected, matches, confidences and alphas are those of the verified
     text."""
     length = min(mixer.length, text.limit - start - 1)
     retrieving = {name: t.retrieval for name, t in text.tracks.items() if t.retrieval is not None}
@@ -97,7 +97,7 @@ def _token(track: Track, place: int) -> tuple[float, bool, float]:
 
 
 def _as_played(writers: Sequence[str]) -> Plan:
-    """The plan of a mixed draft, as the engine records it: main writer and length."""
+    """The plan that the engine records for a mixed draft: main writer and length."""
     found = Counter(writers).most_common()
     if not found:
         return PLAIN
@@ -105,21 +105,21 @@ def _as_played(writers: Sequence[str]) -> Plan:
 
 
 PROBE_TOKENS = 32
-"""Tokens at the end of a text from which the engine makes a first impression, or takes a look."""
+"""Tokens at the end of a text that the engine processes in prompt scoring or in a probe."""
 
 LEAST_PIECE = 32
-"""Missed tokens up to which a drafter reads them with its draft; more have a forward before it."""
+"""Most missed tokens that the first draft step feeds; more take a separate forward before it."""
 
 GLANCE_WEIGHT = 0.25
-"""What the engine counts alphas for that come from so short a text."""
+"""Weight that the engine gives to alphas from such a short context."""
 
 
 class Reading:
-    """The caches of all LM drafters of one request, as positions of the text.
+    """The KV caches of a request's LM drafters, as positions of the text.
 
-    A forward over n tokens takes a drafter's step and its reading seconds for each of the n - 1
-    others. The last token of a text is always fed again, as in the engine. State: by drafter, the
-    position up to which its cache holds the text; prompts are below 0.
+    A forward over n tokens costs one draft step plus the drafter's reading seconds for n - 1
+    tokens. The last token of a text is always processed again, as in the engine. State: by drafter,
+    the position up to which its cache covers the text; prompt positions are below 0.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class Reading:
         return name in self._ends
 
     def draft_s(self, name: str, position: int, own: int, copied: int = 0) -> float:
-        """Seconds of a draft after ``position`` tokens. ``own`` steps, the first of which reads the
-        missed tokens unless they are many, and ``copied`` tokens of others, read on the way."""
+        """Seconds of a draft after ``position`` tokens. own: draft steps; the first also feeds the
+        missed tokens unless they are many. copied: other drafters' tokens, which are also fed."""
         missed = position - self._ends[name] - 1
         seconds = own * self._step_s[name] + (missed + copied) * self._read_s[name]
         if missed > LEAST_PIECE:
@@ -141,20 +141,20 @@ class Reading:
         return seconds
 
     def keep(self, name: str, start: int, fed: int, accepted: int, position: int) -> None:
-        """Roll back to ``position`` after verification of a draft that fed ``num_fed`` of its
-        tokens."""
+        """Roll back to ``position`` after verification of a draft of which ``fed`` tokens were
+        processed."""
         self._ends[name] = min(start + min(fed, accepted), position - 1)
 
     def catch_up(self, name: str, position: int) -> float:
-        """Seconds of reading all missed tokens, for a score; 0 without any."""
+        """Seconds of processing all missed tokens before scoring; 0 if there are none."""
         missed = position - self._ends[name] - 1
         self._ends[name] = max(self._ends[name], position - 1)
         return self._step_s[name] + (missed - 1) * self._read_s[name] if missed > 0 else 0.0
 
     def probe(self, name: str, position: int) -> tuple[float, int, float]:
-        """Seconds of a probe at the text's end, the positions it scores, and their weight.
+        """Seconds of a probe at the text's end, the number of positions scored, and their weight.
 
-        Where more was missed than a probe reads, the cache stays as it was.
+        If more tokens were missed than a probe processes, the cache does not change.
 
         >>> reading = Reading(100, {"a": 1.0}, {"a": 0.1})
         >>> reading.probe("a", 0), reading.probe("a", 10)
@@ -168,15 +168,15 @@ class Reading:
 
 
 MAX_BACKLOG = 64
-"""Verified positions that a drafter is scored on when it catches up: what the engine keeps p of."""
+"""Verified positions whose p the engine keeps: a drafter that catches up is scored on no more."""
 
 
 class SimulatedRequest:
     """The engine's side of one request, with known costs.
 
-    Differs from the engine: past the first rejection of a draft, alphas (and the inputs of stop
-    rules and mixers) are those of the verified text instead of the draft's own continuation, which
-    is not recorded. seconds: of the request so far, scoring, catching up and probes included.
+    Differs from the engine: after a draft's first rejection, alphas (and the inputs of stop rules
+    and mixers) are those of the verified text, because the draft's own continuation is not
+    recorded. seconds: of the request so far, including scoring, catching up and probes.
     """
 
     def __init__(
@@ -206,8 +206,8 @@ class SimulatedRequest:
         return self.position >= self._text.length
 
     def prompt_evidence(self, drafters: Collection[str] | None = None) -> Evidence:
-        """Round 0: scores of these drafters (None = all) on the prompt's end, and all costs. A
-        probe of a model has its price; retrieval is free."""
+        """Round 0: scores of these drafters (None = all) on the end of the prompt, and all costs.
+        Probing a model costs seconds; retrieval is free."""
         names = self._text.tracks if drafters is None else drafters
         found = {name: self._text.tracks[name].prompt_scores() for name in names}
         scores = {name: s for name, s in found.items() if s is not None}
@@ -223,11 +223,11 @@ class SimulatedRequest:
         self, plan: Plan, *, scores_everyone: bool = False, mixer: Mixer | None = None,
         looks: Collection[str] = (),
     ) -> Evidence:  # fmt: skip
-        """One round: draft, verify, commit; its evidence.
+        """Play one round (draft, verify, commit) and return its evidence.
 
-        scores_everyone: score every drafter on the verified text, at the price of its forward.
-        mixer: chooses each writer, where the text has the confidences. looks: drafters to probe on
-        the text's end after the round, unless it ends the text.
+        scores_everyone: score every drafter on the verified text, at the cost of its forward.
+        mixer: chooses each token's writer, if the text has the confidences. looks: drafters to
+        probe on the text's end after the round, unless the text is complete.
         """
         start, made = self.position, self._draft(plan, mixer)
         if made.num_drafted and made.plan.rule in self._guides:
@@ -248,9 +248,9 @@ class SimulatedRequest:
         )  # fmt: skip
 
     def play_all(self, plans: Sequence[Plan]) -> Evidence:
-        """One round in which every plan drafts and is verified in turn; the best draft is kept. The
-        evidence is that of the best draft, with the seconds of all. Differs: where drafts are
-        sampled, branches of one tree would keep slightly less than the best of independent ones."""
+        """Play one round in which every plan drafts and is verified in turn; keep the best draft.
+        Returns its evidence with the seconds of all drafts. Differs: for sampled drafts, branches
+        of one tree would accept slightly fewer tokens than the best of independent drafts."""
         drafts = [self._draft(plan) for plan in plans]
         best = max(range(len(plans)), key=lambda index: drafts[index].num_accepted)
         others_s = sum(
@@ -266,7 +266,7 @@ class SimulatedRequest:
         return draft(self._text, plan, self.position, self._guides)
 
     def _round_s(self, made: Drafted, start: int) -> float:
-        """Seconds of its draft, catching up included, and of its verification."""
+        """Seconds of a round: its draft, including catching up, and its verification."""
         steps, fed = made.num_steps, made.num_fed
         copies = [self._costs.draft_s[name] for name in made.writers if name in self._retrieval]
         seconds = self._target_s[made.num_drafted] + sum(copies)
@@ -275,7 +275,7 @@ class SimulatedRequest:
         return seconds + self._reading.draft_s(made.caller, start, steps, fed + 1 - steps)
 
     def _looks(self, names: Collection[str]) -> dict[str, Scores]:
-        """Scores of probed drafters on the text's end; each costs a short forward."""
+        """Scores of the probed drafters on the text's end; each probe costs a short forward."""
         found = {}
         for name in names:
             if name not in self._reading:
@@ -290,14 +290,14 @@ class SimulatedRequest:
         return found
 
     def _scores(self, made: Drafted, start: int, everyone: bool) -> dict[str, Scores]:
-        """Scores of the drafter up to the first rejection, of retrieval, and of the rest if paid
-        for."""
+        """Scores of the drafter up to the first rejection, of retrieval, and of all others if
+        ``everyone``."""
         found = {}
         reached = start + min(made.num_fed, made.num_accepted) + 1
         for name, track in self._text.tracks.items():
             end = self.position
             if everyone and name not in self._retrieval:
-                if name != made.caller:  # only drafters that did not play run a forward for scores
+                if name != made.caller:  # only drafters that did not draft need a scoring forward
                     self.seconds += self._score_share * self._reading.catch_up(name, end)
             elif name == made.caller:
                 end = min(reached, end)

@@ -1,8 +1,8 @@
-"""One text with every drafter's acceptance along it, drawn before a policy plays.
+"""One text with every drafter's acceptance along it, drawn before any policy plays.
 
-All randomness is drawn here, by position of the text and from the environment's own stream, so all
-policies see the same text, the same end and the same coins. That is exact: a drafted token at a
-position is judged at most once, since the round continues past it or ends there.
+All randomness is drawn here by position, from the environment's random stream, so all policies see
+the same text, the same end and the same coins. This is exact: a drafted token at a position is
+verified at most once, because the round continues past the position or ends there.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from draftwise.protocols import StopRule
 from draftwise.types import Bools, DraftStep, Floats, Ints, Scores
 
 PROMPT_TOKENS = 16
-"""Tokens of prompt before position 0 of the text; drafters may be scored on all of them."""
+"""Prompt tokens before position 0 of the text; drafters may be scored on all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """What a retrieval drafter proposes at each position of the text. num: [P] tokens it proposes,
-    0 = no match. matches: [P] length of the suffix match. alphas: [P, J] the target's probability
-    of the token proposed at depth j. hits: [P, J] whether that token is the text's own."""
+    """A retrieval drafter's proposals at each position of the text. num: [P] tokens proposed, 0 =
+    no match. matches: [P] length of the suffix match. alphas: [P, J] the target's probability of
+    the token proposed at depth j. hits: [P, J] whether that token equals the text's token."""
 
     num: Ints
     matches: Ints
@@ -35,11 +35,11 @@ class Retrieval:
 class Track:
     """One drafter along one text of P positions.
 
-    alphas, ratios: [P] as in ``Scores``. runs: [P] how many tokens of an endless draft that starts
-        here are accepted. prompt: [at most 16] alphas on the last prompt tokens.
-    max_probs, entropies, margins: [P] of q at each position, nan where unknown: what stop
-        rules look at. retrieval: None for a drafter with a model. prompt_matches: match lengths
-        for ``prompt``, of a retrieval drafter.
+    alphas, ratios: [P] as in ``Scores``. runs: [P] accepted tokens of an unlimited draft that
+    starts at the position. prompt: [at most 16] alphas on the last prompt tokens. max_probs,
+    entropies, margins: [P] statistics of q at each position, NaN where unknown, which stop rules
+    read. retrieval: None for a model drafter. prompt_matches: a retrieval drafter's match lengths
+    for ``prompt``.
     """
 
     alphas: Floats
@@ -53,8 +53,8 @@ class Track:
     prompt_matches: Ints | None = None
 
     def num_drafted(self, start: int, most: int, length: int, guide: StopRule | None) -> int:
-        """Tokens drafted from ``start`` on: at most ``most``, while there is a proposal and the
-        rule (None = the whole length) continues."""
+        """Number of tokens drafted from ``start``: at most ``most``, limited by the proposal and by
+        the rule (None = the whole length)."""
         if self.retrieval is not None:
             most = min(most, int(self.retrieval.num[start]))
         if guide is None:
@@ -65,17 +65,17 @@ class Track:
         return num
 
     def num_accepted(self, start: int, num_drafted: int) -> int:
-        """How many of them verification keeps."""
+        """Number of drafted tokens that verification accepts."""
         return min(int(self.runs[start]), num_drafted)
 
     def drafted_alphas(self, start: int, num_drafted: int) -> Floats:
-        """[num_drafted] alpha at every drafted position, the rejected tail included."""
+        """[num_drafted] alpha at every drafted position, including the rejected tail."""
         if self.retrieval is not None:
             return self.retrieval.alphas[start, :num_drafted]
         return self.alphas[start : start + num_drafted]
 
     def scores(self, start: int, end: int) -> Scores:
-        """Scores of the drafter at positions ``start`` .. ``end`` - 1; below 0 is the prompt."""
+        """Scores at positions ``start`` to ``end`` - 1; prompt positions are below 0."""
         place, first = start + PROMPT_TOKENS, max(start, 0)
         alphas, ratios = self.alphas[first:end], self.ratios[first:end]
         if start < 0:
@@ -85,7 +85,7 @@ class Track:
         return Scores(place, alphas, ratios, matches)
 
     def prompt_scores(self) -> Scores | None:
-        """Scores on the prompt's last tokens; None if not recorded."""
+        """Scores on the last prompt tokens; None if not recorded."""
         first = PROMPT_TOKENS - len(self.prompt)
         made = Scores(first, self.prompt, self.prompt, self.prompt_matches)
         return made if len(self.prompt) else None
@@ -107,10 +107,10 @@ class Track:
 class Text:
     """One text, drawn in full before any policy plays.
 
-    limit: tokens the engine may write; length: tokens until the end that the target decides on
-    (EOS included), at most ``limit``. batch_size: rows that run together, which is what costs
-    depend on. tracks: by drafter, each at least ``limit`` + longest draft positions long.
-    prompt_length: tokens before position 0, which a drafter reads before its first draft.
+    limit: tokens that the engine may emit; length: tokens until the end that the target chooses
+    (EOS included), at most ``limit``. batch_size: rows that run together, on which costs depend.
+    tracks: by drafter, each at least ``limit`` + longest draft positions long. prompt_length:
+    tokens before position 0, which a drafter prefills before its first draft.
     """
 
     name: str
@@ -126,7 +126,7 @@ def _at(values: Floats | None, position: int) -> float:
 
 
 def runs_of(hits: Bools) -> Ints:
-    """[P] how many positions from each on are hits without a gap.
+    """[P] length of the run of consecutive hits that starts at each position.
 
     >>> runs_of(np.array([True, True, False, True])).tolist()
     [2, 1, 0, 1]
@@ -138,7 +138,7 @@ def runs_of(hits: Bools) -> Ints:
 
 
 def bernoulli_track(alphas: Floats, rng: np.random.Generator, prompt: Floats) -> Track:
-    """A drafter given by acceptance probabilities alone: its ratios are its alphas. Such a drafter
-    exists: q = alpha p on the tokens that the target writes, and the rest of its mass where p is 0.
-    Then alpha is both the overlap and ``q/p`` of every realised token."""
+    """A drafter defined by acceptance probabilities alone: its ratios are its alphas. Such a
+    drafter exists: q = alpha p on the tokens that the target emits, and the rest of its mass where
+    p is 0. Then alpha is both the overlap and ``q/p`` of every realised token."""
     return Track(alphas, alphas, runs_of(rng.random(len(alphas)) < alphas), prompt)

@@ -21,11 +21,11 @@ from draftwise_lab.sim.text import PROMPT_TOKENS, Retrieval, Text, Track, runs_o
 
 Record = Mapping[str, Any]
 LONGEST = 1 << 20
-"""Tokens of a round, and positions of a text: what is above would only ask for memory."""
+"""Limit on tokens of a round and positions of a text; larger values would only allocate memory."""
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records of a jsonl file. Errors: DraftwiseError names the first invalid line."""
+    """Read all records of a jsonl file. Errors: DraftwiseError names the first invalid line."""
     if not path.is_file():
         raise DraftwiseError(f"there is no trace {path}: write one with draftwise generate --trace")
     records: list[Record] = []
@@ -48,7 +48,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def _checked(record: Any) -> Record:
-    """The record; ValueError, KeyError, TypeError or AttributeError for anything else."""
+    """Return the record; ValueError, KeyError, TypeError or AttributeError if it is invalid."""
     hash(record["request"])
     for key in ("position", "num_drafted", "num_emitted"):
         _whole(key, record[key])
@@ -81,18 +81,18 @@ ARRAYS = (
     "fam", "temp", "drafters", "gam", "r", "conf", "conf2", "ent", "pgam", "avail", "mlen",
     "propP", "match",
 )  # fmt: skip
-"""What a replay file holds; shapes in docs/lab/simulator.md."""
+"""Required arrays of a replay file; shapes in docs/lab/simulator.md."""
 OPTIONAL = ("plen", "pprop", "pmlen")
-"""Optional arrays: prompt lengths, and the prompt's end as retrieval drafters saw it."""
+"""Optional arrays: prompt lengths; retrieval's alphas and match lengths at the prompt's end."""
 
 
 class Recorded:
     """Traces of a real model; the replay is exact in distribution for fixed lengths and one drafter
     per round.
 
-    Given the text's token, a model's token is accepted with probability ``min(1, q/p)`` (the coin
-    is the seed's), a retrieved one if it is that token. State: the arrays of the file. Errors:
-    DraftwiseError if the file or one of its arrays is missing.
+    Given the text's token, a model's token is accepted with probability ``min(1, q/p)`` (the seed
+    draws the coin), a retrieved token if it equals the text's. State: the arrays of the file.
+    Errors: DraftwiseError if the file or one of its arrays is missing.
     """
 
     def __init__(self, path: str | Path, costs: CostTable) -> None:
@@ -176,25 +176,25 @@ def _read(path: Path) -> dict[str, Any]:
                 raise ValueError(f"its arrays take {size:,} bytes: {TRACE_BYTES:,} are the most")
             return {name: found[name] for name in [*ARRAYS, *OPTIONAL] if name in names}
     except (ValueError, OSError, AttributeError, MemoryError, EOFError, BadZipFile) as error:
-        why = "it holds no arrays" if "pickle" in str(error) else error  # as numpy tells damage
+        why = "it holds no arrays" if "pickle" in str(error) else error  # numpy's message
         raise DraftwiseError(f"{path} is no replay file ({why})") from error
 
 
 DEPTH = 16
-"""Tokens that a replayed retrieval drafter proposes at most."""
+"""Maximum number of tokens that a replayed retrieval drafter proposes."""
 
 
 class RoundTrace:
-    """Requests of a trace written by ``generate --trace``, each a text; requests without scores are
-    skipped.
+    """Requests of a trace written by ``generate --trace``, one text each; requests without scores
+    are skipped.
 
-    Records may have a ``domain``, as those of ``bench`` do; otherwise all are of the domain
-    ``trace``. A model's token is accepted with its recorded ratio ``min(1, q/p)``; the coin is the
-    seed's. Differs: (1) where a drafter was not scored its latest known value is used, or its
-    first, so record with panoramic feedback for faithful plans; (2) a retrieval drafter's draft
-    continues as its later proposals do, each from its own match; (3) prompts are not in a trace.
-    costs: None = medians of the trace's own seconds. costs_by_batch: also for each batch size that
-    was timed without drafts. Errors: DraftwiseError.
+    Records may have a ``domain``, as those of ``bench`` do; the default is ``trace``. A model's
+    token is accepted with its recorded ratio ``min(1, q/p)``; the seed draws the coin. Differs: (1)
+    where a drafter was not scored, its latest known value is used, or else its first, so record
+    with panoramic feedback for faithful plans; (2) a retrieval drafter's draft consists of its
+    proposals at the later positions, each from a separate match; (3) a trace lacks the prompts.
+    costs: None = medians of the trace's own seconds. costs_by_batch: the same for each batch size
+    that was timed without drafts. Errors: DraftwiseError.
     """
 
     def __init__(self, path: str | Path, costs: CostTable | None = None) -> None:
@@ -205,7 +205,7 @@ class RoundTrace:
         for record in records:
             by_request.setdefault(record["request"], []).append(record)
         self._recorded = list(by_request.values())
-        # a request without drafts has no evidence on any drafter
+        # a request without scores says nothing about any drafter
         self._requests = [some for some in self._recorded if any(r["scores"] for r in some)]
         self._domain_of = [str(found[0].get("domain", "trace")) for found in self._requests]
         names = dict.fromkeys(name for record in records for name in record["scores"])
@@ -219,7 +219,7 @@ class RoundTrace:
         return max(_num_tokens(records) for records in self._requests)
 
     def played(self) -> dict[str, Any]:
-        """The recorded course, all requests together; seconds of a batch are shared by its rows."""
+        """Totals of the recorded run; a batch's seconds are divided equally among its rows."""
         records = [record for records in self._recorded for record in records]
         seconds = sum(sum(one["seconds"].values()) / one.get("batch_size", 1) for one in records)
         tokens = _num_tokens(records)
@@ -229,7 +229,7 @@ class RoundTrace:
         }  # fmt: skip
 
     def coverage(self) -> dict[str, float]:
-        """By drafter, the share of emitted tokens with a score; scores of the rest are guessed."""
+        """By drafter, the share of emitted tokens that were scored; other scores are filled in."""
         known = dict.fromkeys(self.drafters, 0)
         for records in self._recorded:
             first = records[0]["position"]
@@ -266,8 +266,8 @@ class RoundTrace:
 
 
 def measured_costs(records: Iterable[Record]) -> CostTable:
-    """Medians of a trace's own seconds: by batch size those of forwards, and draft steps. Draft
-    steps are pooled over batch sizes. Errors: DraftwiseError where no forward was timed."""
+    """Medians of a trace's seconds: target forwards by batch size, and draft steps pooled over
+    batch sizes. Errors: DraftwiseError if no forward was timed."""
     tables = costs_by_batch(records)
     steps: dict[str, list[float]] = {}
     for table in tables.values():
@@ -283,9 +283,9 @@ def measured_costs(records: Iterable[Record]) -> CostTable:
 def costs_by_batch(records: Iterable[Record], need_plain: bool = False) -> dict[int, CostTable]:
     """``measured_costs`` for each batch size; sizes whose forwards were not timed are omitted.
 
-    The requests of a step share its seconds: its forward counts as one over the mean of their
-    tokens, and its drafting as that of the drafter that wrote, at its longest draft. need_plain:
-    omit sizes without a step in which no request drafted.
+    The requests of a step share its seconds: its forward counts as one over their mean number of
+    tokens, and its drafting, if one drafter wrote all drafts, as that drafter's longest draft.
+    need_plain: omit sizes without a step in which no request drafted.
     """
     verify: dict[int, dict[int, list[float]]] = {}
     steps: dict[int, dict[str, list[float]]] = {}
@@ -308,7 +308,7 @@ def costs_by_batch(records: Iterable[Record], need_plain: bool = False) -> dict[
 
 
 def _steps(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Records of rounds that ran together: adjacent ones with equal batch size and seconds."""
+    """Group rounds that ran together: adjacent records with equal batch size and seconds."""
 
     def key(record: Record) -> tuple[int, Any]:
         return record.get("batch_size", 1), record["seconds"]
@@ -320,7 +320,7 @@ def _steps(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 def _curve(points: Mapping[int, float]) -> list[float]:
-    """Seconds of 1, 2, .. tokens: interpolated, and never falling."""
+    """Seconds of 1, 2, .. tokens: interpolated, and non-decreasing."""
     known = sorted(points)
     seconds_of = np.minimum.accumulate([points[n] for n in reversed(known)])[::-1]
     return np.interp(np.arange(1, known[-1] + 1), known, seconds_of).tolist()
@@ -331,7 +331,7 @@ def _num_tokens(records: Sequence[Record]) -> int:
 
 
 def _columns(found: Sequence[Record], start: int, num: int) -> tuple[Floats, Floats, Floats]:
-    """alphas, ratios and matches [num] by position from ``start`` on, gaps filled."""
+    """[num] alphas, ratios and matches by position from ``start`` on, with gaps filled."""
     columns = np.full((3, num), np.nan)
     for scores in found:
         for column, key in zip(columns, ("alphas", "ratios", "matches"), strict=True):
@@ -343,7 +343,7 @@ def _columns(found: Sequence[Record], start: int, num: int) -> tuple[Floats, Flo
 
 
 def _filled(values: Floats) -> Floats:
-    """Gaps take the latest known value before them, or the first known one; 0 if none is known."""
+    """Fill gaps with the latest earlier value, else the first known one; 0 if none is known."""
     known = np.flatnonzero(~np.isnan(values))
     if not len(known):
         return np.zeros(len(values))
@@ -353,7 +353,7 @@ def _filled(values: Floats) -> Floats:
 
 
 def _retrieval_track(alphas: Floats, ratios: Floats, matches: Floats) -> Track:
-    """A retrieval drafter whose draft continues as its proposals at the next positions do."""
+    """A retrieval drafter whose draft consists of its proposals at the following positions."""
     lengths = matches.astype(np.int64)
     padded = np.append(alphas, np.zeros(DEPTH))
     hits = np.append((ratios > 0.0) & (lengths > 0), np.zeros(DEPTH, dtype=bool))
@@ -369,8 +369,8 @@ _PANEL = ("ucbspec@4", "exp3spec@4", "ucb1:beta=0.1@4", "normalhedge@4", "goodpu
 
 def trace_setting(path: Path, costs: str | None) -> Setting:
     """The trace at ``path``: arrays (``.npz``) or Round records (``.jsonl``). costs: ``gpu``,
-    ``cpu``, ``loaded`` or a JSON file; None = ``gpu`` for arrays, which hold no seconds, and the
-    measured ones for records. Raises DraftwiseError."""
+    ``cpu``, ``loaded`` or a JSON file; None = the measured seconds of records, and ``gpu`` for
+    arrays, which hold no seconds. Raises DraftwiseError."""
     table = None if costs is None else load_costs(costs)
     environment: Recorded | RoundTrace
     if path.suffix == ".npz":

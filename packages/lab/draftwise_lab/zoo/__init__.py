@@ -1,4 +1,4 @@
-"""How the bundled models are made: recipe, training text, training."""
+"""The build of the bundled models: recipe, training text and training."""
 
 from __future__ import annotations
 

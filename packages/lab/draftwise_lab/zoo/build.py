@@ -1,4 +1,4 @@
-"""The recipe, stage by stage; finished stages are skipped and interrupted ones resume."""
+"""Builds the bundled models stage by stage; skips finished stages and resumes interrupted ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Site:
         return corpus.load_tokenizer(self.work / "tokenizer")
 
     def model(self, name: str) -> PreTrainedModel:
-        """A packed model of this build, loaded as a user would."""
+        """Load a packed model of this build the way a user would."""
         return AutoModelForCausalLM.from_pretrained(self.work / name).to(self.device).eval()
 
     def settings(self, phase: r.Phase) -> TrainingSettings:
@@ -65,12 +65,12 @@ class Site:
         return Answers(self.model("target"), self.tokenizer, self.work, self.scale)
 
     def documents(self, phase: r.Phase, seed: int, domains: Sequence[str] = ()) -> Any:
-        """step -> tokens of documents, as many as rows of the phase's context allow."""
+        """Return step -> token batch, in rows of the phase's context (`TOKENS_PER_STEP` tokens)."""
         rows = r.TOKENS_PER_STEP // phase.context
         return corpus.batches(self.tokenizer, seed, rows, phase.context, domains)
 
     def fit(self, model: torch.nn.Module, tokens: Any, phase: r.Phase, name: str) -> None:
-        """Teach a model to predict the next token; a checkpoint in ``work`` makes it resumable."""
+        """Train on next-token prediction; a checkpoint in ``work`` makes the run resumable."""
 
         def progress(step: int, loss: float) -> None:
             if step % 100 == 0:
@@ -95,7 +95,7 @@ def _llama(site: Site, num_layers: int) -> Any:
 
 
 def _target(site: Site) -> None:
-    """Three phases, from a shallow model on short texts to a deep one on long texts."""
+    """Train in three phases, from a shallow model on short texts to a deep one on long texts."""
     if (site.work / "target" / "config.json").exists():
         return
     model = _llama(site, r.TARGET_PHASES[0].num_layers)
@@ -117,7 +117,7 @@ def _lesson(site: Site, domain: str) -> None:
 
 
 def _drafter(site: Site, name: str) -> None:
-    """A one-layer model, trained on its domain's text first, then on the target's distributions.
+    """Train a one-layer drafter on its domain's text, then distil the target into it.
 
     Source: MetaSD, appendix F.1, with soft targets in place of sampled tokens.
     """
@@ -137,9 +137,9 @@ def _drafter(site: Site, name: str) -> None:
 
 
 def _eagle(site: Site, name: str) -> None:
-    """A head, distilled from the target on documents of its domains, then on lessons. Specialists
-    start from the generalist, whose last checkpoint is in ``work``. The target's hidden states on
-    lessons are kept in ``work/states``, which heads share."""
+    """Distil an EAGLE head from the target, first on documents of its domains, then on lessons.
+    Specialists start from the generalist's last checkpoint in ``work``. All heads share the
+    target's hidden states on lessons, which are kept in ``work/states``."""
     folder = site.work / "eagles" / name
     if (folder / "config.json").exists():
         return
@@ -172,9 +172,9 @@ def _stop_answers(site: Site, domain: str) -> None:
 
 
 def _stop(site: Site, name: str) -> None:
-    """The acceptance head of a drafter, written to the folder ``head`` next to its weights.
+    """Train a drafter's acceptance head and write it to the folder ``head`` next to its weights.
 
-    Source: SpecDec++, section 4.4. The same functions as ``draftwise train head``.
+    Source: SpecDec++, section 4.4. Uses the same functions as ``draftwise train head``.
     """
     folder = site.work / "drafters" / name / "head"
     if (folder / "config.json").exists():
@@ -190,7 +190,7 @@ def _stop(site: Site, name: str) -> None:
 
 
 def _acceptance(site: Site) -> None:
-    """At temperature 1, on the target's own held-out answers: by drafter (and depth) and domain."""
+    """Measure acceptance on held-out answers at T = 1, by drafter (and depth) and domain."""
     if (path := site.work / "acceptance.json").exists():
         return
     answers = site.answers()
@@ -216,7 +216,7 @@ def _acceptance(site: Site) -> None:
 
 @torch.inference_mode()
 def heldout_loss(target: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, domain: str) -> float:
-    """The target's loss, in nats a token, on the answers of held-out documents of `domain`."""
+    """The target's loss, in nats per token, on answers of held-out documents of `domain`."""
     document = corpus.drawn(domain, "held out", heldout=True)
     texts = [corpus.as_text(tokenizer, document(number)) for number in range(2 * r.NUM_HELDOUT)]
     total, count = 0.0, 0
@@ -277,9 +277,9 @@ def _write(path: Path, value: Any) -> None:
 
 
 def build(out: Path, work: Path, *, minutes: float = r.NOMINAL_MINUTES, processes: int = 1) -> None:
-    """Make the whole zoo in `work` and publish it in `out` (a package's `zoo` folder). `minutes`
-    scales the number of steps and samples, measured against `r.NOMINAL_MINUTES`. Every process uses
-    one thread. Errors: ValueError for a budget that is not positive."""
+    """Build the whole zoo in `work` and publish it in `out` (a package's `zoo` folder). `minutes`
+    scales the numbers of steps and samples relative to `r.NOMINAL_MINUTES`. Every process uses one
+    thread. Errors: ValueError if `minutes` or `processes` is not positive."""
     if minutes <= 0 or processes < 1:
         raise ValueError(f"minutes and processes must be positive, got {minutes}, {processes}")
     torch.set_num_threads(1)
@@ -296,7 +296,7 @@ def build(out: Path, work: Path, *, minutes: float = r.NOMINAL_MINUTES, processe
 
 @contextmanager
 def _timed(path: Path, stage: str) -> Iterator[None]:
-    """Add the time of a stage to that of earlier, interrupted runs."""
+    """Add a stage's time to the time recorded by earlier, interrupted runs."""
     began = time.perf_counter()
     try:
         yield
@@ -307,7 +307,7 @@ def _timed(path: Path, stage: str) -> Iterator[None]:
 
 
 def _spread(job: Callable[[Site, str], None], names: Sequence[str], site: Site) -> None:
-    """Run `job` for every name, in `site.processes` processes of one thread each."""
+    """Run `job` for every name, in `site.processes` single-threaded processes."""
     context = get_context("spawn")
     with ProcessPoolExecutor(
         site.processes, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)

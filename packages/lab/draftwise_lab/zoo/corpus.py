@@ -1,4 +1,4 @@
-"""Tokens for the zoo: tokenizer, batches, prompts, and the drafters' training data."""
+"""Training data of the zoo: tokenizer, token batches, prompts, and the target's answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 def train_tokenizer(folder: Path, *, seed: int) -> None:
     """Train the byte-level BPE on 6,000 documents of all domains and save it in `folder`."""
     tokenizer = Tokenizer(models.BPE())
-    # Single digits keep arithmetic learnable; the byte level makes decoding exact.
+    # Single-digit tokens keep arithmetic learnable; byte-level BPE makes decoding exact.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -56,7 +56,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[int]:
-    """<bos>, prompt, answer, <eos>; prompt and answer are encoded apart, as when generating."""
+    """<bos>, prompt, answer, <eos>; prompt and answer are encoded separately, as in generation."""
     answer = tokenizer.encode(document.answer, add_special_tokens=False)
     return [*encode_prompt(tokenizer, document.prompt), *answer, tokenizer.eos_token_id]
 
@@ -67,7 +67,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
 
 
 def as_text(tokenizer: PreTrainedTokenizerFast, document: Document) -> Text:
-    """Up to 512 tokens."""
+    """Encode a document as a training text of at most 512 tokens."""
     tokens = encode(tokenizer, document)[:512]
     start = len(encode_prompt(tokenizer, document.prompt))
     return Text(tuple(tokens), min(start, len(tokens) - 1))
@@ -76,9 +76,9 @@ def as_text(tokenizer: PreTrainedTokenizerFast, document: Document) -> Text:
 def batches(
     tokenizer: PreTrainedTokenizerFast, seed: int, rows: int, context: int, domains: Sequence[str]
 ) -> Callable[[int], Tensor]:
-    """step -> tokens [rows, context]; every row begins with a document and is filled with more.
-    `domains` restricts the documents (default: all, by their shares). What does not fit the row is
-    dropped: documents are endless, and half a document at the start of a row teaches little."""
+    """Return step -> tokens [rows, context]; every row starts with a document and is filled with
+    more. `domains` restricts the documents (default: all, by their shares). A row's last document
+    is truncated, since half a document at the start of the next row would teach little."""
 
     def batch(step: int) -> Tensor:
         table = []
@@ -95,7 +95,7 @@ def batches(
 
 
 def drawn(domain: str, purpose: str, *, heldout: bool = False) -> Callable[[int], Document]:
-    """number -> document of `domain`; every purpose has a stream of its own."""
+    """Return number -> document of `domain`; every purpose has a separate random stream."""
 
     def document(number: int) -> Document:
         rng = random.Random(f"{r.SEED} {purpose} {domain} {number}")
@@ -105,9 +105,9 @@ def drawn(domain: str, purpose: str, *, heldout: bool = False) -> Callable[[int]
 
 
 def heldout_stream(domain: str, purpose: str = "held out") -> Iterator[str]:
-    """Prompts from sources or seeds that no training document comes from, without an end. Prompts
-    longer than 700 characters and empty answers are passed over, so that a prompt and a long answer
-    fit comfortably into 512 tokens."""
+    """An endless stream of prompts from sources or seeds that no training document comes from.
+    Prompts of more than 700 characters are skipped, so that a prompt and a long answer fit into 512
+    tokens, and so are answers of fewer than 150."""
     found = map(drawn(domain, purpose, heldout=True), count())
     return (d.prompt for d in found if len(d.prompt) <= 700 and len(d.answer) >= 150)
 
@@ -118,8 +118,8 @@ def heldout_prompts(domain: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Answers:
-    """The target's answers; files in ``work`` keep finished ones, so that a build can resume.
-    scale: factor of the numbers of prompts and documents."""
+    """The target's answers, cached in files in ``work``, so that a build can resume. scale: factor
+    on the numbers of prompts and documents."""
 
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
@@ -137,7 +137,7 @@ class Answers:
         return self._sampled(some, [1.0], f"head-answers-{domain}", r.SEED + 50)
 
     def lesson(self, domain: str) -> list[Text]:
-        """Answers at four temperatures in turn, each to a prompt of its own, and real documents."""
+        """Answers at four temperatures in turn, each to a different prompt, and real documents."""
         number = max(len(r.TEMPERATURES), round(r.NUM_SAMPLES * self.scale))
         prompts = [document.prompt for document in map(drawn(domain, "samples"), range(number))]
         texts = self._sampled(prompts, r.TEMPERATURES, f"samples-{domain}", r.SEED + 20)

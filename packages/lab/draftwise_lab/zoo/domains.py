@@ -1,4 +1,4 @@
-"""The zoo's six domains, documents that mix them, and the stream of documents made of them."""
+"""The zoo's six domains, documents that mix domains, and the stream of training documents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANSWER = "### answer\n"
 
 @dataclass(frozen=True)
 class Document:
-    """One training document: the text handed to the model and the text it should write."""
+    """A training document: the prompt, and the answer that the model should write."""
 
     prompt: str
     answer: str
@@ -34,12 +34,12 @@ class Document:
 Domain = Callable[..., Document]
 """A seeded generator of documents: the same `rng` state always gives the same document.
 
-Arguments: rng; size, which scales the document; heldout, for sources that training never sees.
+Arguments: rng; size, which scales the document; heldout: use sources that training never sees.
 """
 
 
 def scaled(rng: random.Random, low: int, high: int, size: float) -> int:
-    """A count between `low` and `high`, scaled by `size` and never below one."""
+    """A random count between `low` and `high`, scaled by `size` and at least one."""
     return max(1, round(rng.randint(low, high) * size))
 
 
@@ -52,7 +52,7 @@ _SKIP = frozenset({"test", "tests", "site-packages", "idlelib", "lib2to3", "__py
 
 @functools.cache
 def modules(heldout: bool) -> tuple[str, ...]:
-    """Sources of the standard library's modules, sorted by path; no tests, no generated tables."""
+    """Sources of the standard library's modules by path, without tests and generated tables."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
     for path in sorted(root.rglob("*.py")):
@@ -65,7 +65,7 @@ def modules(heldout: bool) -> tuple[str, ...]:
 
 
 def _nodes(heldout: bool) -> Iterator[tuple[list[str], ast.AST]]:
-    """Each module's lines with each node of its tree; modules that do not parse are skipped."""
+    """Each module's lines with each of its syntax nodes; modules that do not parse are skipped."""
     for source in modules(heldout):
         with contextlib.suppress(SyntaxError):
             yield from zip(itertools.repeat(source.splitlines()), ast.walk(ast.parse(source)))
@@ -73,7 +73,7 @@ def _nodes(heldout: bool) -> Iterator[tuple[list[str], ast.AST]]:
 
 @functools.cache
 def functions(heldout: bool) -> tuple[str, ...]:
-    """Sources of every function of 4 to 60 lines, dedented."""
+    """Sources of all functions of 4 to 60 lines, dedented."""
     found = []
     for lines, node in _nodes(heldout):
         if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
@@ -85,7 +85,7 @@ def functions(heldout: bool) -> tuple[str, ...]:
 
 @functools.cache
 def passages(heldout: bool) -> tuple[str, ...]:
-    """Pieces of English prose of at least 200 characters: help topics and long docstrings."""
+    """Passages of English prose of at least 200 characters: help topics and long docstrings."""
     from pydoc_data.topics import topics
 
     texts = [topics[key] for key in sorted(topics)] if not heldout else []
@@ -97,7 +97,7 @@ def passages(heldout: bool) -> tuple[str, ...]:
 
 
 def _python(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
-    """One or more functions of about 300 to 800 characters; held-out ones from unseen modules."""
+    """One or more functions, about 300 to 800 characters; held-out ones are from unseen modules."""
     room = rng.randint(300, 800) * size
     text = rng.choice(functions(heldout))
     while len(text) < room:
@@ -111,10 +111,10 @@ def _python(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> 
 
 
 def _prose(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
-    """A passage of about 300 to 800 characters, its first one or two lines given."""
+    """A passage of about 300 to 800 characters; its first one or two lines are the prompt."""
     room = int(rng.randint(300, 800) * size)
     choices = passages(heldout)
-    # Long help topics hold many passages; weighting by length draws every passage about equally.
+    # Long help topics hold many passages; weighting by length samples passages about equally.
     text = rng.choices(choices, weights=[len(text) for text in choices])[0]
     lines = text.splitlines(keepends=True)
     total = 0
@@ -134,7 +134,7 @@ _PEOPLE, _THINGS = _WORDS_OF["math"]["people"], _WORDS_OF["math"]["things"]
 
 
 def _places(number: int) -> list[int]:
-    """The decimal places of `number` that are not zero: 347 gives 300, 40, 7."""
+    """The non-zero decimal components of `number`: 347 gives 300, 40, 7."""
     places = [int(digit) * 10**i for i, digit in enumerate(str(number)[::-1])]
     return [part for part in places[::-1] if part] or [0]
 
@@ -176,7 +176,7 @@ def _work(sign: str, a: int, b: int) -> list[str]:
 
 
 def _math(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
-    """Two to four problems and their worked answers; held-out ones differ by seed only."""
+    """Two to four problems with worked answers; held-out ones differ only by seed."""
     asked = answer = ""
     for number in range(1, scaled(rng, 2, 4, size) + 1):
         sign, a, b = _numbers(rng)
@@ -225,7 +225,7 @@ def _query(rng: random.Random, table: str, nums: list[str], words: list[str]) ->
 
 
 def _sql(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
-    """One table and three to five questions; an answer repeats each question as a comment."""
+    """One table and three to five questions; the answer repeats each question as a comment."""
     table = rng.choice(_TABLES)
     nums, words = rng.sample(_NUMBERS, rng.randint(1, 3)), rng.sample(_WORDS, rng.randint(1, 3))
     columns = [f"{name} INTEGER" for name in nums] + [f"{name} TEXT" for name in words]
@@ -277,8 +277,8 @@ def _sentence(rng: random.Random) -> tuple[str, str]:
 
 
 def _translate(rng: random.Random, *, size: float = 1.0, heldout: bool = False) -> Document:
-    """Five to eight sentences; the answer sets every sentence above its translation. Without the
-    repeated sentence a small model loses its place among the lines."""
+    """Five to eight sentences; in the answer each sentence precedes its translation, because
+    without the repeated sentence a small model loses its place among the lines."""
     pairs = [_sentence(rng) for _ in range(scaled(rng, 5, 8, size))]
     english = "".join(f"{source}\n" for source, _ in pairs)
     both = "".join(f"{source}\n= {target}\n" for source, target in pairs)
@@ -340,7 +340,7 @@ def _library(rng: random.Random, room: int, heldout: bool) -> str:
 
 
 def apply(instruction: str, code: str) -> str:
-    """Carry out one instruction on `code`; ValueError if it is none that this domain writes."""
+    """Apply one instruction to `code`; ValueError if this domain has no such instruction."""
     if found := _RENAME.fullmatch(instruction) or _REPLACE.fullmatch(instruction):
         return re.sub(rf"\b{found[1]}\b", found[2], code)
     lines = code.splitlines(keepends=True)
@@ -396,7 +396,7 @@ DOMAINS: dict[str, Domain] = {
     "translate": _translate,
     "edit": _edit,
 }
-# Copying is the hardest skill here, prose the least learnable for a model of this size.
+# Copying is the hardest skill for a model of this size, and prose the least learnable domain.
 SHARES = {
     "python": 0.16, "math": 0.14, "sql": 0.10, "prose": 0.13, "translate": 0.10, "edit": 0.22,
     "mixed": 0.15,
@@ -404,14 +404,14 @@ SHARES = {
 
 
 def sample(name: str, rng: random.Random, *, heldout: bool = False) -> Document:
-    """One document of the domain `name` (a key of `SHARES`, `mixed` among them)."""
+    """Draw one document of the domain `name` (a key of `SHARES`, including `mixed`)."""
     if name not in SHARES:
         raise KeyError(f"unknown domain {name!r}; valid are {sorted(SHARES)}")
     return DOMAINS.get(name, _mixed)(rng, heldout=heldout)
 
 
 def documents(rng: random.Random) -> Iterator[Document]:
-    """An endless stream of training documents, domains drawn by `SHARES`."""
+    """Yield training documents without end, with domains drawn by `SHARES`."""
     names, weights = list(SHARES), list(SHARES.values())
     while True:
         yield sample(rng.choices(names, weights)[0], rng)

@@ -1,9 +1,9 @@
-"""Freshly initialised Llamas that can copy and be deepened, and their files.
+"""Randomly initialised Llamas that can copy and be deepened, and their checkpoints.
 
-A model that completes `A B ... A` with `B` needs two attention layers that work together: one that
-carries every token to its successor, and one that looks for the token's own copies there. Found
-by gradient alone this takes small models more tokens than they have time for, and until then they
-ignore their prompt. `prime_copying` puts the pair in place; training refines it and spreads it.
+A model that completes `A B ... A` with `B` needs two cooperating attention layers: one that copies
+each token's identity to the next position, and one that attends to the copies of the current token.
+By gradient descent alone, small models learn this circuit too late, and until then they ignore
+their prompt. `prime_copying` installs both layers; training refines and spreads the circuit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def make_llama(
     token_ids: dict[str, int] | None = None,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """A freshly initialised Llama with tied embeddings, in float32. `token_ids` holds
+    """A randomly initialised Llama with tied embeddings, in float32. `token_ids` holds
     `bos_token_id`, `eos_token_id` and `pad_token_id`."""
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -42,7 +42,7 @@ def make_llama(
     )
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
-    # The residual stream of a deep model must not grow with its depth (GPT-2's initialisation).
+    # Keep the residual stream from growing with the model's depth (GPT-2's initialisation).
     with torch.no_grad():
         for layer in model.model.layers:
             for weight in _outputs(layer):
@@ -55,9 +55,9 @@ def _outputs(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def deepen(model: LlamaForCausalLM, factor: int) -> LlamaForCausalLM:
-    """A model of `factor` times the layers that computes the same function. After every layer stand
-    `factor - 1` copies whose output projections are zero, so training continues at the same loss;
-    the copies learn from the first step on."""
+    """Return a model with `factor` times the layers that computes the same function. Each layer is
+    followed by `factor - 1` copies whose output projections are zero, so training continues at the
+    same loss and the copies learn from the first step."""
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = model.config.num_hidden_layers * factor
     config.layer_types = None
@@ -74,7 +74,7 @@ def deepen(model: LlamaForCausalLM, factor: int) -> LlamaForCausalLM:
 
 
 def pack(model: LlamaForCausalLM, folder: Path) -> None:
-    """Write `model` as a Hugging Face folder: half-precision weights that load as float32."""
+    """Write `model` as a Hugging Face checkpoint: float16 weights that load as float32."""
     half = copy.deepcopy(model).to(torch.float16)
     half.save_pretrained(folder)
     path = folder / "config.json"
@@ -84,30 +84,31 @@ def pack(model: LlamaForCausalLM, folder: Path) -> None:
 
 
 def cross_entropy(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Next-token loss on `tokens` [B, T], in nats a token."""
+    """Next-token loss on `tokens` [B, T], in nats per token."""
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-_SLOW_RADIANS = 0.02  # frequencies below this hardly turn within a hundred tokens
-_NUM_FAST = 5  # frequencies that tell a token's neighbours apart
-_NEAR = 9.0  # sharpness of the previous-token heads, in logits a frequency
+_SLOW_RADIANS = 0.02  # frequencies below this hardly rotate within a hundred tokens
+_NUM_FAST = 5  # frequencies that distinguish a token's neighbours
+_NEAR = 9.0  # sharpness of the previous-token heads, in logits per frequency
 _MATCH = 30.0  # sharpness of the matching heads, in logits for a perfect match
 _EMBEDDING = 0.2  # standard deviation; large, so that optimizer steps do not swamp the circuit
-_ANSWER = 2.0  # how much louder what was found is than the token itself
+_ANSWER = 2.0  # weight of the identity at the match relative to the token's
 
 
 @torch.no_grad()
 def prime_copying(model: LlamaForCausalLM, *, seed: int, matchers: tuple[int, ...]) -> None:
-    """Put a previous-token layer into layer 0 and matching heads into the layers `matchers`.
+    """Install a previous-token layer in layer 0 and matching heads in the layers `matchers`.
 
-    The hidden dimensions begin in three parts: a token's identity, the identity of the token
-    before it (written by layer 0), and a constant that makes layer 0's queries and keys depend on
+    The hidden dimensions start as three parts: a token's identity, the identity of the previous
+    token (written by layer 0), and a constant that makes layer 0's queries and keys depend on
     position alone. The heads of `matchers` compare the first part with the second of earlier
-    positions and add what they find to the first. All of it is only a start: every weight is
+    positions and add the identity at the match to the first. This only initialises: every weight is
     trained. Source: Olsson et al. 2022, "In-context learning and induction heads" (the circuit);
-    Trockman and Kolter 2023, "Mimetic initialization of self-attention layers" (starting there).
-    Errors: ValueError unless heads times head size is the hidden size, without shared keys.
+    Trockman and Kolter 2023, "Mimetic initialization of self-attention layers" (the
+    initialisation). Errors: ValueError unless each query head has a key head and the hidden size is
+    a multiple of twice their number.
     """
     config = model.config
     hidden, heads = config.hidden_size, config.num_attention_heads
@@ -121,7 +122,7 @@ def prime_copying(model: LlamaForCausalLM, *, seed: int, matchers: tuple[int, ..
     embedding.normal_(0.0, 0.1 * _EMBEDDING, generator=generator)
     embedding[:, :part].normal_(0.0, _EMBEDDING, generator=generator)
     embedding[:, 2 * part :] = 1.75 * _EMBEDDING
-    # The head shares the embedding: what grew there shrinks here, so that logits start small.
+    # The LM head shares the scaled-up embedding; a small final norm keeps the first logits small.
     model.model.norm.weight.fill_(0.25)
     _previous_token(model, theta, part)
     for index in matchers:
@@ -152,7 +153,7 @@ def _previous_token(model: LlamaForCausalLM, theta: Tensor, part: int) -> None:
 def _matching(
     model: LlamaForCausalLM, index: int, theta: Tensor, part: int, generator: torch.Generator
 ) -> None:
-    """Layer `index`: queries from the token itself, keys from the copy of the token before."""
+    """Layer `index`: queries from the token itself, keys from the copy of the previous token."""
     attention = model.model.layers[index].self_attn
     hidden, half = model.config.hidden_size, len(theta)
     slow = (theta < _SLOW_RADIANS).float()
@@ -162,7 +163,7 @@ def _matching(
     attention.q_proj.weight[:, :part] += gain * probes
     attention.k_proj.weight[:, part : 2 * part] += gain * probes
     place = torch.arange(part)
-    for start in (0, hidden // 2):  # two heads carry the identity, the other two carry it again
+    for start in (0, hidden // 2):  # two heads carry the identity, the other two a second copy
         attention.v_proj.weight[start + place] *= 0.2
         attention.v_proj.weight[start + place, place] += 0.5
         attention.o_proj.weight[place, start + place] += _ANSWER * _EMBEDDING

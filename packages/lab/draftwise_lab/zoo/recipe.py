@@ -1,4 +1,4 @@
-"""The numbers of the zoo's recipe: seeds, sizes and phases."""
+"""Constants of the zoo's recipe: seeds, sizes and training phases."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ EAGLES = {
     "eagle-math": ("math",),
     "eagle-edit": ("edit",),
 }
-"""EAGLE heads, the generalist first, and the domains that each of them learns."""
+"""EAGLE heads, the generalist first, and the domains that each is trained on."""
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0)  # MetaSD, appendix F.1
-NUM_SAMPLES = 192  # answers of the target, a domain
-NUM_REAL = 384  # documents of the domain, scored by the target
-NUM_HELDOUT = 16  # prompts, a domain
+NUM_SAMPLES = 192  # answers of the target per domain
+NUM_REAL = 384  # documents per domain, scored by the target
+NUM_HELDOUT = 16  # prompts per domain
 ROWS_PER_SAMPLING = 96
 MAX_NEW_TOKENS = 256
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of the target's training: `steps` batches of `TOKENS_PER_STEP` tokens."""
+    """One training phase; batches of documents have `TOKENS_PER_STEP` tokens."""
 
     name: str
     num_layers: int
     steps: int
     context: int
     lr: float
-    decay: bool | str = False  # to nought over all steps, or over the last half
+    decay: bool | str = False  # to zero over all steps, or over the last half
 
 
-# A shallow model learns the same tokens three times faster; it is then made deeper, layer by
-# layer, without changing its function, and learns on with all of its depth.
+# A shallow model trains on the same tokens three times faster; it is then deepened, layer by
+# layer, without changing its function, and training continues at full depth.
 TARGET_PHASES = (
     Phase("shallow", 8, 4000, 256, 3e-3),
     Phase("deep", 24, 200, 256, 2e-3),
@@ -47,18 +47,18 @@ TARGET_PHASES = (
 
 PRETRAINING = Phase("drafter", 1, 900, 256, 4e-3, decay="half")
 DISTILLATION = Phase("drafter", 1, 600, 0, 2e-3, decay=True)
-# A head reads endless documents first, or it learns its lessons by heart; specialists begin as the
-# generalist, which costs them a quarter of the steps.
+# A head trains on endless documents first, or it would memorise its lessons; specialists start from
+# the generalist and need only a quarter of the steps.
 EAGLE_DOCUMENTS = Phase("documents", 1, 450, 256, 4e-3)
 EAGLE_PHASES = (EAGLE_DOCUMENTS, Phase("lessons", 1, 250, 0, 2e-3, decay=True))
 SPECIAL_PHASES = (
     Phase("documents", 1, 80, 256, 2e-3),
     Phase("lessons", 1, 100, 0, 1e-3, decay=True),
 )
-EAGLE_PASSES = {"documents": 2, "lessons": 5}  # tokens of a draft that training unrolls
-EAGLE_DEPTHS = 6  # tokens of a draft that are measured
+EAGLE_PASSES = {"documents": 2, "lessons": 5}  # draft tokens unrolled in training
+EAGLE_DEPTHS = 6  # draft tokens measured
 
-NUM_STOP_PROMPTS = 96  # a domain, for the acceptance heads
+NUM_STOP_PROMPTS = 96  # per domain, for the acceptance heads
 STOP_LAYERS, STOP_W_REJ = 3, 1.0  # measured: docs/lab/reproduction/specdecpp.md
 
-NOMINAL_MINUTES = 114.0  # what the bundled build took, two processes on two shared cores
+NOMINAL_MINUTES = 114.0  # time of the bundled build: two processes on two shared cores
