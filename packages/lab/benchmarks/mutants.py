@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import difflib
 import functools
 import gc
@@ -106,8 +107,9 @@ def mutants(module: str) -> Iterator[Mutant]:
             mutated = mutate_code(source, operator, occurrence)
             if mutated is None:
                 break
-            if meaning(mutated) != original:
-                yield Mutant(module, *change(source, mutated), mutated)
+            with contextlib.suppress(SyntaxError):  # `**` of a dict display is no operator
+                if meaning(mutated) != original:
+                    yield Mutant(module, *change(source, mutated), mutated)
 
 
 def change(source: str, mutated: str) -> tuple[int, str, str]:
