@@ -648,8 +648,13 @@ class FakePrometheus:
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, ...], float] = {}
+        self.names = set[str]()
 
     def _new(self, name: str) -> Any:
+        if name in self.names:
+            raise ValueError(f"Duplicated timeseries in CollectorRegistry: {name}")
+        self.names.add(name)
+
         def labels(*given: str) -> Any:
             key = (name, *given)
             return SimpleNamespace(
@@ -676,6 +681,13 @@ def test_counters_are_exported_once_each() -> None:
     assert values["draftwise:emitted_tokens",] == counts.emitted
     assert values["draftwise:drafted_tokens", "retrieval"] == counts.drafted["retrieval"] > 0
     assert values["draftwise:speed", "start"] == engine.controller.guard.speed
+
+
+def test_engines_of_one_process_share_their_counters() -> None:
+    prometheus, engine = FakePrometheus(), learnt_engine()
+    for _ in range(2):
+        Upkeep(engine.adapter, lambda: engine.now, exporter=metrics.Exporter(prometheus)).export()
+    assert prometheus.values["draftwise:emitted_tokens",] == 2 * engine.adapter.counts.emitted > 0
 
 
 def test_labels_are_bounded() -> None:

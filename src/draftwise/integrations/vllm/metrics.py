@@ -117,12 +117,15 @@ def as_text(figures: Iterable[Figure], labels: Mapping[str, str]) -> str:
     return json.dumps([[f.name, f.is_counter, {**labels, **f.labels}, f.value] for f in figures])
 
 
+_FAMILIES: dict[Any, dict[str, Any]] = {}  # of a registry: a process may run several engines
+
+
 class Exporter:
     """Exports metrics of an engine's process. prometheus: the module prometheus_client."""
 
     def __init__(self, prometheus: Any) -> None:
         self._prometheus = prometheus
-        self._families: dict[str, Any] = {}
+        self._families = _FAMILIES.setdefault(prometheus, {})
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def export(self, figures: Iterable[Figure], labels: Mapping[str, str]) -> None:
