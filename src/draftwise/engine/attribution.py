@@ -8,22 +8,22 @@ from typing import Any
 from draftwise.engine.engine import Result
 from draftwise.engine.request import TARGET, Detokenizer, RequestOutput
 
-Piece = tuple[str, str]  # a piece of text and the name of its drafter
+Piece = tuple[str, str]  # a piece of text, and its drafter or ``target``
 
 
 class SourceAttribution:
-    """Cuts one answer's growing text, which the engine gives, into pieces by drafter.
+    """Splits the growing text of one answer into pieces by drafter.
 
-    Tokens are decoded here again, one by one, only to find where each begins.
+    Tokens are decoded here a second time, one by one, only to find the boundaries between them.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._detokenizer = Detokenizer(tokenizer)
-        self._ends: list[tuple[int, str]] = []  # where pieces end, and their writers
+        self._ends: list[tuple[int, str]] = []  # end offset and drafter of each piece
         self._num_decoded = self._num_shown = 0
 
     def grow(self, new: RequestOutput | Result, text: str) -> list[Piece]:
-        """The pieces that ``new`` added to the answer, which is now ``text``."""
+        """The pieces that ``new`` adds to the answer; text: the answer so far, including them."""
         self._read(new.tokens, new.sources)
         return self.finish(text)
 
@@ -35,7 +35,7 @@ class SourceAttribution:
                 self._ends.append((end, source))
 
     def finish(self, text: str) -> list[Piece]:
-        """The pieces of the answer that were not returned yet."""
+        """The pieces of ``text`` that have not been returned yet."""
         pieces, end = list[Piece](), len(text)
         while self._num_shown < end:
             while self._ends and self._ends[0][0] <= self._num_shown:
@@ -48,7 +48,7 @@ class SourceAttribution:
 
 
 def attributed(tokenizer: Any, tokens: Sequence[int], sources: Sequence[str]) -> list[Piece]:
-    """The pieces of a finished answer; joined, they equal one decode of its tokens."""
+    """The pieces of a finished answer; their concatenation equals one decode of all tokens."""
     attribution, whole = SourceAttribution(tokenizer), Detokenizer(tokenizer)
     attribution._read(tokens, sources)
     return attribution.finish(whole.push(tokens) + whole.flush())

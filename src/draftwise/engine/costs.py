@@ -1,4 +1,4 @@
-"""Measured costs: target forwards from the shared cost model, draft steps from recent samples."""
+"""Costs of target forwards and draft steps, measured or fixed, and the prefill chunk size."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from draftwise.types import Costs
 _WINDOW = 15
 _FEW = 4
 PLAIN_ROUNDS = 2
-"""Plain rounds that are measured before drafts for each doubling of the rows, and of the longest
-texts where these are FAR_TOKENS longer."""
+"""Plain rounds measured before any draft at each batch size (in powers of two), and again once the
+context exceeds twice the longest measured one by FAR_TOKENS."""
 FAR_TOKENS = 512
 PLAIN_EVERY = 16, 1024
-"""Rounds with drafts before the next plain one: first, and at most; 4 times as many each time."""
+"""Drafted rounds before the next plain one: initial and maximum interval; it grows 4-fold."""
 
 
 class _Samples:
-    """Recent seconds of one kind of call: their median, or the minimum of few samples, as one slow
-    call must not end drafting.
+    """Recent durations of one kind of call, in seconds: their median, or the minimum while there
+    are few, so that one slow call does not end drafting.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _Samples:
         self._value: float | None = None
 
     def add(self, seconds: float) -> None:
-        if self._first is None:  # it is kept apart, because it includes one-time set-up
+        if self._first is None:  # kept apart, because it includes one-time set-up
             self._first = seconds
             return
         self._seconds.append(seconds)
@@ -45,11 +45,11 @@ class _Samples:
 
 
 class MeasuredCostModel:
-    """The shared cost model (``controller.StepCosts``), and seconds of a draft step by drafter.
+    """Costs in seconds: target forwards by ``controller.StepCosts``, draft steps by drafter.
 
-    Draft steps are kept by batch size, rounded to powers of two, and the nearest size is used.
-    Before any sample a draft step costs the drafter's share of the target's parameters, and a
-    target forward 1 s.
+    Draft steps are sampled by batch size, in powers of two; the nearest size with samples is used.
+    Before the first sample a draft step costs ``relative_cost`` target forwards, and a target
+    forward 1 s.
     """
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
@@ -65,7 +65,7 @@ class MeasuredCostModel:
     def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
         """Record a target forward; return the seconds of the same step without drafts.
 
-        tokens: of all rows, padding included. context: tokens of all rows' texts before it.
+        tokens: fed in all rows, including padding. context: tokens of all sequences before it.
         """
         if tokens > rows:
             self._num_drafted += 1
@@ -80,7 +80,7 @@ class MeasuredCostModel:
         return self._target.observe(Step(rows, tokens, seconds), context)
 
     def wants_plain(self, rows: int, context: int) -> bool:
-        """Whether to measure a plain round now: else its price would include what drafts cost."""
+        """Whether to run a plain round, so that its cost is measured instead of extrapolated."""
         return (
             self._plain[rows.bit_length()] < PLAIN_ROUNDS
             or self._is_far(context)
@@ -98,17 +98,17 @@ class MeasuredCostModel:
         self._read[drafter].add(seconds / tokens)
 
     def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
-        """Costs at this batch size, for target forwards of 1 .. ``max_tokens`` tokens per row.
+        """Costs at this batch size, for target forwards over 1 .. ``max_tokens`` tokens per row.
 
-        context: tokens of all rows' texts. is_packed: whether rows are concatenated without
-        padding; seconds are then also given by the total number of tokens (``batch_s``).
+        context: tokens of all sequences. is_packed: whether rows are concatenated without padding;
+        ``batch_s`` then holds the seconds by total number of tokens.
         """
         seconds = np.ones(rows * max_tokens)
         if self._target.is_known:
             known = self._target.seconds(rows, context, 0, rows * (max_tokens - 1))
             # a forward over fewer tokens than rows does not occur
             seconds = np.concatenate([np.full(rows - 1, known[0]), known])
-            # first drafts are short: far beyond the largest forward a token costs as without drafts
+            # far beyond the largest measured forward, a token costs at least a plain one
             far = 2 * max(self._target.largest, rows)
             plain_rate_s = known[0] / rows * np.arange(far + 1, len(seconds) + 1)
             seconds[far:] = np.maximum(seconds[far:], plain_rate_s)
@@ -123,14 +123,14 @@ class MeasuredCostModel:
         return Costs(target_s, draft_s, seconds if is_packed and rows > 1 else None, read_s)
 
 
-TOKEN_SHARE = 0.02  # cost of each further token of a row, in target forwards over one token
+TOKEN_SHARE = 0.02  # cost of each additional token of a row, in one-token target forwards
 
 
 class FixedCostModel:
-    """As ``MeasuredCostModel``, with a clock that advances by a fixed cost per recorded forward.
+    """A deterministic ``MeasuredCostModel``, whose clock advances by a fixed cost per forward.
 
     A target forward over T tokens per row costs ``1 + TOKEN_SHARE (T - 1)``, a draft step the
-    drafter's relative size. All choices therefore follow from the prompt and the seed.
+    drafter's ``relative_cost``. All decisions therefore depend only on the prompt and the seed.
     """
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
@@ -160,23 +160,23 @@ class FixedCostModel:
 
 CostModel = MeasuredCostModel | FixedCostModel
 
-LEAST_PIECE, LARGEST_PIECE = 16, 2048  # smallest and largest chunk of a prefill, in tokens
-SHARE = 0.5  # most seconds of a chunk, as a share of a round
+LEAST_PIECE, LARGEST_PIECE = 16, 2048  # minimum and maximum prefill chunk, in tokens
+SHARE = 0.5  # maximum duration of a chunk, as a fraction of a round
 
 
 class PrefillBudget:
-    """The chunk size of a prefill between two rounds.
+    """Chooses the size of the prefill chunk that runs between two rounds.
 
-    A chunk may take half as long as a round, estimated from earlier chunks: with a prompt's chunk
-    and a drafter's chunk in one step, no row waits for more than about two rounds. State: recent
-    seconds of a round, and per prefilled token; medians, since a pause must not enlarge chunks.
+    A chunk may take half as long as a round, estimated from earlier chunks, so that even with a
+    prompt chunk and a drafter chunk in one step no request waits for more than about two rounds.
+    State: recent seconds per round and per prefilled token; medians, so that pauses do not count.
     """
 
     def __init__(self) -> None:
         self.rounds, self.tokens = deque[float](maxlen=9), deque[float](maxlen=9)
 
     def budget(self, is_idle: bool) -> int:
-        """Tokens for one step; the largest chunk if no row is running."""
+        """The chunk size for one step, in tokens; is_idle: no request is running."""
         if is_idle:
             return LARGEST_PIECE
         if not self.tokens or not self.rounds:
@@ -185,5 +185,5 @@ class PrefillBudget:
         return int(min(LARGEST_PIECE, max(LEAST_PIECE, most)))
 
     def record(self, num_tokens: int, seconds: float) -> None:
-        if num_tokens >= LEAST_PIECE // 2:  # smaller chunks predict large ones badly
+        if num_tokens >= LEAST_PIECE // 2:  # smaller chunks predict larger ones poorly
             self.tokens.append(seconds / num_tokens)

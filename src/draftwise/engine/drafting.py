@@ -1,4 +1,4 @@
-"""Drafts, catch-up, probes and scores of all drafters; a drafter that raises is disabled."""
+"""Runs all drafters: catch-up, drafts, probes and scores. A drafter that raises is disabled."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Plan, Score
 T = TypeVar("T")
 Row = TypeVar("Row", Request, RoundState)
 
-SHARE_STEP = 0.2  # smoothing factor of the share of rows that a drafter drafts for
+SHARE_STEP = 0.2  # smoothing factor of the fraction of requests that a drafter drafts for
 CREDIT, SHARE = 12.0, 0.0025
-"""The guard's: rounds take longer here, and answers are fewer, than on a GPU server."""
+"""Larger than the guard's defaults: rounds take longer and answers are fewer than on a server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
     """Target, drafters, cost model, clocks, guard and lock, shared by the engines of a speculator.
 
-    clock: wall time in seconds. cost_clock: the seconds of the cost model. lock: held while target
-    or drafters are used, as they are not thread-safe.
+    clock: wall time in seconds. cost_clock: time in the cost model's seconds. lock: held while the
+    target or the drafters, which are not thread-safe, are in use.
     """
 
     target: CausalModel
@@ -70,24 +70,24 @@ def pool_of(
     cost_clock: Callable[[], float],
     deterministic: bool,
 ) -> Pool:
-    """A pool with these clocks, or if ``deterministic`` with a clock of fixed costs."""
+    """A pool with these clocks or, if ``deterministic``, with a fixed cost model and its clock."""
     prices = {drafter.name: drafter.relative_cost for drafter in drafters}
     if deterministic:
         fixed = FixedCostModel(prices)
-        # an account would let one answer influence the next
+        # a limited credit would let one answer influence the next
         return Pool(target, drafters, fixed, fixed.clock, fixed.clock, Guard(math.inf))
     measured, guard = MeasuredCostModel(prices), Guard(CREDIT, SHARE)
     return Pool(target, drafters, measured, clock, cost_clock, guard)
 
 
-FEW = 32  # uncached tokens that a drafter may read in the forward of its draft
+FEW = 32  # maximum uncached tokens that a drafter processes as part of drafting
 
 
 class Drafting:
-    """The session of each drafter, which holds all open rows: drafts, catch-up and probes.
+    """One session per drafter, with all open rows: catch-up, drafts, probes and scores.
 
-    Rows that chose the same drafter draft together. A drafter that raises or violates the protocol
-    is disabled, with one warning.
+    Requests that chose the same drafter are drafted for in one batch. A drafter that raises or
+    violates the protocol is disabled, with one warning.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -99,17 +99,17 @@ class Drafting:
         self._catching_up = {n: s for n, s in sessions if isinstance(s, CatchingUpSession)}
         self._mixing = {drafter.name for drafter in pool.drafters if drafter.can_mix}
         self._prefill_budgets = {drafter.name: PrefillBudget() for drafter in pool.drafters}
-        self._shares: dict[str, float] = {}  # of the rows, by drafter, where it drafts for any
+        self._shares: dict[str, float] = {}  # by drafter: mean fraction of requests, if any
 
     @property
     def names(self) -> list[str]:
         return list(self._sessions)
 
     def catch_up(self, states: Sequence[RoundState], round_s: float) -> None:
-        """Let the chosen drafters read the text that they have not read, timed apart from drafting.
+        """Feed the chosen drafters their uncached tokens, timed separately from drafting.
 
-        With several rows in the batch a drafter reads a chunk that takes about half a round
-        (``round_s``); its row decodes plainly (``waits``) and keeps its decision meanwhile.
+        In a batch of several requests, a drafter processes a chunk of about half a round
+        (``round_s``); until done, its request decodes plainly (``waits``) and keeps its decision.
         """
         groups: dict[str, list[tuple[RoundState, int]]] = {}
         for state in states:
@@ -132,11 +132,11 @@ class Drafting:
             state.request.pending = state.decision if state.waits else None
 
     def propose(self, states: Sequence[RoundState]) -> None:
-        """Draft for each row, with the drafts of several drafters as branches of one tree."""
+        """Draft for each request; drafts of several drafters become branches of one tree."""
         groups: dict[str, list[tuple[RoundState, DraftTask]]] = {}
         guarded = [state for state in states if state.request.is_guarded]
         padded = LONGEST_PLAN
-        if len(guarded) > 1 and not self._pool.target.packs:  # one long draft widens all rows
+        if len(guarded) > 1 and not self._pool.target.packs:  # one long draft pads all rows
             longest = [max(plan.num_tokens for plan in state.plans) for state in guarded]
             padded = int(np.median(longest))
         for state in states:
@@ -163,7 +163,7 @@ class Drafting:
 
         proposed, seconds = self._gather({name: partial(propose, name) for name in groups})
         for name, drafts in proposed.items():
-            # in a mixed draft only the drafter's own tokens took its time
+            # in a mixed draft, only this drafter's tokens took draft steps
             steps = max(
                 d.sources[: d.num_chain].count(name) if d.confidences else d.depth for d in drafts
             )
@@ -172,7 +172,7 @@ class Drafting:
                 state.parts.append((name, draft))
 
     def shared(self, costs: Costs) -> Costs:
-        """The costs of a row: drafters' seconds are split among the rows that they draft for."""
+        """Costs per request: draft seconds are divided among the requests that are drafted for."""
         draft_s = {name: s / self._shares.get(name, 1.0) for name, s in costs.draft_s.items()}
         return replace(costs, draft_s=draft_s)
 
@@ -194,7 +194,7 @@ class Drafting:
         return {writer.drafter for writer in writers} - {NONE}
 
     def _mixer(self, request: Request, plan: Plan) -> Mixer | None:
-        """The policy's mixer, if this plan's draft may be mixed."""
+        """The policy's mixer if this plan's draft may be mixed, else None."""
         mixer = request.mixer
         can = mixer is not None and mixer.drafter in self._mixing
         return mixer if can and plan.tree is None and request.num_draftable > 0 else None
@@ -206,7 +206,7 @@ class Drafting:
         )
 
     def probe(self, states: Sequence[RoundState], may_pay: bool) -> bool:
-        """Collect new scores; return whether a policy had a probe, which ``may_pay`` allows."""
+        """Collect new scores and, if ``may_pay``, run probes; return whether any probe ran."""
         probed = [s.request.drafters_to_probe(len(states)) if may_pay else () for s in states]
         groups: dict[bool, list[RoundState]] = {True: [], False: []}
         for state in states:
@@ -226,9 +226,9 @@ class Drafting:
         requests: Sequence[Request],
         everything: bool | None = None,
     ) -> dict[int, dict[str, Scores]]:
-        """Scores on the prompt's last tokens, by request and drafter, of the ``names``.
+        """Scores on the last tokens of prompts, by request id and drafter.
 
-        everything: as for ``DraftSession.score``; None = a probe.
+        names: drafters by request id. everything: as in ``DraftSession.score``; None = a probe.
         """
         asked: dict[str, dict[bool | None, list[Request]]] = {}
         for request in requests:
@@ -242,7 +242,7 @@ class Drafting:
     def _scores(
         self, asked: Mapping[str, Mapping[bool | None, Sequence[Row]]]
     ) -> Iterable[tuple[str, Row, Scores]]:
-        """New scores of rows, asked by drafter and ``everything`` (None = a probe)."""
+        """Yield new scores. asked: rows by drafter and ``everything`` (None = a probe)."""
 
         def ask(name: str, session: DraftSession) -> DeviceRead[list[tuple[Row, Scores | None]]]:
             found: list[tuple[Row, Scores | None]] = []
@@ -270,7 +270,7 @@ class Drafting:
         return self._look_up(context, lambda session: int(session.match_length(context)))
 
     def peek(self, context: Context, drafted: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Each retrieval drafter's match after the draft, and the token that follows it."""
+        """By retrieval drafter: match length after text and draft, and the token that follows."""
 
         def match(session: Retrieving) -> tuple[int, int]:
             length, token = session.peek(context, drafted)
@@ -292,7 +292,7 @@ class Drafting:
         return found
 
     def _num_uncached(self, name: str, context: Context) -> int:
-        """Tokens of the text that a drafter must read before it drafts; 0 if it is disabled."""
+        """Uncached tokens that a drafter must process before it drafts; 0 if it is disabled."""
         if (session := self._catching_up.get(name)) is None:
             return 0
         return self._try(name, lambda: int(session.num_uncached_tokens(context))) or 0
@@ -300,9 +300,9 @@ class Drafting:
     def _gather(
         self, questions: Mapping[str, Callable[[DraftSession], DeviceRead[T]]]
     ) -> tuple[dict[str, T], dict[str, float]]:
-        """Answers by drafter, and the seconds that each took; one that raises gives none.
+        """Results and seconds by drafter; a drafter that raises has no result.
 
-        Tensors that several drafters read in the same step share one transfer and its seconds.
+        Tensors that several drafters read in the same step share one transfer and its time.
         """
         asked = [name for name in questions if name in self._sessions]
         sent: dict[str, Any] = dict.fromkeys(asked)
@@ -318,7 +318,7 @@ class Drafting:
                         asks[name] = questions[name](self._sessions[name])
                     wanted[name] = _tensors_of(asks[name].send(values))
                 except StopIteration as done:
-                    if name in self._sessions:  # another one's draft may have disabled it
+                    if name in self._sessions:  # another drafter's read may have disabled it
                         answers[name] = done.value
                 except Exception as error:
                     self.leave_out(name, error)
@@ -348,10 +348,10 @@ class Drafting:
 
 
 def _side_by_side(drafts: Sequence[Draft]) -> Draft:
-    """Several drafts of one text as branches of one tree, tried in this order.
+    """Merge several drafts of one text into a tree, whose branches are tried in this order.
 
-    Each branch keeps its own q, and is verified against the residual of the branches before it.
-    Sampled drafts may therefore be branches; to pick the longest of them would be biased.
+    Each branch keeps its q and is verified against the residual of the branches before it, so
+    branches may be sampled drafts. Picking only the longest of these would bias the output.
     """
     if len(drafts) < 2:
         return drafts[0] if drafts else EMPTY
@@ -367,7 +367,7 @@ def _side_by_side(drafts: Sequence[Draft]) -> Draft:
 
 
 class Nonsense(ValueError):
-    """An answer that violates the protocol of ``DraftSession``."""
+    """A result that violates the protocol of ``DraftSession``."""
 
 
 def _tensors_of(yielded: Any) -> Sequence[Tensor]:
@@ -399,7 +399,7 @@ def _checked(scores: Any) -> Scores | None:
     if all(0.0 <= value <= 1.0 for column in columns for value in column.tolist()):
         return scores
     if not all(np.isfinite(column).all() for column in columns):
-        return None  # p may be the cause
+        return None  # the cause may be a non-finite p
     return replace(scores, alphas=columns[0].clip(0, 1), ratios=columns[1].clip(0, 1))
 
 
@@ -423,7 +423,7 @@ def _check_draft(draft: Any, task: DraftTask, vocab_size: int) -> None:
     probs = () if draft.probs is None else draft.probs
     if draft.probs is not None and len(probs) != num:
         raise Nonsense(f"{len(probs)} distributions of {num} tokens")
-    # off the path, greedy drafters give tokens instead of distributions
+    # ``offpath_probs`` of greedy drafters are tokens, not distributions
     is_greedy = task.context.sampling.temperature == 0
     wide = [*probs, *(() if is_greedy else (q for _, q in draft.offpath_probs))]
     has_nodes = all(-1 <= node < num for node, _ in draft.offpath_probs)

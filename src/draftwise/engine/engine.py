@@ -38,14 +38,14 @@ PROMPT_SCORES = 16  # prompt tokens on which drafters are scored before the firs
 
 
 class PrefixMatch(NamedTuple):
-    """A row with a prefix of a prompt: its context, and the length of the common prefix."""
+    """The context of a row that shares a prefix with a prompt; length: of the prefix, in tokens."""
 
     context: Context
     length: int
 
 
 class PrefixCache:
-    """Rows of ended requests for later prompts; evicts the least recently used. num_rows: 0 = none.
+    """An LRU cache of the rows of finished requests. num_rows: its capacity; 0 = no prefix cache.
     needs_states: whether drafters need the target's hidden states, which undrafted rows lack.
     """
 
@@ -54,12 +54,12 @@ class PrefixCache:
         self._kept: dict[int, Context] = {}
 
     def keep(self, context: Context) -> list[int]:
-        """Keep the row of an ended request; return the evicted rows, which may be its own."""
+        """Keep the row of a finished request; return the evicted rows, possibly the same one."""
         self._kept[context.row] = context
         return [self.drop() for _ in range(len(self._kept) - self.num_rows)]
 
     def drop(self) -> int:
-        """Evict the least recently used row and return it; StopIteration if there is none."""
+        """Evict the least recently used row and return it; raises StopIteration if empty."""
         row = next(iter(self._kept))
         del self._kept[row]
         return row
@@ -72,15 +72,15 @@ class PrefixCache:
         return [len(context.tokens) for context in self._kept.values()]
 
     def find(self, prompt: Context, running: Iterable[Context]) -> PrefixMatch | None:
-        """The longest common prefix with a kept or running row; None if it is too short."""
+        """The cached or running row with the longest prefix; None below MIN_PREFIX_TOKENS."""
         if self.num_rows == 0:
             return None
         wanted = np.asarray(prompt.tokens)
-        # a kept row is reused without a copy, so it comes first among equals
+        # cached rows come first: unlike running rows, they are reused without a copy
         found = [
             PrefixMatch(context, common_prefix_length(wanted, context.tokens))
             for context in (*reversed(self._kept.values()), *running)
-            if context.tenant == prompt.tenant  # timing would reveal others' prompts
+            if context.tenant == prompt.tenant  # timing would reveal other tenants' prompts
             and not context.is_private
             and (context.is_drafted or not (prompt.is_drafted and self._needs_states))
         ]
@@ -89,7 +89,7 @@ class PrefixCache:
 
 
 def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
-    """Length of the common prefix.
+    """Length of the common prefix, in tokens.
 
     >>> common_prefix_length(np.array([1, 2, 3]), [1, 2, 4, 5])
     2
@@ -100,7 +100,7 @@ def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
 
 
 class PrefillScheduler:
-    """Prefills prompts up to their last token, and scores drafters on their last tokens."""
+    """Prefills prompts except their last token, and scores drafters on the last tokens."""
 
     def __init__(
         self, target: CausalModel, cache: RaggedCache, drafting: Drafting, loop: Loop
@@ -108,12 +108,12 @@ class PrefillScheduler:
         self._target, self._cache, self._drafting, self._loop = target, cache, drafting, loop
 
     def prefill(self, requests: Sequence[Request], budget: int) -> int:
-        """Prefill up to ``budget`` tokens of these prompts, in order; return how many."""
+        """Prefill up to ``budget`` tokens of these prompts, in order; return their number."""
         fed: list[tuple[Request, list[int]]] = []
         for request in requests:
             start = self._cache.lengths[request.context.row]
             end, switch = len(request.prompt) - 1, self._target.switch
-            # cross LongRoPE's switch in one chunk: earlier tokens would be recomputed
+            # cross LongRoPE's switch in one chunk, or earlier tokens would be recomputed
             most = max(budget, switch + 1) if start < switch < end else budget
             piece = list(request.prompt[start:end][:most])
             if piece:
@@ -139,18 +139,18 @@ class PrefillScheduler:
         return sum(len(piece) for _, piece in fed)
 
     def is_done(self, request: Request) -> bool:
-        """Whether only the prompt's last token is left, which the first round feeds."""
+        """Whether only the prompt's last token remains, which the first round feeds."""
         return self._cache.lengths[request.context.row] >= len(request.prompt) - 1
 
     def score_prompts(
         self, requests: Sequence[Request], num_waiting: int, may_pay: bool = True
     ) -> None:
-        """Round 0: score drafters on the prompt, without a draft.
+        """Score drafters on prompts before the first round, without a draft.
 
-        num_waiting: running rows that wait; with any, each request gets one paid probe now.
+        num_waiting: running requests that wait meanwhile; if any, a prompt gets at most one probe.
         """
         asked = [r for r in requests if r.scores_prompt and len(r.prompt) > 1]
-        while asked:  # a shared policy learns from one request before it decides on the next
+        while asked:  # a shared policy learns from one request before it decides for the next
             first = {id(request.policy): request for request in reversed(asked)}
             self._show(list(first.values()), num_waiting, may_pay)
             asked = [request for request in asked if first[id(request.policy)] is not request]
@@ -159,7 +159,7 @@ class PrefillScheduler:
         names, score = self._drafting.names, self._drafting.score_prompts
         groups: dict[bool | None, list[Request]] = {True: [], False: [], None: []}
         for request in requests:
-            # drafters with panoramic feedback prefill whole prompts in any case
+            # panoramic feedback scores whole prompts in any case
             free = None if request.probing is None else False
             groups[True if request.reads_everything else free].append(request)
         for everything, group in groups.items():
@@ -169,7 +169,7 @@ class PrefillScheduler:
         if not may_pay:
             return
         most = 1 if num_waiting else None
-        num_rows = 1 + num_waiting // max(len(requests), 1)  # for each request of the group
+        num_rows = 1 + num_waiting // max(len(requests), 1)  # that each probe delays
         drafters_to_probe = {r.id: r.drafters_to_probe(num_rows)[:most] for r in requests}
         probed = score(drafters_to_probe, requests)
         for request in requests:
@@ -177,7 +177,7 @@ class PrefillScheduler:
                 self._learn(request, scores)
 
     def _learn(self, request: Request, scores: Mapping[str, Scores]) -> None:
-        """Let the policy learn from scores on the prompt, as from a round without a draft."""
+        """Train the policy on scores on the prompt, as on a round without a draft."""
         evidence = Evidence(
             PLAIN,
             0,
@@ -209,12 +209,12 @@ class PrefillScheduler:
 class Engine:
     """Continuous batching for one target and its drafters.
 
-    A running request has a row in every KV cache, which grows with its text. Requests run in order
-    of priority, as soon as memory for their longest text is free. Rows of ended requests are the
-    prefix cache.
+    A running request has a row in every KV cache, which grows with its text. Requests start in
+    order of priority, as soon as memory for their maximum length is free. Rows of finished requests
+    form the prefix cache.
 
     max_rows: maximum running requests. max_bytes: maximum size of all KV caches; None = no limit.
-    num_prefixes: ended rows kept; 0 = none. Thread-safe: a lock serialises calls, also with other
+    num_prefixes: rows in the prefix cache; 0 = none. Thread-safe: one lock serialises calls to all
     engines on the same models. Callbacks run in the thread that calls ``step`` and may not call it.
     """
 
@@ -229,20 +229,20 @@ class Engine:
         )
         self._prefill_budget = PrefillBudget()
         self._prefix_cache = PrefixCache(num_prefixes, bool(pool.target.taps))
-        self._drafted: set[int] = set()  # rows that the drafters know
+        self._drafted: set[int] = set()  # rows that are open for the drafters
         self._waiting: list[tuple[int, int, Request]] = []  # by priority, then arrival
         self._prefilling: list[Request] = []
         self._running: list[Request] = []
         self._free: list[int] = []
         self._rows, self._numbers = itertools.count(), itertools.count()
         self._is_open, self._is_stepping, self._was_allowed = True, False, True
-        self._dropped: list[int] = []  # by finalizers, which may run during a step
-        self._isolated: set[int] = set()  # requests that are prefilled one by one
+        self._dropped: list[int] = []  # ids, from finalizers, which may run during a step
+        self._isolated: set[int] = set()  # ids of requests that are prefilled one by one
         self.num_prefix_hits = 0
 
     def admit(self, request: Request) -> None:
-        """Add a request. Raises DraftwiseError if it can never fit, its id is in use, or the engine
-        is closed.
+        """Add a request. Raises DraftwiseError if the request can never fit, its id is in use, or
+        the engine is closed.
         """
         with self.lock:
             if not self._is_open:
@@ -262,9 +262,9 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Start waiting requests that fit, prefill some prompt tokens, and run one round.
 
-        Returns what is new of each request in the round, and of those that ended before it. A
-        request whose start or prefill fails ends alone, with its ``error``; an exception of the
-        round ends all running requests. Raises DraftwiseError if a request's callback calls it.
+        Returns the new output of the requests in the round and of those that ended before it. If
+        the start or prefill of a request fails, that request alone ends, with its ``error``; an
+        exception in a round ends all running ones. Raises DraftwiseError if called by a callback.
         """
         with self.lock:
             if self._is_stepping:
@@ -278,7 +278,7 @@ class Engine:
                 rounds = self._step()
             except BaseException:
                 for request in requests.values():
-                    if request.is_over and request.sink is not None:  # others are asked for it
+                    if request.is_over and request.sink is not None:  # without a sink, callers poll
                         request.output()
                 raise
             finally:
@@ -300,7 +300,7 @@ class Engine:
         try:
             self._schedule()
             self._prefill()
-        except BaseException:  # Ctrl-C: half-filled rows are useless
+        except BaseException:  # Ctrl-C: partly prefilled rows are useless
             self._abandon(self._prefilling)
             raise
         if not self._running:
@@ -316,7 +316,7 @@ class Engine:
         return rounds
 
     def drop(self, id_: int) -> None:
-        """Cancel a request before the next call does anything else; safe in finalizers."""
+        """Cancel a request at the start of the next call; safe in finalizers."""
         self._dropped.append(id_)
 
     def _cancel_dropped(self) -> None:
@@ -325,7 +325,7 @@ class Engine:
                 self._cancel(found)
 
     def cancel(self, id_: int) -> None:
-        """End a request at once; it keeps its text so far. DraftwiseError for an unknown id."""
+        """End a request with its text so far. Raises DraftwiseError for an unknown id."""
         with self.lock:
             if id_ not in (requests := self._requests()):
                 known = ", ".join(map(str, requests)) or "none"
@@ -337,7 +337,7 @@ class Engine:
         self._waiting = [waiting for waiting in self._waiting if waiting[2] is not found]
         heapq.heapify(self._waiting)
         self._isolated.discard(found.id)
-        if found in self._prefilling:  # half a prompt is not worth keeping
+        if found in self._prefilling:  # a partly prefilled prompt is not worth caching
             self._prefilling.remove(found)
             self._close(found.context.row)
         self._drop_finished()
@@ -378,12 +378,12 @@ class Engine:
 
     @property
     def num_cache_bytes(self) -> int:
-        """Size of the target's KV cache, including the prefix cache."""
+        """Bytes of the target's KV cache, including the prefix cache."""
         return self._cache.num_bytes
 
     @property
     def guard(self) -> Guard:
-        """The guard's account of all requests: recent and total speed relative to plain."""
+        """The guard's account of all requests: recent and total speed over plain decoding."""
         return self._pool.guard
 
     @property
@@ -392,7 +392,7 @@ class Engine:
 
     @property
     def costs(self) -> Costs | None:
-        """The cost of forwards at the current number of running requests; None without any."""
+        """Costs at the current number of running requests; None if there are none."""
         return self._loop.costs(self._running) if self._running else None
 
     def _requests(self) -> dict[int, Request]:
@@ -404,9 +404,9 @@ class Engine:
         return target_bytes + num_tokens * self._drafter_bytes
 
     def _schedule(self) -> None:
-        """Start waiting requests in order, as far as they fit.
+        """Start waiting requests in order while they fit.
 
-        One whose prefix another is prefilling waits for it, and keeps its place in the queue.
+        A request whose prefix is being prefilled waits for it and keeps its place in the queue.
         """
         later: list[tuple[int, int, Request]] = []
         try:
@@ -446,7 +446,7 @@ class Engine:
         request.finish()
 
     def _fits(self, request: Request, later: Sequence[Request]) -> bool:
-        """Whether its longest text fits besides ``later``, which come first; evicts kept rows."""
+        """Whether a request fits at its maximum length, after ``later``; evicts cached rows."""
         if self._max_bytes is None:
             return True
         needed = (request, *later, *self.running)
@@ -469,7 +469,7 @@ class Engine:
         request.switch = self._pool.target.switch
         if self._pool.target.taps and context.is_drafted:
             context.features = HiddenStates()
-        # a private request is not kept afterwards, so it must not take a kept row
+        # a private request is not cached afterwards, so it must not take a cached row
         if found and not context.is_private and self._prefix_cache.take(source):
             context.row = source
             self._cache.crop(source, length)
@@ -505,7 +505,7 @@ class Engine:
             self._drafting.broadcast(lambda _, session: session.close(row))
 
     def _cached_prefix(self, request: Request) -> PrefixMatch | None:
-        """The reusable prefix of a prompt, without its last tokens, which score the drafters."""
+        """The reusable prefix of a prompt, without the last tokens, used to score drafters."""
         if request.wants_prompt_logprobs or request.id in self._isolated:
             return None
         found = self._prefix_cache.find(request.context, [r.context for r in self._running])
@@ -517,7 +517,7 @@ class Engine:
         return PrefixMatch(found.context, length) if length > 0 else None
 
     def _prefill(self) -> None:
-        """Prefill by priority, then arrival; start requests whose prefill is complete."""
+        """Prefill by priority, then arrival; run requests whose prefill is complete."""
         if not self._prefilling:
             return
         group = sorted(self._prefilling, key=lambda request: -request.priority)
@@ -533,7 +533,7 @@ class Engine:
         self._drop_finished()
 
     def _prefill_group(self, requests: Sequence[Request]) -> list[Request]:
-        """Prefill a part of these prompts; return the requests that are complete."""
+        """Prefill one chunk of these prompts; return the requests that are complete."""
         self._loop.start_lap()
         start = self._pool.clock()
         budget = self._prefill_budget.budget(is_idle=not self._running)
@@ -552,7 +552,7 @@ class Engine:
         return done
 
     def _prefill_one_by_one(self, requests: Sequence[Request], error: Exception) -> None:
-        """After a failed prefill, prefill each of these prompts alone from its beginning."""
+        """After a failed prefill, prefill each of these prompts alone from the start."""
         self._prefilling = [request for request in self._prefilling if request not in requests]
         for request in requests:
             if len(requests) == 1:
@@ -590,9 +590,9 @@ class Engine:
 
 
 class TraceWriter:
-    """Writes rounds to a JSONL file; a disk that fails after opening ends the trace only.
+    """Writes rounds to a JSONL file; a write error ends the trace only, with a warning.
 
-    with_text: whether lines hold the emitted tokens.
+    with_text: whether lines contain the emitted tokens.
     """
 
     def __init__(self, path: str | Path, with_text: bool = True) -> None:
@@ -609,7 +609,7 @@ class TraceWriter:
             self._file.write(json.dumps(record) + "\n")
             self._file.flush()
         except OSError as error:
-            with suppress(OSError):  # closing writes what is still buffered, which fails again
+            with suppress(OSError):  # closing flushes the buffer, which fails again
                 self._file.close()
             self._file = None
             self._warn(error)
@@ -637,7 +637,7 @@ _NUMBERS = (
 class Result:
     """One finished answer.
 
-    tokens: without the prompt. sources: the drafter of each, or ``target``. finish_reason: ``eos``,
+    tokens: without the prompt. sources: their drafters, or ``target``. finish_reason: ``eos``,
     ``stop``, ``length``, ``non-finite logits``, ``cancelled``, ``error`` (a callback raised) or
     ``interrupted``. logprobs: one per token, if requested.
     """
@@ -672,15 +672,15 @@ class Result:
 class Generation(Iterator[Round]):
     """A running batch: iterate over its rounds, call ``results`` at any time.
 
-    Iteration can be resumed after Ctrl-C or an error. A garbage-collected generation cancels its
-    requests.
+    Iteration can be resumed after Ctrl-C or an error. Garbage collection of a generation cancels
+    its requests.
     """
 
     def __init__(
         self, engine: Engine, requests: Sequence[Request], trace: str | Path | None
     ) -> None:
         self._requests: list[Request] = []
-        self._trace: TraceWriter | None = None  # for __del__, where the next line raises
+        self._trace: TraceWriter | None = None  # for __del__, if the next line raises
         self._trace = None if trace is None else TraceWriter(trace)
         self._engine, self._unread = engine, deque[tuple[int, RequestOutput]]()
         self._wholes = [RequestOutput(stats=request.stats) for request in requests]
@@ -702,11 +702,11 @@ class Generation(Iterator[Round]):
         return round_
 
     def outputs(self) -> Iterator[RequestOutput]:
-        """Iterate over deltas instead, by the request's index, with the ``Round`` of each."""
+        """Iterate over deltas instead; each has its request's index and its ``Round``."""
         return iter(self._next, None)
 
     def _next(self) -> RequestOutput:
-        with self._engine.lock:  # another thread's step may bring our outputs, too
+        with self._engine.lock:  # another thread's step may produce these outputs
             while not self._unread:
                 if all(request.is_over for request in self._requests):
                     self._close_trace()
@@ -720,7 +720,7 @@ class Generation(Iterator[Round]):
         return replace(output, request=index, round=round_)
 
     def __del__(self) -> None:
-        # the garbage collector may run this in the middle of a step, and in any thread
+        # the garbage collector may run this during a step and in any thread
         self._close_trace()
         for request in self._requests:
             if not request.is_over:
@@ -731,7 +731,7 @@ class Generation(Iterator[Round]):
             self._trace.close()
 
     def _report_errors(self) -> None:
-        """Raise the exception of a callback; in a batch, warn, since other answers are complete."""
+        """Raise the exception of a callback; in a batch, warn, as other answers are complete."""
         requests, self._unreported = self._unreported, []
         for index, request in enumerate(requests):
             if request.error is not None and len(requests) == 1:
@@ -752,6 +752,6 @@ class Generation(Iterator[Round]):
 def _receive(
     unread: deque[tuple[int, RequestOutput]], index: int, whole: RequestOutput, new: RequestOutput
 ) -> None:
-    """The sink of a request: no method, which would keep the generation from being collected."""
+    """The sink of a request; a method would keep the generation from being collected."""
     unread.append((index, new))
     whole.add(new)

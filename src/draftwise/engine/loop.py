@@ -1,7 +1,7 @@
-"""Rounds of all running rows: choose, catch up, draft, verify, commit, probe, reveal, learn.
+"""Rounds of all running requests: choose, catch up, draft, verify, commit, probe, reveal, learn.
 
-Every request has its own text, length, plan and policy. Rows with the same drafter draft together,
-and one target forward verifies all rows.
+Requests differ in text, length, plan and policy. Those with the same drafter are drafted for in one
+batch, and one target forward verifies all drafts.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from draftwise.nn.trees import draft_branches
 from draftwise.nn.verify import DraftTreeBatch, overlaps, ratios, rejection_sample
 from draftwise.types import Costs, Draft, Evidence, Floats, Ints, Scores, Verdict
 
-PAUSE = 8.0  # plain rounds beyond which a round was interrupted
-MOST_PAUSES = 2  # such rounds in a row that count as predicted
-SURE = 1.3  # expected speed relative to plain at which a request drafts on an empty account
+PAUSE = 8.0  # duration in plain rounds beyond which a round counts as interrupted
+MOST_PAUSES = 2  # consecutive interrupted rounds that are booked at their predicted time
+SURE = 1.3  # least expected speed over plain decoding for drafts on an empty account
 REQUEST_CREDIT = 0.005, 1.0
-"""Credit of a new request, divided by the rows of the batch: plain rounds per token that its answer
-may have, and at most."""
+"""Credit of a new request, before division by the batch size, in plain rounds: per token that its
+answer may have, and at most."""
 IDLE_ROUNDS, IDLE_PERIOD = 8, 4
-"""Rounds without drafts while the guard is closed, after which only every fourth looks for them."""
-PROBE_SHARE = 0.01  # share of the time that probes of idle drafters may take
+"""Draftless rounds on an empty account, after which only every fourth consults the policies."""
+PROBE_SHARE = 0.01  # fraction of the time that probes of idle drafters may take
 
 
 class Loop:
-    """Rounds over prefilled rows, which share the target's cache and the drafters."""
+    """Runs rounds over prefilled requests, which share the target's cache and the drafters."""
 
     def __init__(self, pool: Pool, cache: RaggedCache, drafting: Drafting) -> None:
         self._pool, self._cache, self._drafting = pool, cache, drafting
@@ -78,17 +78,17 @@ class Loop:
                 state.request.learn(state.decision, facts)
         self.end_lap("learn")
         charged = self._account(states, self._pool.cost_clock() - start, reading_s)
-        seconds, self.seconds = self.seconds, {}  # each row is charged all of the round's
+        seconds, self.seconds = self.seconds, {}  # every request is charged the whole round
         return [
             state.request.record(state, facts, seconds, len(states), charged)
             for state, facts in zip(states, evidence, strict=True)
         ]
 
     def _rests(self, requests: Sequence[Request]) -> bool:
-        """Whether the round only decodes: no policy chooses, and all learn from it later.
+        """Whether the round decodes plainly, without policies, which get its tokens later.
 
-        The price of plain decoding is measured before drafts and, seldom, between them. While the
-        guard is closed, only every fourth round looks for drafts.
+        Such rounds measure the cost of plain decoding, before any drafts and rarely between them.
+        While the guard forbids drafts, only every fourth round consults the policies.
         """
         can_rest = all(request.can_rest for request in requests)
         context = sum(len(request.context.tokens) for request in requests)
@@ -103,7 +103,7 @@ class Loop:
     def _account(
         self, states: Sequence[RoundState], seconds: float, reading_s: float
     ) -> tuple[float, float]:
-        """Book the round in the guard's account; return its seconds without drafts, and its own."""
+        """Book the round in the guard's account; return its plain and its charged seconds."""
         has_drafted = any(len(state.draft) or state.waits for state in states)
         if has_drafted:
             self._num_idle = 0
@@ -113,15 +113,15 @@ class Loop:
             seconds = plain_s + reading_s
         seconds = min(seconds, PAUSE * plain_s)
         emitted = sum(state.num_emitted for state in states) / len(states)
-        # the rows of a batch learn at the same time: it needs fewer rounds
+        # the requests of a batch learn at the same time, so it needs less credit
         self._pool.guard.observe(emitted, seconds, plain_s, math.sqrt(len(states)))
         self._probe_s += PROBE_SHARE * seconds
         return plain_s, seconds
 
     def begin(self, requests: Sequence[Request], num_running: int, seconds: float) -> None:
-        """Charge and credit new requests, whose prompts took ``seconds`` to score."""
+        """Charge the guard ``seconds`` for scoring new prompts, and credit the new requests."""
         guard, plain_s = self._pool.guard, self._plain_s
-        # far more than the rounds they stand for means that the machine paused
+        # much longer than as many plain rounds means that the machine paused
         guard.charge(min(seconds, PAUSE * len(requests) * plain_s) if plain_s else seconds)
         share, most = REQUEST_CREDIT
         credit = sum(min(most, share * request.answer.num_left) for request in requests)
@@ -173,7 +173,7 @@ class Loop:
             self._verify_plainly(broken)
 
     def _target_forward(self, states: Sequence[RoundState]) -> int:
-        """Fill in the logits after the text and after each drafted token; return the tokens fed."""
+        """Fill in the logits after the text and each drafted token; return the tokens fed."""
         fed = [state.fed for state in states]
         trees = [draft_branches(state.draft, self._cache.lengths[state.row]) for state in states]
         rows, widest = [state.row for state in states], max(map(len, fed))
@@ -184,10 +184,10 @@ class Loop:
         return logits.num_fed
 
     def _verify_plainly(self, states: Sequence[RoundState]) -> None:
-        """Verify rows again whose drafts contain a token with non-finite keys or values.
+        """Verify again those rows whose drafts contain a token with non-finite keys or values.
 
-        A mask multiplies these by 0, which is not finite either. So p is computed without a draft,
-        and the same uniforms verify the drafts' first tokens; the round emits at most one of them.
+        Masked values are multiplied by 0, which is not finite for these. So p is recomputed without
+        the draft, and the same uniforms verify its first tokens; the round emits at most one token.
         """
         alone = [replace(state, draft=EMPTY) for state in states]
         self._cache.settle([t.row for t in states], [len(t.context.tokens) - 1 for t in states])
@@ -208,7 +208,7 @@ class Loop:
             path = np.array(state.draft.children(-1), dtype=np.int64)[first.verdict.path]
             state.verdict = Verdict(first.verdict.tokens[:1], path)
             state.targets, state.logprobs = first.targets[:1], first.logprobs[:1]
-            state.hidden, state.parts = first.hidden, []  # such a draft is no evidence
+            state.hidden, state.parts = first.hidden, []  # such a draft is not used as evidence
 
     def _leave_out_broken(self, state: RoundState) -> None:
         for name, draft in state.parts:
@@ -260,10 +260,10 @@ class Loop:
 def choose(
     requests: Sequence[Request], may_draft: bool = True, rests: bool = False
 ) -> list[RoundState]:
-    """The policy's decision for each row; a pending decision is kept.
+    """The policy's decision for each request; a pending decision is kept.
 
-    may_draft: if the guard forbids drafts, guarded rows draft only if they expect SURE times the
-    speed of plain decoding. rests: all rows decode plainly, without a decision.
+    may_draft: False = guarded requests draft only if they expect SURE times the speed of plain
+    decoding. rests: all requests decode plainly, without a decision.
     """
     states = []
     for request in requests:
@@ -278,8 +278,8 @@ def choose(
 
 
 def verify_batch(states: Sequence[RoundState]) -> None:
-    """Fill in verdict, targets and scores of drafted tokens: of greedy rows by the reference
-    ``verify``, of sampled rows by its batched form.
+    """Fill in verdicts, targets and scores of drafted tokens: for greedy rows by the reference
+    ``verify``, for sampled rows by its batched form.
     """
     p = _distributions(states)
     greedy = [state for state in states if state.context.sampling.temperature == 0]
@@ -314,7 +314,7 @@ def verify_batch(states: Sequence[RoundState]) -> None:
 
 
 def score_drafts(state: RoundState) -> None:
-    """Score the drafter of each chain up to its first token that differs from the emitted ones.
+    """Score the drafter of each chain up to its first token that was not emitted.
 
     Trees are not scored, since their tokens are not draws.
     """
@@ -345,10 +345,10 @@ def score_drafts(state: RoundState) -> None:
 
 
 def drafted_alphas(draft: Draft, alphas: Floats, path: Ints) -> Floats:
-    """alpha of each drafted position given the draft's own prefix, the rejected tail included.
+    """Acceptance probability at each drafted position given the draft's prefix, even if rejected.
 
-    alphas: [N] of the nodes; path: accepted nodes. For a tree, along the path: the part of p that
-    the children of each node cover.
+    alphas: [N] of the nodes; path: accepted nodes. For a tree, along the path: the sum over the
+    children of each node, at most 1.
 
     >>> siblings = Draft(np.array([0, 1]), parents=np.array([-1, -1]))
     >>> drafted_alphas(siblings, np.array([0.5, 0.25]), np.array([], int)).tolist()
@@ -393,7 +393,7 @@ def siblings_of(draft: Draft, path: Ints) -> list[tuple[float, int, bool]]:
     ranks: Counter[int] = Counter()
     for node in range(draft.num_chain, len(draft) if draft.confidences else 0):
         before = draft.parent(node)
-        if math.isnan(draft.confidences[node]):  # a branch
+        if math.isnan(draft.confidences[node]):  # a retrieved branch
             continue
         ranks[before] += 1
         if before in reached:
@@ -412,7 +412,7 @@ def _distributions(states: Sequence[RoundState]) -> Dists:
 
 
 def _verify_greedy(state: RoundState, points: list[int], offpath_tokens: Iterator[float]) -> None:
-    """points: p after the text and after each node, as tokens."""
+    """Verify a greedy row; points: the target's argmax after the text and each node."""
     draft = state.draft
     state.verdict = verify(draft, points, state.uniforms)
     if len(draft):
@@ -426,9 +426,9 @@ def _verify_greedy(state: RoundState, points: list[int], offpath_tokens: Iterato
 
 
 def logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> list[Tensor]:
-    """[n, 2] tokens with their log-probabilities, [n, k] likeliest tokens, and [n, k] theirs.
+    """[n, 2] tokens and their log-probabilities, [n, k] top tokens, and [n, k] theirs.
 
-    logits: [n, V] before each token, without temperature, penalties and truncation, as in vLLM.
+    logits: [n, V] that predict the tokens; no temperature, penalties or truncation, as in vLLM.
     """
     found = logits.float().log_softmax(-1)
     own = found.gather(1, tokens.clamp(min=0)[:, None])[:, 0].double()
@@ -448,7 +448,7 @@ def as_logprobs(pairs: Floats, ids: Floats, values: Floats) -> list[TokenLogprob
 
 
 class _SampledVerdicts:
-    """Verdicts on sampled rows, still on the device; following: [P] the token after each place."""
+    """Verdicts on sampled rows, on the device; following: [P] the token after each place."""
 
     def __init__(self, states: Sequence[RoundState], p: Dists) -> None:
         self._states, self._p = states, p.probs

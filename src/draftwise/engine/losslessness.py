@@ -1,7 +1,7 @@
 """The losslessness report: compares forwards over one token with forwards over several.
 
-Verification relies on a forward over k tokens giving the logits of k forwards over one token. In
-floating point, kernels of different widths round in a different order, so the argmax may change
+Verification assumes that a forward over k tokens gives the logits of k forwards over one token. In
+floating point, kernels for different widths sum in a different order, so the argmax may change
 where two tokens are nearly tied. A bug changes logits by far more.
 """
 
@@ -22,8 +22,8 @@ from draftwise.nn.model import CausalModel
 from draftwise.types import Floats
 
 _ROUNDINGS, _PRODUCTS = 12, 6
-"""Sequential operations of a layer: rounded results (two norms, queries, rotation, scores, weights,
-their sum, output, two sums with the residual, activation, its product), and matrix products."""
+"""Sequential operations of a layer: rounded results (two norms, queries, rotation, scores, softmax,
+weighted sum, output, two residual sums, activation, gating), and matrix products."""
 
 
 def arithmetic(model: CausalModel) -> torch.dtype:
@@ -33,10 +33,10 @@ def arithmetic(model: CausalModel) -> torch.dtype:
 
 
 def rounding_bound(model: CausalModel) -> float:
-    """Largest expected rounding difference of a logit, as a share of the largest |logit|.
+    """Expected maximum rounding difference of a logit, relative to the largest |logit|.
 
-    sqrt(2 (L + 1) (12 u^2 + 6 n a^2)): L layers, u the unit roundoff of the dtype, a that of sums
-    (float32 in half precision), n the longest sum of a matrix product. Source: errors of n
+    sqrt(2 (L + 1) (12 u^2 + 6 n a^2)): L layers, u the unit roundoff of the dtype, a that of the
+    accumulator (float32 in half precision), n the longest sum of a product. Source: errors of n
     operations grow as sqrt(n) (Higham and Mary, A new approach to probabilistic rounding error
     analysis, SIAM J. Sci. Comput. 41(5), 2019); two forwards differ by sqrt(2) times that. Measured
     in docs/losslessness.md.
@@ -54,7 +54,7 @@ def rounding_bound(model: CausalModel) -> float:
 class Difference:
     """The first difference between a speculative and a plain answer.
 
-    margin: logits by which the plain token leads; None after a common prefix. bound: in logits.
+    margin: between the two logits; None if one answer is a prefix. bound: of rounding, in logits.
     """
 
     position: int
@@ -65,15 +65,15 @@ class Difference:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether rounding explains the difference: each of two logits moves by the bound."""
+        """Whether rounding explains the difference: each logit may move by the bound."""
         return self.margin is not None and self.margin <= 2 * self.bound
 
 
 @dataclass(slots=True)
 class Width:
-    """Forwards of one width compared with forwards over one token, by position.
+    """Comparison of forwards of one width with forwards over one token, by position.
 
-    shares: of the rounding bound; differences: in logits; flips: margins where the argmax differs.
+    differences: in logits; shares: of the rounding bound; flips: margins where the argmax differs.
     """
 
     shares: list[float] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Width:
 class LosslessnessReport:
     """The report on one model: ``add`` the answers to each prompt, then read ``as_json``.
 
-    widths: tokens of the forwards that are compared with forwards over one token.
+    widths: numbers of tokens per forward that are compared with one token per forward.
     """
 
     def __init__(self, model: CausalModel, widths: Sequence[int]) -> None:
@@ -115,7 +115,7 @@ class LosslessnessReport:
         self.differences: list[Difference | None] = []
 
     def add(self, prompt: Sequence[int], plain: Sequence[int], speculative: Sequence[int]) -> None:
-        """Compare two greedy answers to a prompt, and the plain one's logits in every width."""
+        """Compare two greedy answers to a prompt, and the plain one's logits at every width."""
         narrow = torch.cat([logits for _, logits in _reread(self._model, prompt, plain, 1)])
         bounds = self.bound * narrow.abs().amax(-1).double().numpy(force=True)
         best = narrow.topk(2, dim=-1).values
@@ -138,7 +138,7 @@ class LosslessnessReport:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether rounding explains all differences, and in float32 all tokens are equal."""
+        """Whether rounding explains all differences; in an exact dtype none may be in tokens."""
         parted = [found for found in self.differences if found is not None]
         is_rounding = all(found.is_rounding for found in parted)
         return all(share <= 1 for share in self._shares) and (
@@ -190,7 +190,7 @@ class LosslessnessReport:
 def _reread(
     model: CausalModel, prompt: Sequence[int], answer: Sequence[int], width: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """By forwards of one width: the place of its first token, and logits [width, V] before each."""
+    """Yield for each forward its start in the answer and the logits [n, V] of those tokens."""
     cache = model.new_cache(num_rows=1, capacity=len(prompt) + len(answer))
     if len(prompt) > 1:
         model.extend(cache, [0], [prompt[:-1]], keep=1)
@@ -206,7 +206,7 @@ def _reread(
 def _first_difference(
     plain: Sequence[int], other: Sequence[int], narrow: Tensor, bounds: Floats
 ) -> Difference | None:
-    """None: the answers are equal. narrow: [n, V] logits before each token of the plain one."""
+    """None = the answers are equal. narrow: [n, V] logits that predict the plain answer."""
     for place, (ours, theirs) in enumerate(zip_longest(plain, other)):
         if ours is None or theirs is None:
             return Difference(place, ours, theirs, None, 0.0)

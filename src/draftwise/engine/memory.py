@@ -1,4 +1,4 @@
-"""Policy state shared by requests, and its file."""
+"""Policy state that requests share, and its file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WAIT_S = 10.0  # seconds for which ``save`` waits for another process
 
 
 class UnusableState(DraftwiseError):
-    """A state file that is damaged, of another version, or no state at all."""
+    """A state file that is damaged, has another version, or holds no state of draftwise."""
 
 
 def check_scope(scope: str) -> str:
@@ -37,11 +37,11 @@ def check_scope(scope: str) -> str:
 
 
 class SharedPolicyState:
-    """State that the requests of a speculator share, one for each scope.
+    """State that the requests of a speculator share within one scope.
 
-    shared: the memory from which each request's own policy starts. policy: instead, the policy of
+    shared: the memory from which the policy of each request starts. policy: instead, one policy for
     all requests, if it is not ``protocols.Remembering`` and the scope is ``session`` or
-    ``task:LABEL``. Both are None where every request starts from scratch.
+    ``task:LABEL``. Both are None if every request starts from scratch.
     """
 
     def __init__(self, scope: str, policy: Policy, name: str, plans: Sequence[Plan]) -> None:
@@ -51,7 +51,7 @@ class SharedPolicyState:
         self._about: dict[str, Any] = {"policy": name}
         self._kept: Policy | RequestMemory | None
         if scope != REQUEST and isinstance(policy, Remembering):
-            # by drafter: it outlives a change of the plans
+            # keyed by drafter: it survives a change of the plans
             self._kept = self.shared = policy.new_memory()
         else:
             self._kept = self.policy = None if scope in {AUTO, REQUEST} else policy
@@ -61,8 +61,8 @@ class SharedPolicyState:
     def save(self, path: str | Path) -> None:
         """Write the state atomically; other scopes in the file are kept.
 
-        A file that another process changed, or of another policy or plans, is renamed with a
-        warning. Raises DraftwiseError for a scope that shares nothing, for a missing folder, and if
+        A file that another process changed, or that has another policy or other plans, is renamed
+        with a warning. Raises DraftwiseError if the scope shares nothing, the folder is missing, or
         another process holds the file (``hold``); OSError.
         """
         kept, path = self._kept, checks.path("path", path)
@@ -84,8 +84,8 @@ class SharedPolicyState:
     def load(self, path: str | Path) -> None:
         """Read a saved state; a scope that is not in the file starts from scratch.
 
-        Raises DraftwiseError for a file of another policy or plans, and ``UnusableState`` for a
-        damaged file, another version or no state.
+        Raises DraftwiseError for a file with another policy or other plans, and ``UnusableState``
+        for a damaged file, another version, or a file without a state.
         """
         found = self._read(checks.path("path", path))
         if self._kept is not None and self.scope in found["scopes"]:
@@ -100,9 +100,9 @@ class SharedPolicyState:
         self._seen = found["saved"].get(self.scope)
 
     def load_or_set_aside(self, path: Path) -> str | None:
-        """Load a file if it exists; an ``UnusableState`` is renamed, with a warning as the result.
+        """Load a file if it exists; rename an unusable one and return a warning.
 
-        Errors otherwise as ``load``; OSError.
+        Raises the other errors of ``load``; OSError.
         """
         try:
             if path.exists():
@@ -112,7 +112,7 @@ class SharedPolicyState:
         return None
 
     def _present(self, path: Path) -> dict[str, Any]:
-        """The file's present content; a file of another process is set aside."""
+        """The content of the file; a file that must not be overwritten is renamed."""
         found: dict[str, Any] = {"saved": {}, "scopes": {}}
         if path.exists():
             try:
@@ -151,8 +151,8 @@ class SharedPolicyState:
 def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
     """Lock a state file for this process, as the command line and the server do.
 
-    Raises DraftwiseError if another process holds it for longer than ``wait_s`` seconds. path: None
-    = no lock.
+    Raises DraftwiseError if another process still holds it after ``wait_s`` seconds. path: None =
+    no lock.
     """
     if path is None or (place := Path(os.path.realpath(path))) in _HELD:
         yield
@@ -167,11 +167,11 @@ def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
             _HELD.discard(place)
 
 
-_HELD: set[Path] = set()  # files locked by this process, which it need not wait for
+_HELD: set[Path] = set()  # files whose lock this process keeps, so ``save`` need not acquire it
 
 
 def _try_out(policy: Policy, state: Any) -> None:
-    """Let a copy of the policy load the state, choose and learn; raises what the copy raises."""
+    """Let a copy of the policy load the state, choose and learn; exceptions propagate."""
     twin = copy.deepcopy(policy)
     twin.load_state(state)
     num = len(twin.probabilities())

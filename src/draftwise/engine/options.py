@@ -1,4 +1,4 @@
-"""Options of a request: prompts and seeds of any form, and its parameters.
+"""Request parameters, and conversion of prompts and seeds of any form.
 
 Parameters have the same names in Python, on the command line and in HTTP.
 """
@@ -22,18 +22,18 @@ from draftwise.checks import option
 from draftwise.errors import BadValue, UnknownOption
 from draftwise.types import LONGEST_PLAN, DraftwiseError, SamplingParams
 
-if TYPE_CHECKING:  # the command line reads these parameters without torch
+if TYPE_CHECKING:  # the command line imports these parameters without torch
     from draftwise.nn.model import CausalModel
 
 Single = str | Prompt | Sequence[int] | Sequence[Message]
-"""One prompt, for a type checker; more is taken (tensors, what a tokenizer returns)."""
-MOST_LENGTHS = 128  # lengths that a request may choose among; with the drafters they make its plans
+"""One prompt, for a type checker; tensors and tokenizer outputs are accepted, too."""
+MOST_LENGTHS = 128  # maximum draft lengths of a request; its plans are drafters x lengths
 
 
 class Options(TypedDict, total=False):
     """Keywords of ``generate``, ``stream``, ``start`` and ``request``.
 
-    The fields of ``RequestParams`` and ``SamplingParams``, two names of transformers
+    The fields of ``RequestParams`` and ``SamplingParams``, two keywords of transformers
     (``do_sample``, ``stop_strings``), and options for batches.
     """
 
@@ -107,14 +107,14 @@ class RequestParams:
     max_new_tokens: 1 or more; an answer also ends at the target's last position. stop: strings that
     end an answer. stop_when: called after each token with the answer's tokens so far; True ends the
     answer. eos_token_ids: replace the model's; ignore_eos: use none. seed: 0 or more; None =
-    random. label: the kind of request, whose learning it shares; private: it teaches no other one.
-    tenant: the tenant whose earlier answers and prefixes it may reuse. preset, policy, lengths:
-    replace the speculator's; up to 128 lengths from 1 to 1,024. speculation: False decodes plainly,
-    and no drafter sees the text. drafters: names of the allowed drafters; None = all. max_draft:
-    maximum tokens per draft, 0 to 1,024; None = the plans' lengths. These three are named as in
-    vLLM's ``extra_args``. logprobs: number of likeliest tokens reported with each emitted one, from
-    0 (the emitted one only) to the vocabulary's size; prompt_logprobs: also for prompt tokens.
-    priority: higher runs first. Raises BadValue for a value of another type or outside its range.
+    random. label: the kind of request; requests of one kind share what is learnt. private: others
+    do not reuse its text or shared memory. tenant: whose earlier answers and prefixes it may reuse.
+    preset, policy, lengths: replace the speculator's; up to 128 lengths from 1 to 1,024.
+    speculation: False decodes plainly, and no drafter sees the text. drafters: names of the allowed
+    drafters; None = all. max_draft: maximum tokens per draft, 0 to 1,024; None = the plans'
+    lengths. These three are named as in vLLM's ``extra_args``. logprobs: number of top tokens per
+    emitted one, from 0 (the emitted one only) to the vocabulary size; prompt_logprobs: also for the
+    prompt. priority: higher runs first. Raises BadValue for a wrong type or a value out of range.
     """
 
     sampling: SamplingParams = option(SamplingParams, check=_sampling_params)
@@ -178,13 +178,13 @@ class RequestParams:
 
 
 Params = RequestParams | Sequence[RequestParams] | None
-"""The parameters of all prompts, or one a prompt; None = by name."""
+"""Parameters of all prompts, or one per prompt; None = they are passed as keywords."""
 
 
 def request_params(method: str, options: Mapping[str, Any]) -> RequestParams:
-    """One request's parameters from the keywords that ``method`` was called with.
+    """One request's parameters from the keyword arguments of ``method``.
 
-    Raises BadValue, and UnknownOption (a DraftwiseError and a TypeError), which lists the keywords.
+    Raises BadValue, UnknownOption (also a TypeError), and DraftwiseError for conflicting keywords.
 
     >>> request_params("generate", {"min_p": 0.1, "temperature": 1.0}).sampling.min_p
     0.1
@@ -209,11 +209,11 @@ def request_params(method: str, options: Mapping[str, Any]) -> RequestParams:
 def batch_params(
     method: str, options: Mapping[str, Any], num_prompts: int, params: Params = None
 ) -> tuple[list[RequestParams], int, Any]:
-    """The parameters of each prompt, how many answers each prompt gets, and the seeds.
+    """The parameters of each prompt, the number of answers per prompt, and the seeds.
 
-    options: may hold lists with one ``max_new_tokens`` and one ``sampling`` a prompt; ``stop_when``
-    is called with the prompt's index first. Errors as ``request_params``; DraftwiseError for a list
-    that does not have one value a prompt.
+    options: may hold lists with one ``max_new_tokens`` or ``sampling`` per prompt; ``stop_when``
+    gets the prompt's index as first argument. Errors as in ``request_params``, and DraftwiseError
+    for a list whose length is not the number of prompts.
     """
     given = {name: value for name, value in options.items() if name not in _BATCH}
     num = checks.whole("num_return_sequences", options.get("num_return_sequences", 1), 1, 1024)
@@ -282,7 +282,7 @@ _FORMS = (
 def is_single(prompts: Any) -> bool:
     """Whether this is one prompt (text, ids, a conversation) rather than a batch of them.
 
-    Two dimensions are a batch, as in transformers, also where it has one row.
+    Two-dimensional ids are a batch, as in transformers, even if they have one row.
     """
     if isinstance(prompts, Mapping):
         return is_single(prompts.get("input_ids", ""))
@@ -301,10 +301,10 @@ def encode_all(
 ) -> list[Prompt]:
     """Convert a prompt of any form, or a batch of them, to token ids.
 
-    attention_mask: same shape as ``prompts``, 0 = padding, which is removed; a tokenizer's output
-    has its own. Raises DraftwiseError for no prompt, an empty one, text or messages without a
-    tokenizer or template, ids that are not integers or outside the vocabulary, padding without a
-    mask, or a prompt that leaves no position for an answer. Messages name prompts by index.
+    attention_mask: same shape as ``prompts``, 0 = padding, which is removed; that of a tokenizer's
+    output takes precedence. Raises DraftwiseError for no prompt, an empty one, text or messages
+    without a tokenizer or template, ids that are not integers or not in the vocabulary, padding
+    without a mask, or a prompt that leaves no position for an answer; it names prompts by index.
     """
     if isinstance(prompts, Mapping):
         attention_mask = prompts.get("attention_mask", attention_mask)
@@ -331,10 +331,10 @@ def encode_all(
 def randomness(
     seed: int | Sequence[int] | SeedSequence, num: int, each: int
 ) -> Iterator[SeedSequence]:
-    """A random stream for each of ``each`` answers to each of ``num`` prompts.
+    """Random streams for ``each`` answers to each of ``num`` prompts.
 
-    seed: one for all prompts, or one per prompt; a prompt's own seed gives the same streams in any
-    batch. Raises DraftwiseError for seeds that are not integers from 0, or not one per prompt.
+    seed: one for all prompts, or one per prompt, which gives a prompt the same streams in any
+    batch. Raises DraftwiseError for seeds that are not integers >= 0, or not one per prompt.
     """
     if isinstance(seed, SeedSequence):
         return iter(seed.spawn(num * each))
@@ -347,7 +347,7 @@ def randomness(
 
 
 def eos_tokens(target: CausalModel, tokenizer: Any) -> Sequence[int]:
-    """The end-of-text tokens of the model's generation config, or of the tokenizer."""
+    """The end-of-text tokens of the model's generation config, else of the tokenizer."""
     config = getattr(target.module, "generation_config", None)
     eos = getattr(config, "eos_token_id", None)
     eos = getattr(tokenizer, "eos_token_id", None) if eos is None else eos
@@ -396,7 +396,7 @@ def _unpadded(name: str, ids: Any, mask: Any) -> Any:
 
 
 def _refuse_padding(batch: Sequence[Any], tokenizer: Any, target: CausalModel) -> None:
-    """Raise DraftwiseError for rows that seem padded but have no attention mask."""
+    """Raise DraftwiseError for ids that seem padded but have no attention mask."""
     pad = getattr(tokenizer, "pad_token_id", None)
     pad = getattr(target.module.config, "pad_token_id", None) if pad is None else pad
     rows = [row.tolist() if hasattr(row, "tolist") else row for row in batch]

@@ -1,6 +1,6 @@
 """Requests: the answer's text, guarded callbacks, statistics, and the state of one round.
 
-An exception of a callback, a stop rule or the policy ends or degrades its own request only.
+An exception in a callback, stop rule or policy ends its request or disables its drafts, no others.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from draftwise.types import (
 
 T = TypeVar("T")
 
-MIXED = "mixed"  # the rule in the plan of a draft that several drafters wrote
+MIXED = "mixed"  # the rule in the plan of a draft with tokens of several drafters
 
-TARGET = "target"  # the source of a bonus token: the target itself wrote it
+TARGET = "target"  # the source of a bonus token, which the target generated
 
-_HELD = "�"  # what a decoder returns for bytes of an incomplete character
+_HELD = "�"  # a decoder's output for the bytes of an incomplete character
 _MOST_TOKENS, _CONTEXT = 64, 8
-"""Most tokens without a boundary, and tokens kept before a forced one: a character has at most four
-bytes, each of which may be a token."""
+"""Maximum tokens without a boundary, and context tokens kept at a forced one: a character has at
+most four bytes, each of which may be a token."""
 
 
 class Detokenizer:
-    """The text of a growing token sequence; with ``flush`` it equals one decode of all tokens.
+    """Incremental decoding; with ``flush``, the text equals one decode of all tokens.
 
     Text that later tokens may change is held back: an incomplete character at the end, and a run of
     byte tokens (``<0xE4>``), which a decoder replaces as a whole if one byte is invalid.
-    State: the tokens since the last boundary but one, and the number of their characters that were
-    returned. Cost: one decode of these tokens per push, whatever the length of the text.
+    State: the tokens since the second-to-last boundary, and the number of their characters that
+    were returned. Cost: one decode of these tokens per push, independent of the text's length.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -70,7 +70,7 @@ class Detokenizer:
         self._tokens: list[int] = []
         self._num_settled = 0  # tokens up to the last boundary, as context for later ones
         self._num_shown = 0  # characters that were returned
-        self._num_run = 0  # tokens at the end that are a run of bytes
+        self._num_run = 0  # trailing byte tokens
 
     def push(self, tokens: Sequence[int]) -> str:
         """Append tokens; return the new text that no later token can change."""
@@ -95,7 +95,7 @@ class Detokenizer:
 
     @property
     def waiting(self) -> str:
-        """The complete characters that ``flush`` would return now."""
+        """The complete characters that ``flush`` would return at this point."""
         text = self.flush() if self._num_run else ""
         return "" if text.endswith(_HELD) else text
 
@@ -109,12 +109,12 @@ class Detokenizer:
         if isinstance(name, str) and len(name) == 6 and name[:3] == "<0x" and name[5] == ">":
             self._num_run += 1
         elif self._num_run and self._decode([*last, token]) == self._decode(last):
-            self._num_run += 1  # a special token inside a run: the decoder does not see it
+            self._num_run += 1  # a special token inside a run: the decoder skips it
         else:
             self._num_run = 0
 
     def _move_to(self, start: int, end: int) -> None:
-        """Begin the context at ``start``; all text up to ``end`` was returned."""
+        """Start the context at token ``start``; all text up to token ``end`` was returned."""
         self._tokens, self._num_settled = self._tokens[start:], end - start
         self._num_shown = len(self._decode(self._tokens[: self._num_settled]))
 
@@ -127,7 +127,7 @@ class Detokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """When an answer ends; ``stop_when`` is called as ``RequestParams`` says."""
+    """Conditions that end an answer; ``stop_when`` as in ``RequestParams``."""
 
     max_new_tokens: int
     eos: frozenset[int] = frozenset()
@@ -136,8 +136,8 @@ class Ending:
 
 
 class Answer:
-    """One request's output. The text ends before a stop string; the tokens end with the one that
-    completed it. A possible beginning of one is held back: text once shown is never withdrawn.
+    """The output of one request. Its text ends before a stop string, its tokens with the one that
+    completes the string. A possible start of a stop string is held back, so shown text is final.
     """
 
     def __init__(self, ending: Ending, tokenizer: Any) -> None:
@@ -185,7 +185,7 @@ class Answer:
             self.finish("stop")
 
     def _show(self, piece: str) -> None:
-        """Append text, except a possible beginning of a stop string; end before a complete one."""
+        """Append text, except a possible start of a stop string; end before a complete one."""
         text, stops = self._waiting + piece, self._ending.stop
         ahead = text + self._detokenizer.waiting if stops else text
         if places := [place for stop in stops if (place := ahead.find(stop)) >= 0]:
@@ -198,14 +198,14 @@ class Answer:
         self.text, self._waiting = self.text + text[:cut], text[cut:]
 
     def _begins_stop(self, text: str) -> bool:
-        at = bisect_left(self._stops, text)  # if any begins with it, the first after it does
+        at = bisect_left(self._stops, text)  # if any starts with ``text``, this one does
         return at < len(self._stops) and self._stops[at].startswith(text)
 
 
 class GuardedCallback:
-    """A callback that is not called again after its first exception, which is kept in ``error``.
+    """A callback that is not called again after its first exception, which ``error`` holds.
 
-    checked: converts a result, called with it and the arguments. instead: replaces it afterwards.
+    checked: converts a result, from the result and the arguments. instead: replaces the callback.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class GuardedCallback:
         return self._instead(*args)
 
     def num_allowed(self, text: Sequence[int], num: int) -> int:
-        """How many of the last ``num`` tokens a logits processor allows; all by default."""
+        """The number of the last ``num`` tokens that a logits processor allows; default: all."""
         num_allowed = getattr(self._call, "num_allowed", None)
         if num_allowed is not None and self.error is None:
             try:
@@ -234,7 +234,7 @@ class GuardedCallback:
 
 
 def guarded_stop(stop_when: Callable[..., Any]) -> GuardedCallback:
-    """``stop_when`` of one request: a true result or an exception ends the answer."""
+    """Guard ``stop_when``: a true result or an exception ends the answer."""
 
     def checked(answer: Any, *_: Any) -> bool:
         try:
@@ -246,7 +246,7 @@ def guarded_stop(stop_when: Callable[..., Any]) -> GuardedCallback:
 
 
 def guarded_process(process: Callable[..., Any]) -> GuardedCallback:
-    """``process`` of one request: returns [V] logits, unchanged after an exception."""
+    """Guard ``process``, which returns [V] logits: unchanged ones after an exception."""
 
     def checked(answer: Any, text: Sequence[int], logits: Tensor) -> Tensor:
         found = torch.as_tensor(answer) if isinstance(answer, np.ndarray) else answer
@@ -264,7 +264,7 @@ def guarded_process(process: Callable[..., Any]) -> GuardedCallback:
 
 
 class GuardedMixer:
-    """A mixer that ends every draft after its first exception, or another one of its request."""
+    """A mixer that ends every draft once it, or its request's policy, has raised."""
 
     def __init__(self, mixer: Mixer, request: Request) -> None:
         self._mixer, self._ask = mixer, request._ask
@@ -305,7 +305,7 @@ class GuardedMixer:
 class GuardedStopRule:
     """A stop rule that ends every draft after its first exception, with one warning.
 
-    Tokens drawn before it stay: dropping them for their own values would change the distribution.
+    Tokens drawn before that stay: dropping them by value would change the output distribution.
     """
 
     def __init__(self, guide: StopRule, rule: str) -> None:
@@ -335,7 +335,7 @@ class GuardedStopRule:
 
 
 class RuleComparison:
-    """A stop rule, with others that see the same steps; stops: the length of each, by rule."""
+    """A stop rule and others that see the same steps; stops: receives the others' draft lengths."""
 
     def __init__(
         self, guide: StopRule, others: Mapping[str, StopRule], stops: dict[str, int]
@@ -359,16 +359,16 @@ class RuleComparison:
 
 
 PHASES = ("prefill", "choose", "read", "draft", "verify", "commit", "look", "reveal", "learn")
-"""The named phases of a round, in order (prefill comes once, before the first)."""
+"""The phases of a round, in order; prefill precedes a request's first round."""
 RECENT = 0.95
 """Discount of the recent speed of a request or label, per step: about the last 20 steps."""
 
 
 @dataclass(slots=True)
 class Account:
-    """Measured seconds of steps, and estimated ones of the same tokens without drafts.
+    """Measured seconds of steps, and estimated seconds of plain decoding for the same tokens.
 
-    Both without prefill; the recent sums are discounted by ``RECENT`` per step.
+    Both exclude prefill; the recent sums are discounted by ``RECENT`` per step.
     """
 
     plain_s: float = 0.0
@@ -398,12 +398,12 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of one request: what was chosen, drafted and accepted, and its cost.
+    """The record of one round of one request: its plan, draft, emitted tokens and cost.
 
     tokens, sources: the emitted tokens and the drafter of each (``target`` for the bonus token).
-    seconds: by phase; all rows of a batch are charged its whole time. estimates: [K] the policy's
-    values after learning. scores: new scores by drafter. plain_s, spent_s: the guard's estimate of
-    the round without drafts, and the round's seconds. label: the request's.
+    seconds: by phase; each request of a batch is charged the whole time. estimates: [K] values of
+    the policy after learning. scores: new scores by drafter. plain_s, spent_s: estimated seconds of
+    the round without drafts, and seconds booked by the guard. label: of the request.
     """
 
     request: int
@@ -481,7 +481,7 @@ def _scores_as_json(scores: Scores) -> dict[str, Any]:
 class TokenLogprobs:
     """Log-probabilities of one position, before temperature, penalties and truncation.
 
-    top: the requested number of likeliest tokens with their log-probabilities, best first.
+    top: the requested number of top tokens with their log-probabilities, best first.
     """
 
     token: int
@@ -493,7 +493,7 @@ class TokenLogprobs:
 class Stats:
     """Counts and seconds of one request, with vLLM's names for metrics.
 
-    seconds_by_phase: wall time; each row of a batch is charged all of it. pulls: rounds by drafter.
+    seconds_by_phase: wall time; each request is charged a batch's whole. pulls: rounds by drafter.
     """
 
     num_rounds: int = 0
@@ -515,7 +515,7 @@ class Stats:
         round_.charge(self.account)
 
     def merge(self, other: Stats, are_together: bool = False) -> None:
-        """Add other counts. Seconds are added, or for concurrent rows the longer ones kept."""
+        """Add other statistics. Seconds are summed, or of concurrent requests the maximum kept."""
         for name in ("num_rounds", "num_drafted", "num_accepted", "num_emitted"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.pulls.update(other.pulls)
@@ -531,7 +531,7 @@ class Stats:
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted tokens / drafted tokens; 0 where nothing was drafted."""
+        """Accepted tokens / drafted tokens; 0 if nothing was drafted."""
         return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
 
     @property
@@ -552,11 +552,11 @@ class Stats:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What is new of one request, by its id: a delta, as in vLLM.
+    """New output of one request, by its id: a delta, as in vLLM.
 
-    sources: the drafter of each token. text: new final text. round: its record; None where the
-    request ended outside of a round. rounds: tokens drafted and accepted in each. prompt_logprobs:
-    in the first delta, None for the first token. finish_reason, error: in the last delta.
+    sources: the drafter of each token. text: new text, which is final. round: its record; None if
+    the request ended outside of a round. rounds: drafted and accepted tokens of each. The first
+    delta has ``prompt_logprobs``, None for the first token; the last ``finish_reason``, ``error``.
     """
 
     request: int = -1
@@ -583,16 +583,16 @@ class RequestOutput:
 class Request:
     """One request: prompt, parameters, policy, text so far and statistics.
 
-    plans: the arms of its policy. stop_rules: by drafter and spec. callbacks: guarded ones.
-    scores_prompt: whether drafters are scored on the prompt. num_logprobs: likeliest tokens
-    reported per emitted one; None = no log-probabilities. sink: receives its outputs. emitted:
-    characters and tokens of these. stops: lengths at which other rules would have stopped, if the
+    plans: the arms of the policy. stop_rules: by drafter and spec. callbacks: all guarded ones.
+    scores_prompt: whether drafters are scored on the prompt. num_logprobs: top tokens reported per
+    emitted one; None = no log-probabilities. sink: receives the outputs. emitted: characters and
+    tokens in the outputs so far. stops: lengths at which other rules would have stopped, if the
     feedback ``compares_rules``.
-    is_idle: drafting is disabled, because policy, feedback or reward failed. is_resting: no draft
-    in this round. num_unseen: emitted tokens that the policy has not learnt from. pending: a choice
-    that waits for its drafter. switch: positions of LongRoPE's short table; 0 = one table. longest:
-    maximum tokens per draft. probing, mixing: the policy, if it has this capability. is_guarded:
-    the guard may suspend its drafts.
+    is_idle: drafting is disabled, because the policy or feedback raised. is_resting: no draft in
+    this round. num_unseen: emitted tokens that the policy has not learnt from. pending: a decision
+    that waits for its drafter to catch up. switch: positions of LongRoPE's short table; 0 = one
+    table. longest: maximum tokens per draft. probing, mixing: the policy, if it has the capability.
+    is_guarded: whether the guard may suspend drafting.
     """
 
     id: int
@@ -649,7 +649,7 @@ class Request:
 
     @property
     def num_room(self) -> int:
-        """Maximum number of tokens of the whole text, including a draft that may be rejected."""
+        """Maximum tokens of the sequence, including a draft that may be rejected."""
         return len(self.prompt) + self.answer.num_tokens + self.answer.num_left + self.longest + 1
 
     def check_callbacks(self) -> bool:
@@ -665,7 +665,7 @@ class Request:
         self.end("error")
 
     def end(self, reason: str) -> None:
-        """End for a reason of the engine, even if the last tokens cannot be decoded."""
+        """End for a reason of the engine, even if the last tokens cannot be detokenized."""
         try:
             if not self.is_over:
                 self.answer.finish(reason)
@@ -675,7 +675,7 @@ class Request:
             self.answer.finish_reason = "error"
 
     def _ask(self, what: Callable[[], T], instead: T) -> T:
-        """Ask the policy or feedback; ``instead`` from its first failure on, without drafts."""
+        """Call the policy or feedback; its first exception disables drafting for the request."""
         if not self.is_idle:
             try:
                 return what()
@@ -694,7 +694,7 @@ class Request:
 
     @property
     def num_draftable(self) -> int:
-        """Maximum draft length: without the answer's last token, and up to LongRoPE's switch."""
+        """Maximum draft length: leaves room for a bonus token, and ends at LongRoPE's switch."""
         left, below = self.answer.num_left - 1, self.switch - len(self.context.tokens)
         return max(0, left if below < 0 else min(left, below))
 
@@ -726,7 +726,7 @@ class Request:
 
     @property
     def can_rest(self) -> bool:
-        """Whether a round may skip the policy: only a draft that pays would need it."""
+        """Whether a round may skip the policy, whose decision matters only if drafts pay."""
         return not self.context.is_drafted or (
             self.is_guarded and self.pending is None and not self.reads_everything
         )
@@ -752,7 +752,7 @@ class Request:
         return _one_each(self.plans) if self.plays_all else [self.plans[decision.plan]]
 
     def as_drafted(self, plan: Plan, draft: Draft) -> Plan:
-        """The plan as it was drafted: of a mixed draft, its main drafter and its length."""
+        """The plan as drafted: for a mixed draft, with its main drafter and actual length."""
         if self.mixer is None or plan.tree is not None or len(draft) != len(draft.confidences):
             return plan
         writers = Counter(draft.sources[: draft.num_chain]).most_common()
@@ -761,7 +761,7 @@ class Request:
         return Plan(writers[0][0], draft.num_chain, "fixed" if len(writers) == 1 else MIXED)
 
     def task(self, plan: Plan, most: int) -> DraftTask:
-        """The task of a plan, whose drafter's other rules see the draft if they are compared."""
+        """The draft task of a plan; other rules of the drafter see the draft if compared."""
         length = min(plan.length, self.num_draftable, most)
         guide = self.stop_rules[plan.drafter, plan.rule]
         compares = self._ask(lambda: self.feedback.compares_rules, False)
@@ -782,7 +782,7 @@ class Request:
     def commit(self, draft: Draft, verdict: Verdict, targets: Sequence[int | Tensor]) -> int:
         """Append verified tokens up to the end of the answer; return their number.
 
-        targets: p before each token. A bonus token of -1 marks logits that were not finite.
+        targets: the p of each token. A bonus token of -1 marks non-finite logits.
         """
         if self.check_callbacks():  # a failed callback may have changed p: emit nothing
             return 0
@@ -790,7 +790,7 @@ class Request:
         is_cut = is_broken(tokens[-1])
         try:
             self.answer.push(tokens[:-1] if is_cut else tokens)
-        except Exception as error:  # the tokenizer's
+        except Exception as error:  # raised by the tokenizer
             self.fail(error)
         num = self.answer.num_tokens - before
         if is_cut and not self.is_over:
@@ -858,7 +858,7 @@ class Request:
         return round_
 
     def output(self, round_: Round | None = None) -> RequestOutput:
-        """Emit what is new since the last output; round_: the record of the round that wrote it."""
+        """Emit the output since the last call; round_: the record of the round that produced it."""
         answer, (num_chars, num) = self.answer, self.emitted
         self.emitted = len(answer.text), answer.num_tokens
         is_first = self.wants_prompt_logprobs and self.stats.num_rounds < 2
@@ -881,7 +881,7 @@ class Request:
 
 
 def _one_each(plans: Sequence[Plan]) -> list[Plan]:
-    """The first plan of every drafter; plain decoding only where there is none."""
+    """The first plan of every drafter; plain decoding if there is none."""
     first = {plan.drafter: plan for plan in reversed(plans)}
     return [plan for name, plan in reversed(first.items()) if name != NONE] or [PLAIN]
 
@@ -889,19 +889,19 @@ def _one_each(plans: Sequence[Plan]) -> list[Plan]:
 NOTHING = Verdict(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 """The verdict before verification."""
 
-EMPTY = Draft.chain([], None, NONE)  # an empty draft
+EMPTY = Draft.chain([], None, NONE)
 
 
 @dataclass(slots=True)
 class RoundState:
-    """A row of a round, filled in phase by phase.
+    """The state of one request in a round, filled in phase by phase.
 
     plans: plans played, several for a policy that ``plays_all``. parts: each drafter's draft, a
-    branch of ``draft``. played: the first plan as it was drafted. logits: [N + 1, V] after the text
-    and each node. hidden: by tap, [N + 1, D]. uniforms: [N + 1], the bonus token's last. alphas,
-    ratios: [N], as in ``Scores``; offpath_scores: both for each of ``offpath_probs``. targets: p
-    before each token of the verdict. logprobs: by position, if requested. judged: each drafter's
-    scores from verification. waits: a drafter must catch up before the plan is played. scores: all
+    branch of ``draft``. played: the first plan as drafted. logits: [N + 1, V] after the text and
+    each node. hidden: by tap, [N + 1, D]. uniforms: [N + 1], the last for the bonus token. alphas,
+    ratios: [N], as in ``Scores``; offpath_scores: both for each of ``offpath_probs``. targets: p of
+    each token of the verdict. logprobs: by position, if requested. judged: scores by drafter from
+    verification. waits: a drafter must catch up before the plan is played. scores: all new scores
     of the round.
     """
 
@@ -939,5 +939,5 @@ class RoundState:
 
     @property
     def kept(self) -> list[int]:
-        """Indices of the fed tokens to keep: the root and the accepted nodes that were emitted."""
+        """Indices of the fed tokens to keep: the root, and accepted nodes that were emitted."""
         return [0, *(self.verdict.path + 1).tolist()][: self.num_emitted]

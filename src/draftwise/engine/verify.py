@@ -1,8 +1,8 @@
 """The reference implementation of verification, which defines losslessness.
 
 ``p`` is the target's distribution, ``q`` the drafter's, as in Leviathan et al. (2023). A chain is a
-tree of width one, and a point mass is a distribution, given as the token itself. Pure numpy, on any
-number type: the exact tests run it on fractions. ``docs/verification.md`` has the proof.
+tree of width one; a point mass is represented by its token. Pure numpy on any number type: the
+exact tests use fractions. ``docs/verification.md`` has the proof.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ def verify(draft: Draft, target_probs: Sequence[Dist] | NDArray[Any], uniforms: 
         ``draft.probs`` must be each child's own conditional q.
     draft: N nodes. target_probs: N + 1 distributions p, after the text and after each node.
     uniforms: N + 1 numbers in [0, 1): one per node for its acceptance, the last for the bonus.
-        Any number type works; the exact tests use fractions.
-    Cost: O(depth) and one O(V) residual. Errors: ValueError if the sizes do not fit.
+    Cost: O(depth) and an O(V) residual per rejection. Errors: ValueError if the sizes do not match.
 
     >>> draft = Draft.chain([2, 0], None, "lookup")
     >>> verify(draft, [2, 1, 1], [0.0, 0.0, 0.0]).tokens.tolist()  # greedy: p are point masses
@@ -70,7 +69,7 @@ def residual(p: Dist, q: Dist) -> Dist:
         return p
     if isinstance(q, Point):
         rest = p.copy()
-        rest[q] = rest[q] - rest[q]  # a zero of the array's own number type
+        rest[q] = rest[q] - rest[q]  # a zero of the array's number type
     else:
         rest = np.maximum(p - q, p - p)
     total = rest.sum()
@@ -79,7 +78,7 @@ def residual(p: Dist, q: Dist) -> Dist:
 
 
 def draw(dist: Dist, uniform: Any) -> int:
-    """The token at ``uniform`` in [0, 1) of the cumulative distribution; never one of mass 0."""
+    """Inverse-CDF draw at ``uniform`` in [0, 1); never a token of probability 0."""
     if isinstance(dist, Point):
         return int(dist)
     cumulative = np.cumsum(dist if dist.dtype == object else dist.astype(np.float64))
@@ -92,16 +91,16 @@ def overlap(p: Dist, q: Dist) -> float:
     if isinstance(q, Point):
         return float(mass(p, int(q))) if q >= 0 else 0.0  # -1: no proposal
     if isinstance(p, Point):
-        return float(q[int(p)]) if p >= 0 else 0.0  # -1: logits that were not finite
+        return float(q[int(p)]) if p >= 0 else 0.0  # -1: non-finite logits
     return float(np.minimum(p, q).sum())
 
 
 def ratio(p: Dist, q: Dist, token: int) -> float:
-    """``min(1, q/p)`` of a token that the text really has (0 where p is 0)."""
+    """``min(1, q/p)`` of the token that follows in the text; 0 where p is 0."""
     of_p = float(mass(p, token))
     return min(1.0, float(mass(q, token)) / of_p) if of_p > 0 else 0.0
 
 
 def is_broken(dist: Dist) -> bool:
-    """Whether a verdict stands for logits that were not finite (the token -1)."""
+    """Whether this is the token -1, which marks non-finite logits."""
     return isinstance(dist, int) and dist < 0

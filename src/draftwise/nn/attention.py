@@ -15,15 +15,15 @@ from transformers.masking_utils import sdpa_mask
 
 from draftwise.nn.cache import RaggedCache
 
-RAGGED = "sdpa_ragged"  # the name under which ``transformers`` knows it: ``attn_implementation``
+RAGGED = "sdpa_ragged"  # the ``attn_implementation`` that is registered with ``transformers``
 
 
 class PackedMask(Tensor):
-    """Stands in for a mask when rows are concatenated: what each row attends to.
+    """Placeholder for the mask of concatenated rows: what each row attends to.
 
-    counts: tokens of each row. masks: [1, 1, count, used] by row; None = all of its slots. cache:
-    its ``views`` hold the rows' keys and values. Its shape as a tensor, [1, 1, 1, 1], passes
-    transformers' checks.
+    counts: tokens of each row. masks: [1, 1, count, used] by row; None = all slots of the row.
+    cache: its ``views`` hold the rows' keys and values. The placeholder has the shape [1, 1, 1, 1],
+    which passes transformers' checks.
     """
 
     counts: Sequence[int]
@@ -32,9 +32,9 @@ class PackedMask(Tensor):
 
 
 class InOrder(Tensor):
-    """Stands in for a mask when the queries are the last tokens in order: a [1, 1, 1, 1] tensor.
+    """Placeholder for the causal mask of the last tokens in order: a [1, 1, 1, 1] tensor.
 
-    GPU kernels support this order together with grouped heads, which they do not with a mask.
+    With this order GPU kernels support grouped heads, which they do not with an explicit mask.
     """
 
 
@@ -57,11 +57,11 @@ def ragged_attention(
     attention_mask: Tensor | None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """As the library's ``sdpa``; under a ``PackedMask`` each row attends to its own storage.
+    """transformers' ``sdpa`` attention; with a ``PackedMask`` each row attends to its own storage.
 
     query: [B, H, T, D]; key: [B, G, S, D] and value: [B, G, S, E] with H a multiple of G; packed:
-    [1, H, N, D], the rows end to end. Returns [B, T, H, E]. Differs: grouped heads are not repeated
-    under a mask, which would copy the cache in every layer, except on CUDA, whose kernels need it.
+    [1, H, N, D], rows concatenated. Returns [B, T, H, E]. Unlike in ``sdpa``, keys of grouped heads
+    are not repeated under a mask, which would copy the cache in every layer, except on CUDA.
     """
     if not isinstance(attention_mask, PackedMask):
         return _attention(module, query, key, value, attention_mask, **more), None
@@ -90,7 +90,7 @@ def _attention(
     rows, heads, width, size = query.shape
     shares = heads != key.shape[1]
     folds = shares and width == 1 and query.device.type == "cpu" and query.dtype != torch.float32
-    if folds:  # a group's heads as tokens of one head: the kernel reads its keys once for all
+    if folds:  # a group's heads become tokens of one head, so the kernel reads their keys once
         query, shares = query.reshape(rows, key.shape[1], -1, size), False
     output = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=more.get("scaling"), enable_gqa=shares

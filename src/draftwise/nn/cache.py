@@ -1,8 +1,8 @@
 """The ragged KV cache: storage per row, sliding windows, LongRoPE's two frequency tables.
 
-LongRoPE: the library uses the rope table of a forward's last position for all its tokens, and
-``generate`` recomputes a text that outgrows the first table (Phi-3). So p after n tokens is that of
-one forward over them, and a row whose keys are of the other table is recomputed.
+LongRoPE: transformers picks one rope table per forward, from its last position, and ``generate``
+recomputes a text that outgrows the first table (Phi-3). So p after n tokens is that of one forward
+over them, and a row whose keys were computed with the other table is recomputed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 UNLIMITED = 1 << 30  # tokens: no limit but memory
 BLOCK, WINDOW_BLOCK = 32, 8
-"""Tokens by which a row's storage and that of its windows grow, or an eighth where that is more."""
+"""Tokens by which storage of a row, and of its windowed layers, grows; or an eighth if more."""
 SPARE = 32
-"""Tokens, or a window where that is less, by which a row can be cut back after what is settled."""
+"""Tokens below its settled length, at most a window, to which a windowed row can be cut back."""
 Block = tuple[Tensor, list[tuple[bool, int]]]
-"""[n, H, slots, D] of n tensors in one piece, and which they are: whether values, and the layer."""
+"""n tensors as one, [n, H, slots, D], and of each whether it holds values, and its layer."""
 WindowSlots = tuple[Sequence[int], Sequence[int]]
 """The first slot of each row that windowed layers read, and the end of each row."""
 
@@ -61,7 +61,7 @@ def _recomputes(module: Any) -> bool:
 
 
 class LongRopeState:
-    """Tokens of each row by slot, and whether its keys are of the second table."""
+    """Tokens of each row by slot, and whether its keys use the second table."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
@@ -83,8 +83,8 @@ class LongRopeState:
 class RowKVCache:
     """Keys and values [1, H, slots, D] of one row, by layer; allocated at a layer's first write.
 
-    num_slots: slots of each layer's tensors. blocks: what the tensors are parts of; empty before
-    the row has grown. first: the position of slot 0.
+    num_slots: slots of each layer's tensors. blocks: the tensors that keys and values are views of;
+    empty before the row has grown. first: the position of slot 0.
     """
 
     num_slots: int = 0
@@ -102,8 +102,8 @@ class RowKVCache:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's [1, H, n, D] at positions from ``start`` on; return all up to its end."""
-        if layer not in self.keys:  # zeros: garbage after a row's length must at least be finite
+        """Write a layer's [1, H, n, D] from position ``start`` on; return all up to its end."""
+        if layer not in self.keys:  # zeros: values beyond a row's length must be finite
             for tensors, new in ((self.keys, keys), (self.values, values)):
                 tensors[layer] = new.new_zeros((1, new.shape[1], self.num_slots, new.shape[3]))
             self.blocks = []
@@ -115,14 +115,14 @@ class RowKVCache:
         return all_keys[:, :, :end], all_values[:, :, :end]
 
     def grown(self, length: int, num_slots: int, first: int = 0) -> RowKVCache:
-        """A copy with ``num_slots`` slots, of the tokens from ``first`` up to ``length``."""
+        """A copy of the tokens from ``first`` to ``length``, with ``num_slots`` slots."""
         new, num = RowKVCache(num_slots, first=first), length - first
         kept = slice(first - self.first, length - self.first)
         for old, places in self.blocks or self._joined():
             count, heads, _, size = old.shape
             block = old.new_empty((count, heads, num_slots, size))
             block[:, :, :num] = old[:, :, kept]
-            block[:, :, num:] = 0  # garbage after a row's length must at least be finite
+            block[:, :, num:] = 0  # values beyond a row's length must be finite
             new.blocks.append((block, places))
             for index, (is_value, layer) in enumerate(places):
                 (new.values if is_value else new.keys)[layer] = block[index : index + 1]
@@ -156,8 +156,8 @@ class Windows:
         return max(0, min(firsts))
 
     def slid(self, storage: RowKVCache, settled: int, length: int, end: int) -> RowKVCache:
-        """Storage that reaches ``end`` and has at most twice the slots that are attended to; a copy
-        begins with the first slot that tokens after ``settled`` attend to.
+        """Storage up to ``end`` with at most twice the slots needed: the same or a copy, from the
+        first slot that tokens after ``settled``, less the spare ones, attend to.
         """
         kept_from = self.first(max(0, settled - self._spare))
         wanted = self._num_slots(end - kept_from)
@@ -167,7 +167,7 @@ class Windows:
         return storage.grown(length, self._num_slots(end - first), first)
 
     def most_slots(self, num_fed: int) -> int:
-        """The most slots of a row of any length, if feeds are no wider than that."""
+        """Maximum slots of a row of any length that is fed at most ``num_fed`` tokens at once."""
         return self._num_slots(max(self.window, self.chunk) + self._spare + num_fed)
 
     @property
@@ -175,12 +175,12 @@ class Windows:
         return min(SPARE, max(self.window, self.chunk))
 
     def _num_slots(self, num_tokens: int) -> int:
-        """An eighth more: what slides in each round would be copied in each."""
+        """Add an eighth, so that sliding does not copy the storage in every round."""
         return num_tokens + max(WINDOW_BLOCK, num_tokens // 8)
 
 
 def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tensor:
-    """[R, 1, T, used] of a mask [R or 1, 1, T, slots]: each row from its first slot to its end."""
+    """Cut a mask [R or 1, 1, T, slots] to [R, 1, T, used], from each row's first slot on."""
     if len(set(firsts)) == 1:
         return mask[..., firsts[0] :]
     used = max(end - first for first, end in zip(firsts, ends, strict=True))
@@ -191,7 +191,7 @@ def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tens
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """Where one row's tokens go in a forward: ``count`` slots of ``row`` from ``start`` on."""
+    """Where a forward writes a row's tokens: ``count`` slots of ``row`` from ``start`` on."""
 
     row: int
     start: int
@@ -203,12 +203,12 @@ class RowSpan:
 
 
 class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
-    """Keys and values of rows that come and go, each with a length and storage of its own.
+    """A KV cache whose rows have separate lengths and storage, and are opened and closed singly.
 
-    ``lengths``: valid tokens of each row, 0 of closed ones; no forward attends to what lies after,
-    so rollback lowers a number. Storage grows by blocks and is freed when its row is closed
-    (``docs/kv_cache.md``). capacity: maximum tokens of a row. pool: of storage of fixed
-    sizes, or None = blocks. states: of recurrent layers. longrope: of a rope with two tables.
+    ``lengths``: valid tokens of each row, 0 if closed; no forward attends beyond them, so rollback
+    lowers a number. Storage grows by blocks and is freed when its row is closed
+    (``docs/kv_cache.md``). capacity: maximum tokens of a row. pool: provides storage of fixed
+    sizes; None = blocks. states: of recurrent layers. longrope: state of a rope with two tables.
     windows: layers that drop old tokens, or None.
     """
 
@@ -227,7 +227,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.states, self.longrope = states or States(), longrope
         self._storage: list[RowKVCache] = []
         self._empty = RowKVCache()  # the blocks of a row without slots, once they are known
-        self._windows, self._recent = windows, list[RowKVCache]()  # of the layers that forget
+        self._windows, self._recent = windows, list[RowKVCache]()  # storage of windowed layers
         self._settled: list[int] = []
         self._spans: Sequence[RowSpan] = ()
         self._is_packed = False
@@ -237,7 +237,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             self.open(row, None if capacity == UNLIMITED else capacity)
 
     def open(self, row: int, expected: int | None = None) -> None:
-        """Begin an empty row. expected: its final length, for storage from the pool."""
+        """Open an empty row. expected: its final length, for storage from the pool."""
         missing = row + 1 - len(self.lengths)
         self.lengths += [0] * missing
         self._settled += [0] * missing
@@ -257,7 +257,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.states.open(row)
 
     def copy(self, source: int, row: int, length: int) -> None:
-        """Let an empty ``row`` begin with the first ``length`` (``reachable``) tokens of a row."""
+        """Copy the first ``length`` (``reachable``) tokens of a row to an empty ``row``."""
         if self._pool is None:
             self._storage[row] = self._storage[source].grown(length, self._num_slots(length))
         else:
@@ -279,7 +279,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         """Set where the next forward writes; raises ValueError if it does not fit.
 
         packed: rows are concatenated, [1, sum of counts], instead of padded, [R, widest]. fed: [R]
-        their tokens, from which unknown states are recomputed.
+        tokens of the rows, from which recurrent states can be recomputed.
         """
         longest = max([span.end for span in spans])
         if longest > self.capacity:
@@ -298,10 +298,10 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one layer's states; return what attention reads.
+        """Write one layer's keys and values; return those that attention reads.
 
-        Side by side: [R, H, T, D] in, [R, H, used, D] out, shorter rows followed by zeros; a view
-        for a single row. Packed: [1, H, N, D] in and out unchanged; attention reads ``views``.
+        Padded: [R, H, T, D] in, [R, H, used, D] out, shorter rows followed by zeros; a view for a
+        single row. Packed: [1, H, N, D] in and out unchanged; attention reads ``views``.
         """
         if not self._spans:
             raise RuntimeError("place() comes before a forward through this cache")
@@ -335,14 +335,14 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return [self._recent[span.row].first for span in spans], [span.end for span in spans]
 
     def reachable(self, row: int, length: int) -> int:
-        """The longest length, at most ``length``, that a row can be cut back to; 0 = from the
-        beginning. Any length whose windows are whole and whose recurrent state is known.
+        """The longest length up to ``length`` that a row can be cut back to; 0 = recompute all.
+        A length is reachable if its windows are complete and its recurrent state is known.
         """
         found = max(0, self.states.reachable(row, length))
         return found if self._is_whole(row, found) else 0
 
     def crop(self, row: int, length: int) -> int:
-        """Cut a row back to at most ``length`` tokens, as far as it can be; returns its length."""
+        """Cut a row back to the longest reachable length up to ``length``, and return it."""
         found = self.reachable(row, min(length, self.lengths[row]))
         if not found:
             self.states.open(row)
@@ -351,13 +351,13 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return found
 
     def settle(self, rows: Sequence[int], counts: Sequence[int]) -> None:
-        """Cut rows back to ``counts`` tokens for good, and free what only longer rollbacks need."""
+        """Commit rows at ``counts`` tokens, and free states that only a longer rollback needs."""
         for row, count in zip(rows, counts, strict=True):
             self.lengths[row] = self._settled[row] = count
             self.states.settle(row, count)
 
     def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
-        """Keep one path of a tree fed at slots ``base``, ``base + 1``, ..., and cut the rest off.
+        """Keep one path of a tree fed at slots ``base``, ``base + 1``, ..., and drop the rest.
 
         path: increasing offsets from ``base``. Keys are rotated for their position, which on a path
         is the slot that they move to.
@@ -379,7 +379,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         return sum(storage.num_bytes for storage in stored) + self.states.num_bytes
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The first slot of the coming write (the library asks; our masks do not)."""
+        """The first slot of the next write; read by transformers, not by the masks here."""
         return max((span.start for span in self._spans), default=0)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
@@ -410,7 +410,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self._pool.give(old)
 
     def _slide(self, windows: Windows, span: RowSpan) -> None:
-        """Make room for a span in layers with windows; raises ValueError if too much is gone."""
+        """Make room for a span in windowed layers; ValueError if needed slots were dropped."""
         if not self._is_whole(span.row, span.start):
             raise ValueError(
                 f"row {span.row} was cut back to {span.start} tokens, and its windows were not kept"
@@ -428,7 +428,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
 
 def _side_by_side(views: Sequence[Tensor]) -> Tensor:
-    """[R, H, used, D] of rows of different lengths, the shorter ones followed by zeros."""
+    """Stack rows of different lengths to [R, H, used, D], with zeros at the end."""
     used = max(view.shape[2] for view in views)
     _, heads, _, size = views[0].shape
     found = views[0].new_zeros((len(views), heads, used, size))

@@ -1,4 +1,4 @@
-"""The self-check at load: are the model's logits on this cache those of a plain forward?"""
+"""The self-check at load: compares logits on the ragged cache with those of plain forwards."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from draftwise.nn.trees import branches
 from draftwise.types import DraftwiseError
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.1}
-"""Largest relative error of a logit; a wrong mask or position gives far more (docs/kv_cache.md)."""
+"""Maximum relative error of a logit; a wrong mask or position exceeds it (docs/kv_cache.md)."""
 _WIDE = 4 * STEPS
-"""Tokens of a text: its widest feed is more than ``States.finish`` keeps the steps of."""
+"""Tokens of a text whose widest forward exceeds those whose steps ``States.finish`` keeps."""
 _FAR = 400
-"""Tokens of a twin's text: its widest feed crosses the chunks (64 to 256) of recurrent kernels."""
+"""Tokens of a twin's text, whose widest forward exceeds a chunk (64 to 256) of the kernels."""
 
 
 def check_model(model: CausalModel) -> None:
     """Compare ragged, cropped and batched forwards with plain ones on random tokens.
 
-    Keeps the best correct way to read several rows: end to end, side by side, or each by itself.
-    What changes only after many tokens (windows, chunks, a rope's second table, recurrent kernels)
-    is checked on a tiny twin of the same configuration. Cost: some forwards of at most ten tokens
-    (64 of a model with states), and those of the twin, some tenths of a second. Source:
+    Selects the fastest correct way to feed several rows: packed, padded, or one by one. Features
+    that matter only after many tokens (windows, chunks, a rope's second table, recurrent kernels)
+    are checked on a tiny twin of the same configuration. Cost: a few forwards over at most ten
+    tokens (64 for a model with states), and a few tenths of a second for the twin. Source:
     docs/kv_cache.md.
 
-    Raises DraftwiseError for a model that passes in no way. One that serves chains but no trees
-    (states, attention by slot) loads, and is marked so.
+    Raises DraftwiseError if no way is correct. A model that serves chains but no trees (states,
+    attention by slot) loads with ``serves_trees`` unset.
     """
     _refuse_broken(model)
     twin, model.forgets = _twin(model), False
     found = "nothing was tried"
-    # (packs, is_alone): rows end to end, side by side, each by itself
+    # (packs, is_alone): rows packed, padded, or one by one
     ways = [(True, False)] if model.packs and not model.has_states else []
     for way in [*ways, (False, False), (False, True)]:
         found = _try(model, way, (_WIDE if model.has_states else 14, 9))
@@ -54,14 +54,14 @@ def check_model(model: CausalModel) -> None:
     if twin is not None:
         twin.forgets = True
         model.forgets = twin.windows is not None and not _try(twin, way, _far(twin))
-    # alone: such a model counts slots, and a tree's positions are others
+    # is_alone: the model counts slots, which differ from positions in a tree
     model.serves_trees = not (model.has_states or model.is_alone) and all(
         _grows_trees(one) for one in (model, twin) if one is not None
     )
 
 
 def _try(model: CausalModel, way: tuple[bool, bool], lengths: Sequence[int], who: str = "") -> str:
-    """The error of this way of reading rows; empty = none."""
+    """Try one way to feed rows; return its error, empty = none."""
     model.packs, model.is_alone = way
     try:
         error = _largest_error(model, lengths)
@@ -98,7 +98,7 @@ def _twin(model: CausalModel) -> CausalModel | None:
 
 
 def _refuse_broken(model: CausalModel) -> None:
-    """DraftwiseError for weights that are not finite; formats of other libraries are not read."""
+    """Raise DraftwiseError for non-finite weights; other libraries' formats are skipped."""
     for name, weights in model.module.named_parameters():
         is_plain = type(weights.data) is Tensor and weights.is_floating_point()
         if not is_plain or weights.is_meta or not weights.numel():
@@ -115,7 +115,7 @@ def _refuse_broken(model: CausalModel) -> None:
 def _largest_error(model: CausalModel, lengths: Sequence[int]) -> float:
     """Largest |difference| over the largest |logit|, for two rows of different lengths.
 
-    Covers drafts taken back wholly and in part, feeds of one and of several tokens, wide prompts, a
+    Covers drafts rejected in full and in part, inputs of one and of several tokens, long prompts, a
     row cut back into its prompt, and a copied row.
     """
     trial = _Trial(model, lengths)
@@ -137,7 +137,7 @@ def _largest_error(model: CausalModel, lengths: Sequence[int]) -> float:
 
 
 class _Trial:
-    """Two random texts, fed in pieces to a cache, and their plain logits."""
+    """Two random texts, which are fed to a cache in pieces, and their plain logits."""
 
     def __init__(self, model: CausalModel, lengths: Sequence[int]) -> None:
         draws = torch.Generator().manual_seed(0)
@@ -152,7 +152,7 @@ class _Trial:
         return [len(t) - n for t, n in zip(self._texts, self.cache.lengths, strict=True)]
 
     def feed(self, counts: Sequence[int], drafts: Sequence[Sequence[int]]) -> None:
-        """Feed ``counts`` tokens of each text and a draft; compare, and take the draft back."""
+        """Feed ``counts`` tokens of each text and a draft; compare, and roll the draft back."""
         rows = [row for row, count in enumerate(counts) if count]
         starts = [self.cache.lengths[row] for row in rows]
         fed = [
@@ -162,7 +162,7 @@ class _Trial:
         logits = self._model.extend(self.cache, rows, fed, keep=max(map(len, fed)))
         for index, (row, start, tokens) in enumerate(zip(rows, starts, fed, strict=True)):
             found = logits.last(index, len(tokens))[: counts[row]]
-            if self._model.switch:  # whose table depends on what else is fed
+            if self._model.switch:  # the rope table depends on the whole input
                 whole = [*self._texts[row][:start], *tokens]
                 self._plain[row] = _plain_logits(self._model.module, whole)
             plain = self._plain[row][start : start + counts[row]]
@@ -170,7 +170,7 @@ class _Trial:
             self.cache.keep_path(row, start, range(counts[row]))
 
     def read(self, num: int) -> None:
-        """Feed a piece of the first text as prefill does: few logits, in two forwards."""
+        """Feed a chunk of the first text as prefill does: few logits, in two forwards."""
         start = self.cache.lengths[0]
         piece, usual = self._texts[0][start : start + num], self._model.bulk_logits
         keep = min(2, num)
@@ -180,7 +180,7 @@ class _Trial:
         finally:
             self._model.bulk_logits = usual
         self.cache.settle([0], [start + num])
-        if not self._model.switch:  # the table depends on what is fed later
+        if not self._model.switch:  # the rope table depends on later inputs
             plain = self._plain[0][start + num - keep : start + num]
             self.errors.append(_relative_error(logits.last(0, keep), plain))
 
@@ -191,7 +191,7 @@ class _Trial:
         self.feed([1, 1], [[], self.wrong[:1]])
 
     def begin_again(self) -> None:
-        """Continue in the middle of the first row, and in a copy of its beginning."""
+        """Continue from the middle of the first row, and from a copy of its prefix."""
         self.cache.crop(0, len(self._texts[0]) - 5)
         self.feed([self.left[0], 0], [[], []])
         self._texts[1], self._plain[1] = self._texts[0], self._plain[0]
@@ -204,7 +204,7 @@ class _Trial:
 
 @torch.inference_mode()
 def _grows_trees(model: CausalModel) -> bool:
-    """Whether a tree of five tokens, two branches of three, gets the right logits."""
+    """Whether a tree of five tokens, in two paths of three, gets the right logits."""
     text, *fed = _random_tokens(model, 6, torch.Generator().manual_seed(1))
     cache, tree = model.new_cache(num_rows=1, capacity=8), branches([-1, 0, 0, 1, 2], base=1)
     errors = []

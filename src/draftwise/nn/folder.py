@@ -22,11 +22,11 @@ DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """How accelerate spreads a model over devices."""
 BORROWS = "draftwise_borrows_embeddings"
-"""True in the ``config.json`` of a model without embeddings, which takes its target's."""
+"""Key in ``config.json``, true for a draft model that shares its target's embeddings."""
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """A JSON object; raises OSError and ValueError."""
+    """Read a JSON object; raises OSError and ValueError."""
     found = json.loads(read_text(file, STATE_BYTES))
     if not isinstance(found, dict):
         raise ValueError("it is no object")
@@ -37,14 +37,14 @@ def _has(file: Path, key: str) -> bool:
     """Whether a JSON object sets this key; False for a file that cannot be read."""
     try:
         return bool(read_object(file).get(key))
-    except (OSError, ValueError):  # whatever loads it says what is wrong with it
+    except (OSError, ValueError):  # the code that loads the file reports the error
         return False
 
 
 def place(source: str) -> str:
     """A folder's path with ``~`` expanded, or a hub id unchanged.
 
-    Errors: DraftwiseError for a path that does not exist, which would otherwise be taken for a hub
+    Errors: DraftwiseError for a path that does not exist, which transformers would treat as a hub
     id, and for a folder without a valid model.
     """
     looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
@@ -63,7 +63,7 @@ def place(source: str) -> str:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The model's ``config.json``, or an adapter's own. Errors: DraftwiseError if it is invalid."""
+    """The config of a model or an adapter. Errors: DraftwiseError if missing or invalid."""
     file = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
     if file is None:
         raise DraftwiseError(f"{folder} has no config.json: it is not a Hugging Face model folder")
@@ -91,7 +91,7 @@ def _refuse_cut(weights: Path) -> None:
 
 
 def _refuse_escapes(index: Path) -> None:
-    """DraftwiseError if a shard index names a file outside its folder."""
+    """Raise DraftwiseError if a shard index names a file outside its folder."""
     try:
         shards = set(strict_json(read_text(index, STATE_BYTES))["weight_map"].values())
         outside = [name for name in shards if Path(name).name != name or name == ".."]
@@ -106,7 +106,7 @@ def borrows(source: Any) -> bool:
 
 
 def check_hardware(dtype: Any, device: Any) -> None:
-    """Refuse what is no data type (of torch, or a name), and a device that is not here."""
+    """Raise DraftwiseError for an unknown data type, or an unknown or missing device."""
     if str(type(dtype)) != "<class 'torch.dtype'>":
         known("dtype", dtype, DTYPES)
     if isinstance(device, dict):
@@ -130,7 +130,7 @@ def check_hardware(dtype: Any, device: Any) -> None:
 
 
 def _check_cuda(device: str, index: int) -> None:
-    """Refuse CUDA if torch was built without it, or if the driver finds too few GPUs."""
+    """Raise DraftwiseError if torch was built without CUDA, or the driver finds too few GPUs."""
     spec = find_spec("torch")
     source = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     told = source.read_text("utf-8") if source and source.is_file() else "cuda = '"

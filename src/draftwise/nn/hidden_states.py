@@ -1,7 +1,7 @@
 """Hidden states of selected layers, captured by hooks.
 
-transformers' ``output_hidden_states`` keeps those of all layers until a forward is over: for a
-prompt of 4,000 tokens and a model of 32 layers that is more than its keys and values.
+transformers' ``output_hidden_states`` keeps the states of all layers until the forward ends: for a
+prompt of 4,000 tokens and 32 layers that takes more memory than the keys and values.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 
 class HiddenStateHooks:
-    """Returns chosen hidden states of a module, numbered as by the library: 0 = embeddings, i =
-    after layer i, the last normed.
+    """Captures selected hidden states of a module, numbered as in transformers: 0 = embeddings,
+    i = after layer i, the last normed.
 
-    Once, the hooks' states are compared with the library's; where they differ, or the layers are
-    not in one list, the library is asked each time. view: what is called in place of the module
+    The hooks' states are compared once with ``output_hidden_states``, which is used instead if they
+    differ or the layers are not in one list. view: called in place of the module
     (``nn.hybrid.view``).
     """
 
@@ -66,7 +66,7 @@ class HiddenStateHooks:
             theirs = self._module(input_ids=ids, output_hidden_states=True).hidden_states
             found = self.call(self._view, input_ids=ids)[1]
             return all(torch.equal(found[place], theirs[place]) for place in self.places)
-        except Exception:  # a layer that is called in a way of its own
+        except Exception:  # a layer with an unusual call
             return False
 
 
@@ -81,9 +81,9 @@ def _layers(module: Any, num_layers: int) -> Sequence[nn.Module] | None:
 class HiddenStates:
     """Hidden states [length, D] of each tapped layer after the tokens of one text.
 
-    Only states of verified tokens are stored, so drafters always read the target's own. ``length``
-    is one less than the text's, whose last token was not read yet. Memory: per tap a tensor that
-    grows by doubling, D floats per token.
+    Only states of verified tokens are stored, all from the target. ``length`` is one less than the
+    text's, since the target has yet to process the last token. Memory: per tap a tensor that grows
+    by doubling, D floats per token.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class HiddenStates:
         self._stored: dict[int, Tensor] = {}
 
     def put(self, start: int, hidden: Mapping[int, Tensor]) -> None:
-        """Append [n, D] states by tap; ValueError unless ``start`` is ``length``."""
+        """Append [n, D] states by tap; raises ValueError unless ``start`` is ``length``."""
         if start != self.length:
             raise ValueError(
                 f"hidden states of positions 0 to {self.length - 1} are known: those of {start} "
@@ -109,13 +109,13 @@ class HiddenStates:
             self.length = end
 
     def begin_like(self, other: HiddenStates, length: int) -> None:
-        """Copy the first ``length`` positions of another text with the same beginning."""
+        """Copy the first ``length`` positions of another text with the same prefix."""
         length = min(length, other.length)
         self._stored = {tap: states[:length].clone() for tap, states in other._stored.items()}
         self.length = length
 
     def get(self, taps: Sequence[int], start: int, end: int) -> Tensor:
-        """[end - start, taps x D] states of these taps; ValueError for unknown positions."""
+        """[end - start, taps x D] states of these taps; raises ValueError past ``length``."""
         if end > self.length:
             raise ValueError(
                 f"hidden states up to position {end - 1} are needed, and only {self.length} "

@@ -26,18 +26,18 @@ from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
 FILE = "model.safetensors"
-IDS = "draft_ids"  # next to the weights: the tokens that can be drafted, where these are not all
+IDS = "draft_ids"  # tensor next to the weights: the tokens that can be drafted, if not all
 Device = str | dict[str, Any]  # one device, or how a model is spread over several
 _ROUNDING = {"Linear8bitLt", "LinearActivationQuantizedTensor"}
 """LLM.int8() of bitsandbytes; torchao before 0.14: later ones carry ``act_quant_kwargs``."""
 
 
 def rounding_layer(module: Any) -> str | None:
-    """The name of a layer that quantises its activations as it computes; None where none does.
+    """The name of a layer that quantises its activations at run time; None if there is none.
 
-    Such a layer rounds to 8 bits what differs in the last bit between a forward over one token and
-    one over several, so greedy answers can differ from plain decoding's at a near tie, as they do
-    in transformers with and without a cache (measured in docs/lab/log.md).
+    Rounding to 8 bits amplifies last-bit differences between a forward over one token and one over
+    several, so greedy answers can differ from plain decoding's at a near tie, as they do in
+    transformers with and without a cache (measured in docs/lab/log.md).
     """
     for name, layer in module.named_modules():
         weight = getattr(layer, "weight", None)
@@ -64,7 +64,7 @@ def base_of(source: str) -> str | None:
 def merged(module: Any, folder: str) -> Any:
     """The module with the PEFT adapter in this folder merged into its weights.
 
-    Raises DraftwiseError where ``peft`` is missing or the adapter is of other sizes or layers,
+    Raises DraftwiseError if ``peft`` is missing, or the adapter has other sizes or layers, is
     incomplete, or cannot be merged.
     """
     try:
@@ -89,13 +89,13 @@ def merged(module: Any, folder: str) -> Any:
 def load_model(
     source: str | Path | Any, *, dtype: str | torch.dtype = "auto", device: Device = "auto"
 ) -> CausalModel:
-    """A checked model from a folder, a hub id, or a ``transformers`` module that is used as it is.
+    """A checked model from a folder, a hub id, or a ``transformers`` module, which stays unchanged.
 
     dtype: ``auto`` (the checkpoint's) or a torch dtype; on a CPU also ``int8`` and ``int4``
-    (weights only, the rest in bfloat16). device: ``auto`` is CUDA where there is one; ``map:auto``,
+    (weights only, the rest in bfloat16). device: ``auto`` is CUDA if available; ``map:auto``,
     ``map:balanced``, ... or a dict of devices by module become the library's ``device_map``. A PEFT
-    adapter's folder loads its base and merges the adapter. Raises DraftwiseError for what cannot be
-    found, read or served.
+    adapter's folder loads its base and merges the adapter. Raises DraftwiseError for a model that
+    cannot be found, read or served.
     """
     if isinstance(source, (str, Path)):
         name, module = str(source), _from_pretrained(str(source), dtype, device)
@@ -156,7 +156,7 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> A
 def _read(source: str, dtype: Any, spread: Any) -> Any:
     base, was_shown = base_of(source), logging.is_progress_bar_enabled()
     folder = source if base is None else place(base)
-    logging.disable_progress_bar()  # the library would draw one for each model
+    logging.disable_progress_bar()  # transformers would show one for each model
     try:
         # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
         module = AutoModelForCausalLM.from_pretrained(
@@ -166,7 +166,7 @@ def _read(source: str, dtype: Any, spread: Any) -> Any:
         if was_shown:
             logging.enable_progress_bar()
     quantization = getattr(module.config, "quantization_config", None)
-    if quantization is not None and getattr(module, "hf_quantizer", None) is None:  # it only warns
+    if quantization is not None and getattr(module, "hf_quantizer", None) is None:  # only warned of
         raise ValueError(f"this transformers knows no quantisation like {quantization}")
     return module if base is None else merged(module, source)
 
@@ -203,7 +203,7 @@ def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
 
 
 def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:
-    """Write a causal LM without embeddings and ``lm_head``, with the ids of its ``LentHead``."""
+    """Save a causal LM without embeddings and ``lm_head``, with the ids of its ``LentHead``."""
     config = AutoConfig.for_model(**module.config.to_dict())
     setattr(config, BORROWS, True)
     config.architectures, config.dtype = [type(module).__name__], dtype
@@ -215,9 +215,9 @@ def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:
 
 
 def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
-    """A checked model from such a folder, with the target's embeddings, ``lm_head``, dtype and
-    device. Raises DraftwiseError for a key that is missing or left over, unknown tokens, or another
-    size.
+    """A checked model from a folder of ``save_borrower``, with the target's embeddings,
+    ``lm_head``, dtype and device. Raises DraftwiseError for missing or unexpected keys, unknown
+    tokens, or other sizes.
     """
     what = f"drafter {folder}"
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -230,7 +230,7 @@ def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
     module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(target.dtype)
     refuse_mismatch(what, {n: tuple(own.shape) for n, own in _own(module).items()}, weights)
     module.load_state_dict(weights, strict=False)
-    module.set_input_embeddings(nn.Identity())  # so that nothing of the target's is moved
+    module.set_input_embeddings(nn.Identity())  # so that no module of the target is moved
     module.set_output_embeddings(nn.Identity())
     module.to(target.device)
     attend_raggedly(module)

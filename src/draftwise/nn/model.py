@@ -1,4 +1,4 @@
-"""The model adapter: ragged forwards of any causal LM over the project's own KV cache."""
+"""The model adapter: ragged forwards of any causal LM over a ``RaggedCache``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from draftwise.nn.trees import (
 )
 
 BULK_LOGITS = 1 << 24
-"""Largest number of logits (tokens x vocabulary) that one prefill forward may return."""
+"""Maximum number of logits (tokens x vocabulary) that one prefill forward may return."""
 _NUM_RWKV = 5  # tensors of an RWKV state, each of all layers
 Forward = tuple[Tensor, dict[int, list[Tensor]], list[int]]
 """Logits [M, V], hidden states by tap and row, and the index after each row's last logits."""
@@ -56,7 +56,7 @@ class Logits:
 
 
 def last_places(counts: Sequence[int], num: int) -> list[int]:
-    """Columns, in order, in which some row has one of its last ``num`` tokens.
+    """Sorted columns in which any row has one of its last ``num`` tokens.
 
     >>> last_places([7, 3], 2)
     [1, 2, 5, 6]
@@ -78,7 +78,7 @@ class Caller:
             (n for n in ("cache_params", "state") if n in names), "past_key_values"
         )
         self._positions = "position_ids" in names or self._cache_name == "past_key_values"
-        self._is_xlstm = self._config.model_type == "xlstm"  # its configuration is slow to ask
+        self._is_xlstm = self._config.model_type == "xlstm"  # its configuration is slow to read
         self.has_states = keeps_states(module) or self._cache_name == "state" or self._is_xlstm
         self._watch = KernelRecorder()
         self._view = shadow(module, self._watch)
@@ -88,7 +88,7 @@ class Caller:
     def cache_type(self) -> type[RaggedCache]:
         if self._config.model_type != "minimax":
             return RaggedCache
-        from transformers.models.minimax.modeling_minimax import MiniMaxCache  # it checks the class
+        from transformers.models.minimax.modeling_minimax import MiniMaxCache  # a checked class
 
         return type("RaggedMiniMaxCache", (RaggedCache, MiniMaxCache), {})
 
@@ -118,12 +118,12 @@ class Caller:
         for layer, own in states.items():
             for number, state in enumerate(own):
                 trace.put_recurrent(Key(layer, number), state)
-        cache.states.finish()  # of a wide forward it takes the end state: all must be put by now
+        cache.states.finish()  # keeps only the final state of a wide forward, so this comes last
         return output, hidden
 
 
 def _rwkv_state(trace: StateCheckpoint) -> list[Tensor] | None:
-    """Five tensors [R, D, layers]; None at the beginning."""
+    """Five tensors [R, D, layers]; None at the start of all texts."""
     found = [trace.recurrent(Key(0, number)) for number in range(_NUM_RWKV)]
     return None if found[0] is None else [state for state in found if state is not None]
 
@@ -171,13 +171,13 @@ def forward_per_row(extend: Extend, feed: ForwardInputs) -> Logits:
 
 
 def recompute_states(extend: Extend, feed: ForwardInputs) -> Logits:
-    """Recompute the tokens after each row's last known recurrent state."""
+    """Extend rows, first recomputing tokens after each row's last known recurrent state."""
     again = [feed.cache.states.missing(row, feed.cache.lengths[row]) for row in feed.rows]
     return recompute_last(extend, feed, again)
 
 
 def recompute_last(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence[int]]) -> Logits:
-    """Feed the last tokens ``again`` of each row's cache once more before the new ones."""
+    """Feed the last cached tokens of each row, ``again``, once more before the new ones."""
     if not any(again):
         return extend(feed)
     for row, missed in zip(feed.rows, again, strict=True):
@@ -193,7 +193,7 @@ def recompute_last(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence
 
 def recompute_longrope(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
     """Use the rope table of each row's last position, and recompute keys of the other table.
-    switch: tokens of the first table. Rows of different tables are fed one by one.
+    switch: tokens of the first table. Rows that need different tables are fed one by one.
     """
     cache, longrope = feed.cache, feed.cache.longrope
     assert longrope is not None
@@ -217,7 +217,7 @@ def _end(start: int, fed: Fed, tree: Branches | None) -> int:
 
 
 class CausalModel:
-    """A causal LM that extends a ``RaggedCache`` with our masks and positions.
+    """A causal LM that extends a ``RaggedCache``, with explicit masks and positions.
 
     The module is never changed. The self-check sets ``packs``, ``serves_trees``, ``forgets``,
     ``is_alone`` (one forward per row) and ``token_bytes``.
@@ -234,7 +234,7 @@ class CausalModel:
         self.compiled: CompiledSteps | None = None
         self.token_bytes = self._limited_bytes = 0  # of all layers, and of those with windows
         self.num_parameters = sum(p.numel() for p in module.parameters())
-        # of a module on several devices the first one with weights, where tokens go in
+        # of a module on several devices, the first one with weights, which gets the tokens
         places = (weights.device for weights in module.parameters() if not weights.is_meta)
         self.device: torch.device = next(places, torch.device("cpu"))
         self.dtype: torch.dtype = module.dtype
@@ -244,7 +244,7 @@ class CausalModel:
         self._sight = AttentionInputs(self._masks, self.device)
         self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
-        # positions of the rope's first table, 0 = it has one table
+        # positions of the rope's first table; 0 = the rope has one table
         self.switch, limit = switch_of(module, self._call.can_keep and not self.has_states)
         positions = int(getattr(config, "max_position_embeddings", None) or UNLIMITED)
         self.max_positions = min(limit or positions, positions)
@@ -254,8 +254,8 @@ class CausalModel:
         return self._call.taps.places
 
     def tap(self, indices: Iterable[int]) -> None:
-        """Return hidden states from now on, numbered as in transformers: 0 = embeddings, i = after
-        layer i, the last normed, negative from the end. Raises ValueError for an unknown layer.
+        """Make forwards return hidden states, numbered as in transformers: 0 = embeddings, i =
+        after layer i, the last normed; < 0 = from the end. Raises ValueError for unknown layers.
         """
         places = range(self.num_layers + 1)
         try:
@@ -269,7 +269,7 @@ class CausalModel:
     def new_cache(
         self, num_rows: int = 0, capacity: int = UNLIMITED, forgets: bool = False
     ) -> RaggedCache:
-        """A cache of rows of at most ``capacity`` tokens. forgets: drop what windows never read."""
+        """A cache of rows of up to ``capacity`` tokens. forgets: drop tokens outside windows."""
         longrope = LongRopeState() if self.switch else None
         windows, states = self.windows if forgets else None, States(self.has_states)
         new = self._call.cache_type
@@ -277,12 +277,12 @@ class CausalModel:
 
     @property
     def windows(self) -> Windows | None:
-        """Windows of layers that drop old tokens; None = all keep them, as for recomputation."""
+        """Windows of layers that drop old tokens; None = all keep them, e.g. to recompute."""
         keeps = self.has_states or self.switch or self.compiled is not None or not self.forgets
         return None if keeps else self._masks.windows
 
     def measure(self, cache: RaggedCache) -> None:
-        """Set ``token_bytes`` from the first row of a cache that was written."""
+        """Set ``token_bytes`` from the first row of a cache, which must hold tokens."""
         storage = cache.storage(0)
         limited = self._masks.windows.layers if self._masks.windows else ()
         each = {n: keys.nbytes + storage.values[n].nbytes for n, keys in storage.keys.items()}
@@ -290,7 +290,7 @@ class CausalModel:
         self._limited_bytes = sum(each.get(n, 0) for n in limited) // max(1, storage.num_slots)
 
     def row_bytes(self, num_tokens: int, num_fed: int) -> int:
-        """Bytes of a row with ``num_tokens`` tokens, fed at most ``num_fed`` at once."""
+        """Cache bytes of a row of ``num_tokens`` tokens, fed at most ``num_fed`` at once."""
         most = num_tokens if self.windows is None else self.windows.most_slots(num_fed)
         gone = max(0, num_tokens - most) * self._limited_bytes
         return num_tokens * self.token_bytes - gone
@@ -310,16 +310,16 @@ class CausalModel:
     ) -> Logits:
         """Feed each of R rows its next tokens (at least one) and advance the cache's lengths.
 
-        tokens: of each row, on the host or [n] on the device. Returns the logits after each row's
-        last ``keep`` tokens at least; more than ``BULK_LOGITS`` take two forwards, the first
-        without logits. Raises ValueError if a row does not fit into the cache.
+        tokens: of each row, on the host or [n] on the device. Returns the logits after at least the
+        last ``keep`` tokens of each row; if these exceed ``BULK_LOGITS``, earlier tokens take a
+        forward without logits. Raises ValueError if a row does not fit into the cache.
         """
         return self._read(ForwardInputs(cache, rows, tokens, keep, trees))
 
     def _read(self, feed: ForwardInputs) -> Logits:
         if self.is_alone and len(feed.rows) > 1:
             return forward_per_row(self._read, feed)
-        if self.has_states or self.switch:  # recomputed from tokens that the host must know
+        if self.has_states or self.switch:  # recomputation needs the tokens on the host
             known = [fed.tolist() if isinstance(fed, Tensor) else fed for fed in feed.tokens]
             feed = replace(feed, tokens=known)
             if self.has_states:
@@ -354,7 +354,7 @@ class CausalModel:
         return output
 
     def _compiled_forward(self, feed: ForwardInputs, spans: Sequence[RowSpan]) -> Forward | None:
-        """One row at a fixed width over all its slots; None if that is not possible."""
+        """A compiled forward of one row, at a fixed width over all slots; None if impossible."""
         if self.compiled is None or len(spans) > 1:
             return None
         cache = feed.cache
@@ -374,7 +374,7 @@ class CausalModel:
         return logits[0, : span.count], hidden, [span.count]
 
     def _padded_forward(self, feed: ForwardInputs, spans: Sequence[RowSpan]) -> Forward:
-        """Rows [R, T], padded at the end to the longest."""
+        """A forward over rows [R, T], padded at the end to the longest."""
         counts = [span.count for span in spans]
         width, cache = max(counts), feed.cache
         cache.place(spans, fed=feed.tokens)
@@ -393,7 +393,7 @@ class CausalModel:
         return output.logits.flatten(0, 1), hidden, ends
 
     def _packed_forward(self, feed: ForwardInputs, spans: Sequence[RowSpan]) -> Forward:
-        """Rows concatenated, [1, N], each attending to its own storage."""
+        """A forward over concatenated rows [1, N], each of which attends to its storage."""
         fed = [index for index, span in enumerate(spans) if span.count]
         counts, cache = [span.count for span in spans], feed.cache
         cache.place([spans[index] for index in fed], packed=True)

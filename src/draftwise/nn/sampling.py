@@ -1,4 +1,4 @@
-"""From logits to sampling distributions: penalties, warping, sampling."""
+"""Sampling: penalties and warping, which turn logits into distributions, and draws from these."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_PLACES: Ints = np.zeros(0, dtype=np.int64)
 
 
 class Occurrences:
-    """Counts [V] in a growing text, and in its answer, which starts at ``num_prompt``."""
+    """Token counts [V] of a growing text, and of its answer, which starts at ``num_prompt``."""
 
     def __init__(self, num_prompt: int) -> None:
         self.num_prompt, self._num_read = num_prompt, 0
@@ -57,7 +57,7 @@ def _followed(seen: Occurrences, span: SampledSpan) -> tuple[Tensor, Tensor]:
 
 
 def _paths(parents: Ints) -> np.ndarray:
-    """[N + 1, N] which nodes lie on the way to the text's end and to each node, itself included."""
+    """[N + 1, N] the nodes on the path to the text's end and to each node, inclusive."""
     paths = np.zeros((len(parents) + 1, len(parents)), dtype=np.float32)
     for node, parent in enumerate(parents.tolist()):
         paths[node + 1] = paths[parent + 1]
@@ -73,14 +73,14 @@ def _add(counts: Tensor, tokens: Sequence[int], times: float = 1.0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SampledSpan:
-    """Consecutive rows of logits of one request, and what each of them is conditioned on.
+    """Consecutive rows of logits of one request, and the tokens that each is conditioned on.
 
-    Row t comes after the first ``start`` tokens of ``text`` and then ``skip + t`` tokens of
+    Row t follows the first ``start`` tokens of ``text`` and then ``skip + t`` tokens of
     ``text[start:]`` and ``drafted``; in a tree (``parents``; ``start`` is the text's end, ``skip``
-    0) after the path to node t - 1. drafted: may be on the device unless ``process`` reads it.
+    0) the path to node t - 1. drafted: may be on the device unless ``process`` reads it.
     num_prompt: tokens that count only for the repetition penalty; ``process`` never gets fewer.
-    seen: the text's occurrences, if they are kept. blame: receives what editing these rows raised,
-    which then stay as they are; None = it is raised.
+    seen: token counts of the text, if they are kept. blame: receives an exception of the edits,
+    and the rows stay unedited; None = it is raised.
     """
 
     sampling: SamplingParams
@@ -127,14 +127,14 @@ class Dists:
         return Dists(_rows(self.tokens, wanted), _rows(self.probs, places[is_drawn]), renumbered)
 
     def draw(self, uniforms: Tensor) -> Tensor:
-        """[N] a token of each, -1 where it is not finite; uniforms: [N], for sampled rows."""
+        """[N] draws, -1 for rows that are not finite; uniforms: [N], used for sampled rows."""
         if self.are_points:
             return self.tokens
         index = torch.from_numpy(np.flatnonzero(self.places >= 0)).to(self.tokens.device)
         return self.tokens.index_copy(0, index, draw(self.probs, uniforms[index]))
 
     def q(self, row: int) -> Tensor | None:
-        """[V] of a sampled row, None of a point mass."""
+        """[V] probabilities of a sampled row; None for a point mass."""
         if self.are_points:
             return None
         place = int(self.places[row])
@@ -142,13 +142,13 @@ class Dists:
 
 
 def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
-    """[N, V] logits of all spans, end to end, as the distributions that tokens are drawn from.
+    """Turn [N, V] logits of all spans, concatenated, into the distributions to draw tokens from.
 
     Order and meaning are those of transformers, in float32: ``process``, biases and penalties, then
     temperature, top-k, top-p, min-p, each with its row's parameters. Tokens that tie with the last
-    of the top k stay; of those that tie at the edge of the nucleus, the highest ids that are
-    needed. Nothing is sent to the host, unless ``process`` does. Raises ValueError if the rows are
-    not as many as the logits.
+    of the top k stay; of those that tie at the edge of the nucleus, as many as are needed, highest
+    ids first. Nothing is copied to the host, unless by ``process``. Raises ValueError if the spans
+    have another number of rows than the logits.
     """
     num_rows = sum([span.num_rows for span in spans])
     if num_rows != logits.shape[0]:
@@ -180,10 +180,10 @@ def warped(logits: Tensor, spans: Sequence[SampledSpan]) -> Dists:
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """[n] inverse-CDF draws at uniforms [n], never of mass 0; -1 where not finite."""
+    """[n] inverse-CDF draws at uniforms [n], never of probability 0; -1 where not finite."""
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    # on a GPU sums may step back by a rounding: so the mass is looked at, too
+    # on a GPU, rounding may make the sums decrease, so probabilities are checked, too
     beyond = (cumulative > uniforms[:, None] * total) & (probs > 0)
     last = probs.shape[-1] - 1 - (probs > 0).flip(-1).int().argmax(-1)
     tokens = torch.where(beyond.any(-1), beyond.int().argmax(-1), last)
@@ -213,10 +213,10 @@ def _rows(tensor: Tensor, rows: Ints) -> Tensor:
 
 
 def _argmax(scores: Tensor) -> Tensor:
-    """[N] the likeliest token of [N, V], of equals the first; -1 where it is not finite."""
+    """[N] argmax of [N, V], the first of equal ones; -1 where its score is not finite."""
     if scores.device.type != "cpu":
         best, tokens = scores.max(-1)
-        # 0 if it is finite, else NaN: one kernel, where ``isfinite`` is four
+        # 0 if finite, else NaN, in one kernel; ``isfinite`` takes four
         return torch.where(best - best == 0, tokens, -1)
     host = scores.detach().float().numpy()
     likeliest = host.argmax(-1)  # takes a tenth of the time of torch's
@@ -252,7 +252,7 @@ def _processed(
     paths = [[*span.text[: span.start], *follows[: span.skip]]]
     for node, token in enumerate(follows[span.skip :][: len(scores) - 1]):
         paths.append([*paths[node if span.parents is None else span.parents[node] + 1], token])
-    # a copy each: processors may write into what they are given
+    # a copy each, since processors may modify their arguments
     return torch.stack(
         [
             process(path, row.clone()) if len(path) >= span.num_prompt else row
@@ -262,7 +262,7 @@ def _processed(
 
 
 def _penalised(scores: Tensor, span: SampledSpan) -> Tensor:
-    """Scores after penalties on earlier tokens: CTRL's, and OpenAI's two."""
+    """Apply penalties on earlier tokens: CTRL's repetition and OpenAI's two."""
     sampling = span.sampling
     seen = span.seen or Occurrences(span.num_prompt)
     seen.read(span.text, scores)
@@ -279,7 +279,7 @@ def _penalised(scores: Tensor, span: SampledSpan) -> Tensor:
 
 
 def _probabilities(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """[n, V] edited scores and n parameters to probabilities."""
+    """Turn [n, V] edited scores into probabilities, by the n parameters."""
 
     def column(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=scores.dtype, device=scores.device)[:, None]
@@ -303,8 +303,8 @@ def _probabilities(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 def _cut(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """[n, V] scores, -inf outside each row's top k and then its nucleus.
 
-    The nucleus ends at a score, the *edge*; of tokens that tie with it as many stay as reach top-p.
-    So only rows without a top-k sort the whole vocabulary.
+    The nucleus ends at a score, the *edge*; of tokens that tie with it, as many stay as reach
+    top-p. The whole vocabulary is sorted only if some row has no top-k.
     """
     vocab_size = scores.shape[-1]
     ks = [own.top_k if 0 < own.top_k < vocab_size else vocab_size for own in params]
@@ -333,9 +333,9 @@ def _cut(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The first ``num`` tokens, which the drafter's ``own`` rows of logits and the target's
-    ``size`` share; q is normalised over them. (Qwen2.5 has 151,665 tokens, and 151,936 rows of
-    logits as 0.5B and 152,064 as 7B.)
+    """Maps the drafter's ``own`` logits to the target's ``size``; both share the first ``num``
+    tokens, over which q is normalised. (Qwen2.5 has 151,665 tokens, and 151,936 logits in the 0.5B
+    and 152,064 in the 7B model.)
     """
 
     num: int
@@ -343,13 +343,13 @@ class Shared:
     size: int
 
     def readable(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The drafter has no embedding for the target's last rows: it reads its own last one."""
+        """Replace tokens that the drafter has no embedding for by its last token."""
         if self.own >= self.size:
             return tokens
         return [min(token, self.own - 1) for token in tokens]
 
     def spread(self, logits: Tensor) -> Tensor:
-        """[..., own] as [..., size], minus infinity for what is not shared."""
+        """Logits [..., own] as [..., size], -inf for tokens that are not shared."""
         if self.own == self.size:
             return logits
         return pad(logits[..., : self.num], (0, self.size - self.num), value=float("-inf"))

@@ -1,7 +1,7 @@
 """Tiny models of any type: small sizes, one layer of each kind, windows of 3 tokens.
 
-On such a model the self-check reaches windows and rope tables that the model itself reaches after
-thousands of tokens. ``draftwise models --check`` builds one of every type.
+On such a model a few tokens exceed windows and rope tables that the full model exceeds after
+thousands. ``draftwise models --check`` builds one of every type.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WINDOW = 3
 ROPE_SWITCH = 30  # positions of the first table of a rope with two
 _VOCAB = 99
 _QUERIES_AND_KEYS = ("q_proj", "k_proj", "c_attn", "qkv_proj")
-"""In the names of query and key weights."""
+"""Parts of the names of query and key weights."""
 _LARGEST = 6_000_000  # maximum parameters: a larger model has sizes that ``_SIZES`` lacks
 
 
@@ -160,7 +160,7 @@ def tiny_config(config: Any) -> Any:
 
 
 def tiny_module(config: Any, seed: int = 0) -> Any:
-    """A random float32 module on the CPU, by its own seed. ValueError if it is not tiny."""
+    """A random float32 module on the CPU, from ``seed``. Raises ValueError if it is large."""
     with torch.device("meta"):
         size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
     if size > _LARGEST:
@@ -174,7 +174,7 @@ def tiny_module(config: Any, seed: int = 0) -> Any:
 
 @torch.no_grad()
 def _sharpen(module: Any) -> None:
-    """Large queries, keys and embeddings, so that a wrong mask changes the logits."""
+    """Enlarge queries, keys and embeddings, so that a wrong mask changes the logits."""
     for name, weights in module.named_parameters():
         if weights.dim() == 2 and any(part in name for part in _QUERIES_AND_KEYS):
             weights.normal_(0, 0.25)

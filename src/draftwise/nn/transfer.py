@@ -1,4 +1,4 @@
-"""Reads from the device: the only place where the host waits for it."""
+"""Device reads: the only place where the host waits for the device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from draftwise.types import Floats
 T = TypeVar("T")
 
 DeviceRead = Generator[Sequence[Tensor], Sequence[Floats], T]
-"""Code that reads from the device: yields tensors, is sent arrays, returns T."""
+"""A generator that reads from the device: yields tensors, is sent arrays, returns T."""
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[Floats]:
-    """Tensors as arrays of their shapes, in one transfer, as float64 (exact for token ids)."""
+    """Copy tensors to the host in one transfer, as float64 arrays (exact for token ids)."""
     if not tensors:
         return []
     if len(tensors) == 1:
@@ -30,7 +30,7 @@ def fetch(tensors: Sequence[Tensor]) -> list[Floats]:
 
 
 def together(asks: Sequence[DeviceRead[T]]) -> DeviceRead[list[T]]:
-    """Several reads as one: what they yield in the same step shares a transfer."""
+    """Combine several reads: tensors that they yield in the same step share a transfer."""
     if len(asks) == 1:
         return [(yield from asks[0])]
     found: dict[int, T] = {}

@@ -19,8 +19,8 @@ from draftwise.types import Bools, Draft, Ints
 class Branches:
     """A token tree in the slots from ``base`` on, fed at once or level by level; T tokens are fed.
 
-    positions: [E - base] position of each slot up to the end E of this feed. seen: [T, E - base]
-    which of these slots each fed token attends to, itself included; all attend to the text.
+    positions: [E - base] position of each slot up to the last fed one, E - 1. seen: [T, E - base]
+    the slots that each fed token attends to, itself included; all tokens attend to the text.
     """
 
     base: int
@@ -32,7 +32,7 @@ class Branches:
         return self.base + len(self.positions)
 
     def fed_again(self, start: int) -> Branches:
-        """The same from slot ``start`` of the text on; its earlier levels become a chain."""
+        """The tree for a forward that first recomputes the ``start`` cached tokens, as a chain."""
         fed = self.seen.numpy(force=True) if isinstance(self.seen, Tensor) else self.seen
         seen = np.tri(start + len(fed), self.end, dtype=np.bool_)
         seen[start:, self.base :] = fed
@@ -40,8 +40,8 @@ class Branches:
 
 
 def branches(parents: Sequence[int], base: int, num_fed: int | None = None) -> Branches:
-    """A tree after ``base`` tokens of text, of which the last ``num_fed`` (default all) are fed.
-    parents: of each token; -1 = the text.
+    """A tree after ``base`` tokens of text. parents: of each token; -1 = the text. num_fed: number
+    of last tokens of the tree that are fed; default: all.
 
     >>> branches([-1, 0, 0], base=4).positions.tolist()
     [4, 5, 5]
@@ -71,8 +71,8 @@ def pruned(
     ends: Container[int],
     num_allowed: Callable[[Sequence[int]], int] = len,
 ) -> tuple[Ints, Ints]:
-    """A tree's tokens and parents without descendants of end tokens, tokens of probability 0, and
-    their descendants. num_allowed: how many of a path's tokens come before one of probability 0.
+    """Prune descendants of end tokens, and tokens of probability 0 with their descendants; returns
+    tokens and parents. num_allowed: number of a path's tokens before the first of probability 0.
 
     >>> pruned(np.array([5, 2, 7, 8]), np.array([-1, -1, 1, 0]), {2})[1].tolist()
     [-1, -1, 0]
@@ -135,7 +135,7 @@ class Masks:
         layers, self._dtype = _layer_kinds(config), dtype
         kinds = set(layers)
         wanted = {_KINDS.get(kind, kind) for kind in kinds}
-        # a hybrid layer attends and keeps a state, which takes a mask of its own (Inkling)
+        # a hybrid layer attends and keeps a state, which takes a separate mask (Inkling)
         self._has_blind = "" in wanted or any("hybrid" in kind for kind in kinds)
         self._wanted = wanted - {""}
         self._window = int(getattr(config, "sliding_window", None) or 0)
@@ -143,7 +143,7 @@ class Masks:
         limited = {n for n, kind in enumerate(layers) if _KINDS.get(kind) in ("sliding", "chunked")}
         sizes = (self._window * ("sliding" in wanted), self._chunk * ("chunked" in wanted))
         self.windows = Windows(frozenset(limited), *sizes) if limited and any(sizes) else None
-        self.is_packable = config._attn_implementation == RAGGED  # until the self-check says no
+        self.is_packable = config._attn_implementation == RAGGED  # unless the self-check fails
         self._additive = config._attn_implementation == "eager"
         self._only = next(iter(self._wanted)) if len(kinds) == 1 and self._wanted else ""
         # sdpa without a mask is up to twice as fast
@@ -179,11 +179,11 @@ class Masks:
         return {kind: made[name] for kind, name in _KINDS.items() if name in made}
 
     def in_order(self, queries: Tensor, keys: Tensor, window: WindowSlots | None = None) -> Mask:
-        """As ``make``, for consecutive tokens in the last of the slots [used]."""
+        """The same as ``make`` for consecutive tokens in the last of the slots [used]."""
         return IN_ORDER if self.knows_order else self.make(queries, keys, window=window)
 
     def pack(self, rows: Sequence[Mask], counts: Sequence[int], cache: RaggedCache) -> Mask:
-        """The masks of single rows (``make``) for a packed forward."""
+        """Combine the masks of single rows (``make``) for a packed forward."""
         if self._only:
             return packed_mask(counts, [r if isinstance(r, Tensor) else None for r in rows], cache)
         masks = [row if isinstance(row, dict) else {} for row in rows]
@@ -204,7 +204,7 @@ class Masks:
 def ragged_slots(starts: Sequence[int], counts: Sequence[int], width: int | None = None) -> Ints:
     """[R, T] slots, padded to ``width`` or the largest count by repeating a row's last slot.
 
-    A query without a key would put NaN into the cache.
+    A padding query without keys would write NaN into the cache.
     """
     last = np.maximum(np.array(counts) - 1, 0)
     steps = np.minimum(np.arange(width or max(counts)), last[:, None])
@@ -213,7 +213,7 @@ def ragged_slots(starts: Sequence[int], counts: Sequence[int], width: int | None
 
 
 class AttentionInputs:
-    """Positions and masks. window: as ``RaggedCache.window_slots``. trees: [R], or empty."""
+    """Builds positions and masks. window: as ``RaggedCache.window_slots``; trees: [R] or ()."""
 
     def __init__(self, masks: Masks, device: torch.device) -> None:
         self._masks, self._device = masks, device
@@ -231,7 +231,7 @@ class AttentionInputs:
             return self.of_places(trees, places, used, window)
         slots = self._slots(used)
         positions = slots[None, used - width :].expand(len(counts), width)
-        # one token sees everything; from the first on it is plain causal attention
+        # one token attends to all slots; a text from its start is plain causal attention
         if self._masks.can_skip and (width == 1 or width == used):
             return positions, None
         return positions, self._masks.in_order(positions, slots, window)
@@ -265,7 +265,7 @@ def _layer_kinds(config: Any) -> list[str]:
 
 
 def stacked_ids(tokens: Sequence[Fed], width: int, device: torch.device) -> Tensor:
-    """[R, width] tokens, shorter rows with their last one repeated (0 if there is none)."""
+    """[R, width] tokens; shorter rows repeat their last token (0 if there is none)."""
     if not any(isinstance(row, Tensor) for row in tokens):
         return torch.tensor(
             [[*row, *[row[-1] if len(row) else 0] * (width - len(row))] for row in tokens],
@@ -275,7 +275,7 @@ def stacked_ids(tokens: Sequence[Fed], width: int, device: torch.device) -> Tens
 
 
 def stacked_rows(rows: Sequence[Tensor], width: int) -> Tensor:
-    """[R, width, ...] of [n, ...] each, shorter ones with their last entry repeated."""
+    """Stack rows [n, ...] to [R, width, ...]; shorter ones repeat their last entry."""
     if len(rows) == 1 and len(rows[0]) == width:
         return rows[0][None]
     padding = (row[-1:].expand(width - len(row), *row.shape[1:]) for row in rows)
@@ -283,7 +283,7 @@ def stacked_rows(rows: Sequence[Tensor], width: int) -> Tensor:
 
 
 def packed_ids(tokens: Sequence[Fed], device: torch.device) -> Tensor:
-    """[1, N] the tokens of all rows, end to end."""
+    """[1, N] the tokens of all rows, concatenated."""
     if not any(isinstance(row, Tensor) for row in tokens):
         return torch.tensor([[token for row in tokens for token in row]], device=device)
     return torch.cat([torch.as_tensor(row, device=device) for row in tokens])[None]

@@ -1,6 +1,6 @@
 """Batched verification of sampled rows on the device, equal to the reference ``engine.verify``.
 
-It has no loop over rows and no host read. Greedy rows, whose p are tokens, use the reference.
+There is no loop over rows and no device read. Greedy rows, whose p are tokens, use the reference.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class DraftTreeBatch:
     """Drafts of R rows: their M nodes, concatenated, and P = M + R places, which are the rows of p:
     the end of each text, followed by its nodes.
 
-    tokens: [M]. owners: [M] row of each node. places: [M] its place. before: [M] its parent's
-    place. ranks: [M] number of siblings tried before it. q: [M] its row of the drafters'
-    distributions, -1 = a point mass. roots: [R] places of the texts' ends.
+    Of each node, [M]: tokens; owners: its row; places: its place; before: its parent's place;
+    ranks: number of siblings tried before it; q: index of its distribution, -1 = a point mass.
+    roots: [R] places of the texts' ends.
     """
 
     tokens: Ints
@@ -38,7 +38,7 @@ class DraftTreeBatch:
     def of(
         cls, tokens: Sequence[Ints], parents: Sequence[Ints | None], q: Sequence[Ints]
     ) -> DraftTreeBatch:
-        """tokens, parents (None = a chain) and q of each row's nodes."""
+        """Build a batch from tokens, parents (None = a chain) and q of each row's nodes."""
         nums = np.array([len(own) for own in tokens], dtype=np.int64)
         owners = np.repeat(np.arange(len(nums)), nums)
         places = np.arange(len(owners)) + owners + 1
@@ -58,7 +58,7 @@ class DraftTreeBatch:
 
     @property
     def children(self) -> Ints:
-        """[P, C] nodes after each place, in the order they are tried; M = none."""
+        """[P, C] children of each place, in the order in which they are tried; M = none."""
         found = np.full((self.num_places, int(self.ranks.max(initial=0)) + 1), len(self.tokens))
         found[self.before, self.ranks] = np.arange(len(self.tokens))
         return found
@@ -77,7 +77,7 @@ class DraftTreeBatch:
 
     @property
     def is_again(self) -> Bools:
-        """[M] whether an elder sibling has the same token."""
+        """[M] whether an earlier sibling has the same token."""
         met: set[tuple[int, int]] = set()
         found = np.zeros(len(self.tokens), dtype=np.bool_)
         for node, pair in enumerate(zip(self.before.tolist(), self.tokens.tolist(), strict=True)):
@@ -86,7 +86,7 @@ class DraftTreeBatch:
         return found
 
     def path(self, row: int, last: int) -> Ints:
-        """The nodes on the path from a row's text to one of its places; 0 = the row's first."""
+        """The nodes on the path from a row's text to a place; 0 = the row's first node."""
         path, root = [], int(self.roots[row])
         while last != root:
             path.append(last - root - 1)
@@ -104,9 +104,9 @@ def rejection_sample(
     place, either an accepted node's or the row's bonus token.
 
     Source: as ``engine.verify``. Whether a node is accepted *if it is tried* depends only on its
-    elder siblings, so it is decided for all nodes at once; pointer doubling then finds the last
-    accepted one. Differs: residuals of point masses are summed in float64; the reference rounds to
-    float32 after each sibling. Cost: some 30 small kernels, and residuals [R, V].
+    earlier siblings, so it is decided for all nodes at once; pointer doubling then finds the last
+    accepted one. Difference: residuals of point masses are summed in float64; the reference rounds
+    to float32 after each sibling. Cost: about 30 small kernels, and residuals [R, V].
     """
     columns = np.stack((forest.tokens, forest.before, forest.places, forest.q))
     index = torch.from_numpy(columns).to(p.device)
@@ -167,7 +167,7 @@ def ratios(
 def _when_tried(
     forest: DraftTreeBatch, p: Tensor, q: Tensor, of_p: Tensor, children: Tensor, index: Tensor
 ) -> Tensor:
-    """[M] p of each node's token once its elder siblings were rejected; of_p: [M] before that.
+    """[M] p of each node's token after its earlier siblings were rejected; of_p: [M] before.
 
     After point masses p is renormalised by a division; after a draw it is a residual of V numbers.
     """
@@ -209,7 +209,7 @@ def _left(rest: Tensor, children: Tensor, index: Tensor, q: Tensor) -> Tensor:
             stays |= is_drawn
         less = less.scatter_reduce(1, tokens[kids], stays.to(rest.dtype), "prod")
         total = less.sum(-1, keepdim=True)
-        # nothing left: a rejection had probability 0, and p itself is the limit
+        # no mass left: a rejection had probability 0, and p itself is the limit
         rest = torch.where(total > 0, less / total, rest)
     return rest
 

@@ -18,22 +18,22 @@ from draftwise.nn.cache import RaggedCache, RowKVCache
 from draftwise.nn.cpu.layout import is_packed
 
 WIDTHS = (1, 2, 5, 9, 17)
-"""Tokens that a compiled forward reads: the text's last, and a draft of 0, 1, 4, 8 or 16."""
+"""Tokens per compiled forward: the text's last one and a draft of 0, 1, 4, 8 or 16."""
 STEP_WIDTHS = (1, 2)
-"""Widths of a drafter's steps; the first step after a fully accepted draft reads two tokens."""
+"""Widths of draft steps; the first step after a fully accepted draft is fed two tokens."""
 LEAST_SLOTS = 256
-"""Least slots of a compiled forward's cache; above it powers of two, which requests share."""
+"""Minimum slots of a compiled forward's cache; more are powers of two, which requests share."""
 
 
 class CompiledSteps:
-    """A module's forwards over one row's storage, of fixed widths, each compiled when first used.
+    """A module's forwards over one row's storage, at fixed widths, each compiled at its first use.
 
-    Feeds are padded to the next width, the mask spans the whole storage, and keys and values are
-    written at an index: no shape changes from token to token, so nothing is compiled twice.
-    ``spent_s``, ``spent_cpu_s``: seconds of compiling so far, which belong to no round. On CUDA
+    Inputs are padded to the next width, the mask spans the whole storage, and keys and values are
+    written at an index: no shape changes from token to token, so nothing is recompiled.
+    ``spent_s``, ``spent_cpu_s``: seconds of compilation so far, which belong to no round. On CUDA
     forwards are recorded as graphs. Half precision on a CPU without oneDNN blocks gains only from
-    "freezing", a packed copy of the weights per width; there one token is read as two
-    (docs/performance.md). Where compiling fails, it warns, and the model runs uncompiled.
+    "freezing", a packed copy of the weights per width; there one token is fed as two
+    (docs/performance.md). If compilation fails, there is a warning, and the model runs uncompiled.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CompiledSteps:
         self.spent_s = self.spent_cpu_s = 0.0
 
     def take(self, num_tokens: int) -> RowKVCache:
-        """Zeroed storage of a power of two of slots, reused by successive requests.
+        """Zeroed storage with a power of two of slots, reused by successive requests.
 
         Recorded CUDA graphs contain addresses, so new storage would need a new recording.
         """
@@ -58,7 +58,7 @@ class CompiledSteps:
         if not free:
             return RowKVCache(slots)
         storage = free.pop()
-        with torch.inference_mode():  # where it was made; no NaN may stay in it
+        with torch.inference_mode():  # as at its creation; no NaN may remain
             for tensor in (*storage.keys.values(), *storage.values.values()):
                 tensor.zero_()
         return storage
@@ -68,7 +68,7 @@ class CompiledSteps:
             self._free.setdefault(storage.num_slots, []).append(storage)
 
     def width(self, cache: RaggedCache, row: int, wanted: int) -> int | None:
-        """The width to which one row's feed is padded; None = use the plain module."""
+        """The width to which a row's input is padded; None = use the plain module."""
         used, storage = cache.lengths[row] + wanted, cache.storage(row)
         is_ready = bool(storage.keys) and used <= storage.num_slots
         if not is_ready or used > cache.capacity or not torch.is_inference_mode_enabled():
@@ -83,7 +83,7 @@ class CompiledSteps:
     ) -> tuple[Tensor, list[Tensor]] | None:
         """Logits [1, T, V] and tapped states [1, T, D] of ids, positions and slots, [1, T] each.
 
-        None where the forward cannot be compiled.
+        None if the forward cannot be compiled.
         """
         inputs = (*feed, _in_order(storage.keys), _in_order(storage.values))
         key = (*feed[0].shape, storage.num_slots, *taps)  # type: ignore[union-attr]
@@ -109,7 +109,7 @@ class CompiledSteps:
                 if self._on_cuda:
                     for storage in (*inputs[-2], *inputs[-1]):
                         torch._dynamo.mark_static_address(storage, guard=False)
-                for _ in range(3 if self._on_cuda else 1):  # CUDA: warmed up, recorded, played
+                for _ in range(3 if self._on_cuda else 1):  # CUDA: warm-up, capture, replay
                     step(*inputs)
                 if self._on_cuda:
                     torch.cuda.synchronize(self._module.device)
@@ -130,8 +130,8 @@ class CompiledSteps:
         return True
 
     def _new_step(self, taps: Sequence[int]) -> Callable[..., Any]:
-        """A forward of the module, not yet compiled, with a code object of its own per shape: the
-        compiler files graphs by it, so calls need no lookup and no guards.
+        """A forward of the module, not yet compiled, with a separate code object per shape: the
+        compiler caches graphs by code object, so calls need no lookup and no guards.
         """
         module, extra = self._module, {"output_hidden_states": True} if taps else {}
 
@@ -152,13 +152,13 @@ class CompiledSteps:
         own = FunctionType(code, step.__globals__, "step", None, step.__closure__)
         options: dict[str, Any] = {"guard_filter_fn": lambda guards: [False] * len(guards)}
         if self._on_cuda and self._backend == "inductor":
-            options["triton.cudagraphs"] = True  # what mode="reduce-overhead" stands for
+            options["triton.cudagraphs"] = True  # the effect of mode="reduce-overhead"
         return torch.compile(
             own, fullgraph=True, dynamic=False, backend=self._backend, options=options
         )
 
     def _settings(self) -> AbstractContextManager[None]:
-        """Packing is read where a graph is traced, so it cannot be an option of one graph."""
+        """Freezing is read when a graph is traced, so it cannot be an option of one graph."""
         if not self._packs or self._backend != "inductor":
             return nullcontext()
         import torch._inductor.config as inductor
@@ -172,7 +172,7 @@ def _in_order(tensors: Mapping[int, Tensor]) -> list[Tensor]:
 
 
 class _WholeCache(Cache):  # type: ignore[misc]
-    """A cache while a forward is traced: tensors in, an index to write at, all of it to read."""
+    """The cache of a traced forward, which writes at ``slots`` and reads the whole storage."""
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], slots: Tensor) -> None:
         super().__init__(layers=[])

@@ -10,19 +10,19 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-LEAST_NUMEL = 100_000  # products with smaller weights take less than what finding their blocks does
-SHARE = 0.25  # of the machine's memory, at most so much goes into second copies of weights
-ROWS = 16  # rows that blocks are made for: of 8, 16 and 32 none is better for all of 2 to 64
+LEAST_NUMEL = 100_000  # smaller products take less time than the lookup of their blocks
+SHARE = 0.25  # maximum fraction of the memory for second copies of weights
+ROWS = 16  # rows that blocks are optimised for: 8 and 32 are no better over 2 to 64 rows
 _LEAST_ROWS = {torch.float32: 3, torch.bfloat16: 4}
-"""Fewer take longer than these, and are filled up: one of 1,536 x 576 in bfloat16 takes 153 us for
-one row, 169 for two, 134 for four (``docs/real_models.md``)."""
+"""Fewer rows take longer and are padded to these: 1,536 x 576 in bfloat16 takes 153 us for one row,
+169 for two, 134 for four (``docs/real_models.md``)."""
 _PREPACKED: WeakValueDictionary[int, Prepacked] = WeakValueDictionary()
-"""By number: a compiled graph cannot hold blocks, whose layout it does not know."""
+"""Layers by number; compiled graphs cannot hold blocks, whose layout is opaque to them."""
 
 
 @torch.library.custom_op("draftwise::from_blocks", mutates_args=())
 def from_blocks(states: Tensor, number: int, width: int) -> Tensor:
-    """[..., in] to [..., width] by the layer of a number: how compiled graphs ask for it."""
+    """[..., in] to [..., width] by the layer with this number, for compiled graphs."""
     return _PREPACKED[number].product(states.contiguous())
 
 
@@ -34,9 +34,9 @@ def _(states: Tensor, number: int, width: int) -> Tensor:
 class Prepacked(nn.Linear):
     """A linear layer with a second copy of its weight in oneDNN's blocked layout.
 
-    Products of 2 to 64 rows with a plain weight pack it each time; from blocks, eight rows cost
-    little more than one (``docs/real_models.md``). Gradients, and weights that changed or moved
-    since, use the ordinary product; copies of the layer have no blocks.
+    Products of 2 to 64 rows with a plain weight repack it each time; with blocks, eight rows cost
+    little more than one (``docs/real_models.md``). Gradients, and weights that have changed or
+    moved, use the ordinary product; copies of the layer have no blocks.
     """
 
     _blocks: Tensor | None = None
@@ -45,7 +45,7 @@ class Prepacked(nn.Linear):
     _number = 0  # 0: no blocks
 
     def pack(self, least_rows: int) -> None:
-        """Create the blocks; products of fewer rows still read the weight itself."""
+        """Create the blocks; products of fewer rows read the weight itself."""
         weight = self.weight.detach()
         self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
         self._packed_from = _mark(self.weight)
@@ -80,18 +80,18 @@ class Prepacked(nn.Linear):
 
 
 def _mark(weight: Tensor) -> tuple[int, int]:
-    """Changes when the weight is written or moved."""
+    """A value that changes when the weight is written or moved."""
     return weight.data_ptr(), weight._version
 
 
 @torch.no_grad()
 def lay_out(module: nn.Module) -> int:
-    """Lay out the large linear weights of a CPU model for products of few rows; returns how many.
+    """Lay out the large linear weights of a CPU model for products of few rows; return how many.
 
-    float32: column by column where there are more outputs than inputs, which MKL reads faster for
-    one row, and blocks for more rows. bfloat16: blocks, where the processor has the instructions.
-    Blocks are second copies, of at most ``SHARE`` of the memory. Values, shapes and names stay;
-    results differ in rounding. Call ``put_back`` before saving.
+    float32: column-major if there are at least as many outputs as inputs, which MKL reads faster
+    for one row, and blocks for more rows. bfloat16: blocks, if the CPU has the instructions. Blocks
+    are second copies, of at most ``SHARE`` of the memory. Values, shapes and names stay; results
+    differ in rounding. Call ``put_back`` before saving.
     """
     done, left = 0, SHARE * _memory_bytes()
     turned: set[int] = set()
@@ -114,7 +114,7 @@ def lay_out(module: nn.Module) -> int:
 
 @torch.no_grad()
 def put_back(module: nn.Module) -> None:
-    """Undo ``lay_out``: files store weights row by row, and ``save_pretrained`` requires it."""
+    """Undo ``lay_out``: weights become row-major, which ``save_pretrained`` requires."""
     for layer in module.modules():
         if isinstance(layer, Prepacked):
             layer._blocks, layer._number = None, 0
@@ -128,9 +128,9 @@ def is_packed(module: nn.Module) -> bool:
 
 
 def _is_served(weight: Tensor) -> bool:
-    backends: Any = torch.backends  # has no types; x86 builds have both
+    backends: Any = torch.backends  # untyped; x86 builds have both
     has_kernels = backends.mkl.is_available() and backends.mkldnn.is_available()
-    is_plain = type(weight.data) is Tensor  # and not one of torchao's, which says it is float32
+    is_plain = type(weight.data) is Tensor  # not torchao's, whose dtype is float32
     is_here = weight.device.type == "cpu" and is_plain and not weight.is_inference()
     if not (is_here and has_kernels and hasattr(os, "sysconf") and weight.numel() >= LEAST_NUMEL):
         return False
@@ -140,7 +140,7 @@ def _is_served(weight: Tensor) -> bool:
 
 
 def _memory_bytes() -> int:
-    """Memory of the machine, or the container's limit if that is less."""
+    """Memory of the machine in bytes, or the container's limit if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else ""

@@ -1,8 +1,8 @@
 """Weights in eight or four bits on CPUs: forwards read a quarter or an eighth of the bytes.
 
-A quantised model is another model than the checkpoint: answers follow *its* distribution exactly,
-with drafts or without. A checkpoint converted from 4-bit GGUF (Q4_0, Q4_1) lies on the same grid,
-so four bits change its weights only by the rounding of scales.
+A quantised model differs from its checkpoint: with drafts or without, answers follow exactly the
+distribution of the quantised model. A checkpoint from 4-bit GGUF (Q4_0, Q4_1) has the same grid, so
+four bits change its weights only by the rounding of scales.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GROUP = 32  # weights of a row that share a scale and an offset in four bits: GG
 
 
 class Packed(nn.Module):
-    """A linear layer [out, in] without bias, in few bits; it multiplies in bfloat16."""
+    """A quantised linear layer [out, in] without bias, which multiplies in bfloat16."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def four_bits(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def pack(module: nn.Module, precision: str) -> None:
-    """Replace a CPU model's linear layers by packed ones; the rest is converted to bfloat16.
+    """Replace a CPU model's linear layers by packed ones; convert the rest to bfloat16.
 
     Layers with a bias, or whose width is no multiple of ``GROUP``, stay linear. Errors:
     DraftwiseError for a model on another device.

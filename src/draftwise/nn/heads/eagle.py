@@ -1,4 +1,4 @@
-"""EAGLE heads: modules, which other heads share, forward, and files."""
+"""EAGLE heads: modules (shared with other heads), forward, and files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from draftwise.types import DraftwiseError
 
 
 def spread(drafted: Tensor, ids: Tensor | None, vocab_size: int) -> Tensor:
-    """[..., V] logits from those of the tokens ``ids`` [..., len(ids)]: -inf for the others."""
+    """Expand logits of the tokens ``ids`` [..., len(ids)] to [..., V]: -inf for the others."""
     if ids is None:
         return drafted
     full = drafted.new_full((*drafted.shape[:-1], vocab_size), float("-inf"))
@@ -62,9 +62,9 @@ class Angles:
         self._table: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, positions: Tensor, needed: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, 1, T, d] each, of ``like``'s type and device; needed: above all positions."""
+        """[R, 1, T, d] each, with ``like``'s dtype and device; needed: exceeds all positions."""
         if self._table is None or needed > len(self._table[0]):
-            with torch.inference_mode(False):  # training may look at it later
+            with torch.inference_mode(False):  # training may use the table later
                 self._table = rotary_table(self._config, max(256, 2 * needed), like)
         cos, sin = self._table
         return cos[positions][:, None], sin[positions][:, None]
@@ -79,8 +79,8 @@ class EagleConfig(LlamaConfig):  # type: ignore[misc]
 
     generation: 1 (EAGLE-1 and EAGLE-2, which differ only in the tree) or 3. taps: the hidden states
     it reads, numbered as by ``CausalModel.tap``. draft_vocab_size: tokens that it can draft, 0 =
-    all; fewer need ``d2t``. target_hidden_size: 0 = its own. qk_norm: Qwen3's norms of queries and
-    keys. norm_before_residual: the residual is the normed hidden state.
+    all; fewer need ``d2t``. target_hidden_size: 0 = the head's. qk_norm: Qwen3's norms of queries
+    and keys. norm_before_residual: the residual is the normed hidden state.
     """
 
     generation: int = 3
@@ -98,7 +98,7 @@ class EagleConfig(LlamaConfig):  # type: ignore[misc]
 
 
 class BorrowingHead(nn.Module):
-    """A head whose embeddings and output layer may be the target's, and not in its state dict.
+    """A head that may borrow the target's embeddings and output layer, outside its state dict.
 
     taps: the target's states that it reads, numbered as by ``CausalModel.tap``. draft_ids:
     [draft_vocab_size] the target's token for each drafted one; None = the same tokens.
@@ -110,13 +110,13 @@ class BorrowingHead(nn.Module):
     def borrow(
         self, size: int, vocab_size: int, draft_vocab_size: int, embed: Any, lm_head: Any
     ) -> None:
-        """Create what is None of ``embed`` and ``lm_head``, and borrow the rest."""
+        """Borrow ``embed`` and ``lm_head``, or create them where they are None."""
         self._vocab_size = vocab_size
         self.embed_tokens = nn.Embedding(vocab_size, size) if embed is None else None
         self.lm_head = nn.Linear(size, draft_vocab_size, bias=False) if lm_head is None else None
         if draft_vocab_size != vocab_size:
             self.register_buffer("d2t", torch.zeros(draft_vocab_size, dtype=torch.int64))
-        # in a tuple, so that torch does not count them as ours
+        # in a tuple, so that torch does not register them as submodules
         self.borrowed: tuple[Any, Any] = (embed, lm_head)
 
     @property
@@ -125,7 +125,7 @@ class BorrowingHead(nn.Module):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of keys and values of a token."""
+        """Bytes of keys and values per token."""
         raise NotImplementedError
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class BorrowingHead(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Weights that a draft step multiplies with, so without embeddings, which are looked up."""
+        """Weights used in products of a draft step: all but embeddings, which are looked up."""
         own = sum(p.numel() for name, p in self.named_parameters() if "embed_tokens" not in name)
         borrowed = self.borrowed[1]
         return own + sum(p.numel() for p in borrowed.parameters()) if borrowed else own
@@ -155,7 +155,7 @@ class BorrowingHead(nn.Module):
         return found
 
     def logits(self, states: Tensor) -> Tensor:
-        """[..., vocab_size], -inf for tokens that it cannot draft."""
+        """[..., vocab_size] logits, -inf for tokens that the head cannot draft."""
         return spread(self.draft_logits(states), self.draft_ids, self._vocab_size)
 
 
@@ -165,8 +165,8 @@ class EagleHead(BorrowingHead):
     Source: EAGLE (Li et al. 2024), section 3; EAGLE-3 (Li et al. 2025), section 3.1. Slot s reads
     token s + 1 and the target's hidden states after token s; its output g predicts token s + 2.
     EAGLE-1 mixes both by ``fc`` at every step, has no norm before its layer, and uses the target's
-    ``lm_head``. EAGLE-3 reduces three layers' states by ``fc``, gives its attention both, normed,
-    side by side, and drafts on from g, before ``norm``, in place of the target's states.
+    ``lm_head``. EAGLE-3 reduces three layers' states by ``fc``, feeds its attention both, normed
+    and concatenated, and continues drafts from g (before ``norm``) instead of the target's states.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class EagleHead(BorrowingHead):
     ) -> Tensor:
         """g [R, T, h] of tokens [R, T] with fused or drafted states [R, T, h].
 
-        longest: above all positions; 0 = computed from them, which waits for the device.
+        longest: exceeds all positions; 0 = computed from them, which waits for the device.
         """
         embedded = self.embed(tokens)
         cos, sin = self._angles(positions, longest or int(positions.max()) + 1, self.fc.weight)
@@ -207,12 +207,12 @@ class EagleHead(BorrowingHead):
         return super().draft_logits(states if self.norm is None else self.norm(states))
 
     def set_vocabulary(self, ids: Tensor) -> None:
-        """Set the tokens [draft_vocab_size] that a new head drafts, in rising order."""
+        """Set the tokens [draft_vocab_size] that a new head drafts, in ascending order."""
         self.get_buffer("d2t").copy_(ids - torch.arange(len(ids)))
 
     @property
     def lent_rows(self) -> nn.Module | None:
-        """The rows of the target's output layer that it uses, if not all."""
+        """The rows of the target's output layer that the head uses, if not all."""
         return self.borrowed[1] if self.draft_ids is not None else None
 
 
@@ -230,9 +230,9 @@ class _Layer(nn.Module):
     def forward(
         self, embedded: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
     ) -> Tensor:
-        """An ordinary layer over ``hidden``, in EAGLE-1 without a norm before its attention.
+        """A decoder layer over ``hidden``, in EAGLE-1 without a norm before its attention.
 
-        EAGLE-3's attention reads the embeddings, too, normed and side by side with the states.
+        In EAGLE-3, attention reads the normed embeddings, concatenated with the normed states.
         """
         inputs = hidden
         if self.input_layernorm is not None and self.hidden_norm is not None:
@@ -284,10 +284,10 @@ def read(
     hidden: Sequence[Tensor],
     trees: Sequence[Branches | None] = (),
 ) -> list[Tensor]:
-    """Feed each of R rows its next slots and advance the cache's lengths; R states g [num_fed, h].
+    """Feed each of R rows its next slots, advance the cache's lengths; return R g [num_fed, h].
 
-    tokens, hidden: [num_fed] and [num_fed, h] of each row, at least one slot. trees: [R], how they
-    branch, None = each follows the one before; nothing = all do.
+    tokens, hidden: [num_fed] and [num_fed, h] of each row, at least one slot. trees: [R], None = a
+    chain; empty = all are chains.
     Raises ValueError if a row does not fit into the cache.
     """
     spans = [RowSpan(r, cache.lengths[r], len(fed)) for r, fed in zip(rows, tokens, strict=True)]
@@ -326,8 +326,8 @@ def _look(
 
 @torch.no_grad()
 def lent_rows(layer: nn.Module, ids: Tensor) -> nn.Linear:
-    """An output layer [V, D] of the tokens [n] only: a copy [n, D] that is not trained."""
-    if isinstance(layer, LentHead):  # it has no others
+    """A frozen copy [n, D] of the rows of an output layer [V, D] for the tokens [n]."""
+    if isinstance(layer, LentHead):  # it has no other rows
         return layer.rows
     own = {name: weights[ids.to(weights.device)] for name, weights in layer.named_parameters()}
     with torch.device("meta"):
@@ -337,15 +337,15 @@ def lent_rows(layer: nn.Module, ids: Tensor) -> nn.Linear:
 
 
 class LentHead(nn.Module):
-    """An output layer of some tokens, with the target's own rows for them: [..., D] to [..., V],
-    minus infinity for the other tokens.
+    """An output layer with the target's rows for some tokens: [..., D] to [..., V], -inf for the
+    other tokens.
 
     Source: FR-Spec (Zhao et al. 2025, arXiv 2502.14856): drafting over frequent tokens saves most
     of the output layer's cost; the target verifies over all tokens.
     """
 
     def __init__(self, layer: nn.Module, ids: Tensor, vocab_size: int) -> None:
-        """layer: the target's [V, D]. ids: [n] tokens that can be drafted, in rising order."""
+        """layer: the target's [V, D]. ids: [n] tokens that can be drafted, in ascending order."""
         super().__init__()
         self.rows, self._vocab_size = lent_rows(layer, ids), vocab_size
         self.ids: Tensor
@@ -358,7 +358,7 @@ class LentHead(nn.Module):
 Borrowing = TypeVar("Borrowing", bound=BorrowingHead)
 KIND = "EAGLE head"
 LENT = "lm_head_from_target"
-"""Ours: true in ``config.json`` where ``lm_head`` is the target's, at the rows of ``d2t``."""
+"""Key of ``config.json``, true if ``lm_head`` is the target's, at the rows of ``d2t``."""
 _OURS = {
     "layers.0.": "midlayer.",
     "transformer.": "midlayer.",
@@ -366,9 +366,9 @@ _OURS = {
     "draft_id_to_target_id": "d2t",
     "target_id_to_draft_id": "t2d",
 }
-"""How names of the layouts begin, and what the same is called here (and in EAGLE-3's own files)."""
+"""Prefixes of names in other layouts, and here (as in the EAGLE-3 authors' files)."""
 _UNKNOWN = ("norm_before_fc", "fc_norm", "norm_output", "layernorms")
-"""Variants that some heads of ``speculators`` have: a head drafts nonsense if they are ignored."""
+"""Unsupported variants of some ``speculators`` heads, which draft nonsense if these are ignored."""
 LLAMA = (
     "hidden_size",
     "intermediate_size",
@@ -390,7 +390,7 @@ def load_head(source: str | Path, target: CausalModel) -> EagleHead:
 
     Takes the authors' layout (``config.json`` and ``model.safetensors`` or ``pytorch_model.bin``)
     and that of vLLM's ``speculators``. Missing embeddings and ``lm_head`` are the target's. Raises
-    DraftwiseError for a missing or unmatched key, a shape, an unsupported variant, or a head made
+    DraftwiseError for a missing or unmatched key, a wrong shape, an unsupported variant, or a head
     for another target.
     """
     folder = files.find_folder(str(source), KIND, ["*.safetensors", "*.bin"])
@@ -410,7 +410,7 @@ def _lent(
     settings: Mapping[str, Any], weights: Mapping[str, Tensor], config: EagleConfig,
     target: CausalModel,
 ) -> nn.Module | None:  # fmt: skip
-    """Modules that a head without ``lm_head`` takes from the target; restricted rows on request."""
+    """The target's output layer for a head without ``lm_head``; with LENT, the ``d2t`` rows."""
     if "lm_head.weight" in weights:
         return None
     theirs: nn.Module = target.module.get_output_embeddings()
@@ -418,10 +418,10 @@ def _lent(
         return theirs
     offsets = weights.get("d2t")
     if not settings.get(LENT) or offsets is None or config.vocab_size != target.vocab_size:
-        return None  # and the keys' check says what is missing
+        return None  # the check of the keys reports what is missing
     ids = torch.arange(len(offsets)) + offsets
     if target.module.config.get_text_config().tie_word_embeddings:
-        theirs = target.module.get_input_embeddings()  # the same rows, not packed into a few bits
+        theirs = target.module.get_input_embeddings()  # the same rows, not quantised
     return lent_rows(theirs, ids.clamp(0, target.vocab_size - 1))  # ``fill`` refuses others
 
 
@@ -501,10 +501,10 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 
 
 def _taps(settings: Mapping[str, Any], target: CausalModel) -> tuple[int, ...]:
-    """In rising order, as the states are concatenated; tap n is the INPUT of layer n.
+    """Taps in ascending order, in which states are concatenated; tap n is the INPUT of layer n.
 
-    vLLM and speculators count so; ``eagle_config`` (SGLang, SpecForge, ModelOpt) lists layers whose
-    OUTPUT is meant, which is the input of the next.
+    vLLM and speculators number them so; ``eagle_config`` (SGLang, SpecForge, ModelOpt) lists layers
+    whose OUTPUT is read, which is the input of the next.
     """
     outputs = (settings.get("eagle_config") or {}).get(_TAPS) or []
     given = settings.get(_TAPS) or [number + 1 for number in outputs]
@@ -512,10 +512,10 @@ def _taps(settings: Mapping[str, Any], target: CausalModel) -> tuple[int, ...]:
 
 
 def rope_of(layer: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    """The head's own rotary settings in the form of transformers 5, or those of its target.
+    """The head's rotary settings in the form of transformers 5, or else those of its target.
 
-    config: the target's. If its layer types have their own, those of the windowed layers serve,
-    since the next token depends on nearby ones.
+    config: the target's. If settings differ by layer type, those of windowed layers are used, since
+    the next token depends on nearby ones.
     """
     found = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
     if "type" in found:
@@ -529,10 +529,10 @@ def rope_of(layer: Mapping[str, Any], config: Any) -> dict[str, Any]:
 
 
 def fill(head: Borrowing, weights: dict[str, Tensor], target: CausalModel, what: str) -> Borrowing:
-    """``put_weights``, laid out for the CPU; refuses tokens that the target does not have."""
+    """``put_weights`` and ``lay_out``; DraftwiseError for tokens that the target lacks."""
     offsets = weights.get("d2t")
     if "d2t" not in head.state_dict() and offsets is not None and not offsets.any():
-        weights.pop("d2t")  # the whole vocabulary, in its own order
+        weights.pop("d2t")  # the whole vocabulary, in its order
     files.put_weights(head, weights, target, what)
     ids, size = head.draft_ids, target.vocab_size
     drafted = set() if ids is None else set(ids.tolist())
@@ -551,7 +551,7 @@ _PREFIXES = {
     ("speculators", 3): ("layers.0.", "fc."),
     ("speculators", 1): ("transformer.", "fusion_fc."),
 }
-"""How names of the layer and of ``fc`` begin, by layout and generation."""
+"""Prefixes of the names of the layer and of ``fc``, by layout and generation."""
 
 
 def save_head(
@@ -562,8 +562,8 @@ def save_head(
     dtype: torch.dtype | None = None,
     verifier: str = "",
 ) -> None:
-    """Write ``config.json`` and ``model.safetensors``, without what the head borrows;
-    ``speculators`` knows no part of a target's ``lm_head``, so that is written out.
+    """Write ``config.json`` and ``model.safetensors``, without borrowed modules, except that
+    ``speculators`` needs the rows of ``lm_head`` if the head uses only some of the target's.
 
     layout: ``authors`` (SafeAILab/EAGLE) or ``speculators`` (vLLM). dtype: of the stored weights,
     None = as they are. verifier: the target's name, for vLLM. Raises DraftwiseError for an unknown

@@ -1,4 +1,4 @@
-"""Files of draft heads of any kind: found, read, and matched with parameters key by key."""
+"""Files of draft heads: finds and reads them, and matches weights with parameters by key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Head = TypeVar("Head", bound=nn.Module)
 
 
 def find_folder(source: str, kind: str, files: Sequence[str]) -> Path:
-    """A local folder, or that of a hub id with these ``files``; DraftwiseError if there is none."""
+    """A local folder, or the snapshot of a hub id with these ``files``; else DraftwiseError."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path
@@ -33,7 +33,7 @@ def find_folder(source: str, kind: str, files: Sequence[str]) -> Path:
 
 
 def read_settings(folder: Path, kind: str) -> dict[str, Any]:
-    """The folder's ``config.json``. DraftwiseError if it is missing or not JSON."""
+    """Read the folder's ``config.json``. DraftwiseError if it is missing or not JSON."""
     try:
         found: dict[str, Any] = strict_json(read_text(folder / "config.json", STATE_BYTES))
     except (OSError, ValueError) as error:
@@ -42,7 +42,7 @@ def read_settings(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def read_weights(files: Sequence[Path]) -> dict[str, Tensor]:
-    """All tensors of these files; DraftwiseError for one that cannot be read."""
+    """Read all tensors of these files; DraftwiseError for a file that cannot be read."""
     weights: dict[str, Tensor] = {}
     for file in files:
         try:
@@ -56,14 +56,14 @@ def read_weights(files: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def refuse_missing(what: str, settings: Mapping[str, Any], keys: Sequence[str]) -> None:
-    """DraftwiseError for a number, or list of numbers, missing in ``config.json``."""
+    """Raise DraftwiseError if a number, or list of numbers, is missing in ``config.json``."""
     for key in keys:
         if not isinstance(settings.get(key), (int, list)) or settings[key] == []:
             raise DraftwiseError(f"{what}: its config.json has no {key!r}")
 
 
 def refuse_other_target(what: str, hidden_size: int, vocab_size: int, target: CausalModel) -> None:
-    """DraftwiseError with both sizes where heads were made for another target."""
+    """Raise DraftwiseError, with both sizes, for a head that was made for another target."""
     for size, theirs, ours in (
         ("hidden size", hidden_size, target.hidden_size),
         ("vocabulary", vocab_size, target.vocab_size),
@@ -78,7 +78,7 @@ def refuse_other_target(what: str, hidden_size: int, vocab_size: int, target: Ca
 def refuse_mismatch(
     what: str, wanted: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]
 ) -> None:
-    """DraftwiseError that names a key that is missing, left over, or of another shape."""
+    """Raise DraftwiseError for a key that is missing, unexpected, or of another shape."""
     if missing := sorted(wanted.keys() - weights.keys()):
         raise DraftwiseError(f"{what} lacks {_listed(missing)}")
     if unmatched := sorted(weights.keys() - wanted.keys()):

@@ -22,12 +22,12 @@ from draftwise.types import DraftwiseError
 
 KIND = "MTP head"
 ATTENTION = "draftwise_head"
-"""The name under which ``transformers`` knows the attention of a layer that a head lent itself."""
+"""The ``attn_implementation`` of a head's layer, registered with ``transformers``."""
 
 
 @dataclass(frozen=True, slots=True)
 class MtpStyle:
-    """hidden_first: state before embedding. returns_normed: drafts on from the normed output."""
+    """hidden_first: state before embedding. returns_normed: drafts continue from normed states."""
 
     hidden_first: bool = False
     returns_normed: bool = True
@@ -38,7 +38,7 @@ class MtpHead(BorrowingHead):
 
     Source: DeepSeek-V3 (2024, arXiv 2412.19437), section 2.2; differences of families as in vLLM.
     Slot s reads token s + 1 and the target's last, normed state after token s; its output predicts
-    token s + 2 and takes the place of the target's states where it drafts on. Differs: vLLM blanks
+    token s + 2 and replaces the target's state for further drafted tokens. Difference: vLLM zeroes
     the embedding in slot 0 for DeepSeek and MiMo. Cost: one layer and the target's ``lm_head`` per
     token.
     """
@@ -57,7 +57,7 @@ class MtpHead(BorrowingHead):
         embed = module.get_input_embeddings() if "embed" in borrows else None
         lm_head = module.get_output_embeddings() if "lm_head" in borrows else None
         self.borrow(size, vocab_size, vocab_size, embed, lm_head)
-        self._rotary = (rotary,)  # in a tuple, so that torch does not count it as ours
+        self._rotary = (rotary,)  # in a tuple, so that torch does not register it
 
     @property
     def token_bytes(self) -> int:
@@ -71,7 +71,7 @@ class MtpHead(BorrowingHead):
     def forward(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, longest: int = 0
     ) -> Tensor:
-        """States [R, T, D] of tokens [R, T] with the target's or its own states."""
+        """States [R, T, D] of tokens [R, T] with the target's or the head's states."""
         pair = (self.embed_norm(self.embed(tokens)), self.hidden_norm(hidden))
         mixed = self.proj(torch.cat(pair[::-1] if self._style.hidden_first else pair, dim=-1))
         found = self.layer(
@@ -114,7 +114,7 @@ def _layer_like(target: CausalModel) -> tuple[Any, Any]:
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> tuple[Tensor, None]:
-    """Attention by the layer's ``attend``, at the layer's own scale."""
+    """Attention by the caller's ``attend``, at the layer's scale."""
     scale = more.get("scaling")
     if scale is not None:
         query = query * (scale * query.shape[-1] ** 0.5)
@@ -128,7 +128,7 @@ AttentionInterface.register(ATTENTION, _attend)
 class _Layout:
     """The naming scheme of one family: a pattern with the layer's number, and names after it.
 
-    shared: how names outside the layer begin; None = there are none.
+    shared: prefix of names outside the layer; None = there are none.
     """
 
     pattern: str
@@ -168,7 +168,7 @@ def _layouts(num_layers: int) -> tuple[_Layout, ...]:
     """Layouts of the weights of ``speculators``, MiMo, Qwen3-Next, and DeepSeek-V3 and GLM."""
     after_the_last = rf"model\.layers\.({num_layers}|{num_layers + 1})\."
     return (
-        # a folder of the head alone: all must fit
+        # a folder of the head alone: all tensors must match
         _Layout(r"mtp_layers\.(\d+)\.", _MIMO, MtpStyle(), shared=""),
         _Layout(r"model\.mtp_layers\.(\d+)\.", _MIMO, MtpStyle(hidden_first=True)),
         _Layout(r"mtp\.layers\.(\d+)\.", _QWEN, MtpStyle(), shared="mtp."),
@@ -183,7 +183,7 @@ def load_mtp_head(source: str | Path, target: CausalModel) -> MtpHead:
     DeepSeek-V3 and GLM (``model.layers.N.eh_proj``), Qwen3-Next (``mtp.fc``), MiMo
     (``model.mtp_layers.0``) and ``speculators`` (``mtp_layers.0``), and reads only these tensors.
     Missing embeddings and ``lm_head`` are the target's. Raises DraftwiseError for no or several
-    layers, a key that is missing or left over (such as scales of 8-bit weights), or another size.
+    layers, a missing or unexpected key (such as scales of 8-bit weights), or another size.
     """
     folder = find_folder(str(source), KIND, ["*.safetensors", "*.json"])
     layer = read_settings(folder, KIND)
@@ -239,7 +239,7 @@ def _renamed(weights: Mapping[str, Tensor], layout: _Layout, what: str) -> dict[
 
 
 def _fused(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Experts that are stored one by one, stacked as ``transformers`` has them in memory."""
+    """Stack experts that are stored one by one, as ``transformers`` has them in memory."""
     found, experts = {}, dict[str, dict[int, dict[str, Tensor]]]()
     for name, tensor in weights.items():
         match = _EXPERT.fullmatch(name)

@@ -20,9 +20,9 @@ DFLASH = "DFlash head"
 MEDUSA = "Medusa head"
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 AttendBlock = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [N, H, S, d], own k and v [N, G, S, d] of N blocks) -> [N, H, S, d]."""
+"""(layer, q [N, H, S, d], k and v [N, G, S, d] of N blocks) -> [N, H, S, d]."""
 Store = Callable[[int, Tensor, Tensor], None]
-"""(layer, k and v [R, G, T, d] of what was read of R texts)."""
+"""(layer, k and v [R, G, T, d] of the states read of R texts)."""
 
 
 class MedusaHeads(nn.ModuleList):
@@ -42,7 +42,7 @@ class MedusaHeads(nn.ModuleList):
         )
 
     def logits(self, states: Tensor, num: int) -> Tensor:
-        """[num, R, V] of the first heads, from states [R, D] after token s; head i: s + i + 2."""
+        """[num, R, V] of the first heads; from states [R, D] after s, head i predicts s + i + 2."""
         return torch.stack([head(states) for head in list(self)[:num]])
 
     @property
@@ -67,7 +67,7 @@ def load_medusa_heads(source: str | Path, target: CausalModel) -> MedusaHeads:
 
     Takes the authors' layout: ``config.json`` with ``medusa_num_heads`` and ``medusa_num_layers``,
     and ``medusa_lm_head.safetensors`` or ``.pt``, which may hold more heads than the configuration
-    counts: all are used. Raises DraftwiseError for fewer heads, a missing or unmatched key, a
+    counts: all are used. Raises DraftwiseError for fewer heads, a missing or unmatched key, a wrong
     shape, or heads made for another target.
     """
     folder = files.find_folder(str(source), MEDUSA, MEDUSA_FILES)
@@ -99,8 +99,8 @@ def _counts(settings: Mapping[str, Any], folder: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """size: slots of a block, the last token's first. mask: the token in the others. first: the
-    slot that predicts the token after the last one: 1, or 0 for heads that are trained so.
+    """size: slots of a block; slot 0 holds the text's last token. mask: the token in the others.
+    first: the slot that predicts the next token: 1, or 0 for heads that are trained that way.
     """
 
     size: int
@@ -113,11 +113,11 @@ class BlockShape:
 
 
 class DFlashHead(eagle.BorrowingHead):
-    """Layers that attend to keys and values of the target's states, and both ways to a block.
+    """Layers that attend to keys and values of the target's states, and to a block in full.
 
     Source: DFlash (Chen et al. 2026, arXiv 2602.06036), as ``speculators`` 0.9 implements it:
     states of some target layers, reduced by ``fc`` and normed, are keys and values in every layer;
-    the block is the last token and masks; slot s predicts the token at its own place. Parameters
+    the block is the last token and masks; slot s predicts the token at its position. Parameters
     are named as in its checkpoints. Cost: one forward of a block per draft.
     """
 
@@ -129,7 +129,7 @@ class DFlashHead(eagle.BorrowingHead):
         embed: nn.Module,
         lm_head: nn.Module | None,
     ) -> None:
-        """embed: the target's; lm_head: too, or None for one of its own."""
+        """embed: the target's. lm_head: the target's, or None to create one."""
         super().__init__()
         self.config, self.block, size = config, block, config.hidden_size
         self.fc = nn.Linear(len(config.taps) * config.target_hidden_size, size, bias=False)
@@ -139,7 +139,7 @@ class DFlashHead(eagle.BorrowingHead):
         self._angles = eagle.Angles(config)
 
     def read(self, states: Tensor, positions: Tensor, store: Store, longest: int) -> None:
-        """Keys and values of the target's states [R, T, taps x D] at positions [R, T] < longest."""
+        """Store keys and values of the target's states [R, T, taps x D] at positions < longest."""
         fused = self.hidden_norm(self.fc(states))
         cos, sin = self._angles(positions, longest, self.fc.weight)
         for number, layer in enumerate(self.layers):
@@ -148,7 +148,7 @@ class DFlashHead(eagle.BorrowingHead):
 
     def forward(self, last: Tensor, positions: Tensor, attend: AttendBlock, longest: int) -> Tensor:
         """States [N, S, h] of blocks after the tokens ``last`` [N] at ``positions``; those from
-        ``block.first`` on predict what follows. longest: above all positions of the blocks.
+        ``block.first`` on predict the next tokens. longest: exceeds all positions of the blocks.
         """
         slots = torch.arange(self.block.size, device=last.device)
         tokens = torch.full((len(last), self.block.size), self.block.mask, device=last.device)
@@ -178,9 +178,9 @@ class _BlockLayer(nn.Module):
 def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
     """A head for this target from a folder or hub id, in the target's dtype and on its device.
 
-    Takes ``speculators``' layout. Embeddings are the target's, as is ``lm_head`` where every token
-    can be drafted. Raises DraftwiseError for a missing or unmatched key, a shape, an unsupported
-    variant (sliding layers), or a head made for another target.
+    Takes ``speculators``' layout. Embeddings are the target's, as is ``lm_head`` if the files have
+    none and every token can be drafted. Raises DraftwiseError for a missing or unmatched key, a
+    wrong shape, an unsupported variant (sliding layers), or a head made for another target.
     """
     folder = files.find_folder(str(source), DFLASH, ["*.safetensors", "*.bin"])
     settings, weights = files.read_settings(folder, DFLASH), eagle.read_head_weights(folder)
@@ -188,7 +188,7 @@ def load_dflash_head(source: str | Path, target: CausalModel) -> DFlashHead:
     if (kind := settings.get("speculators_model_type")) != "dflash":
         raise DraftwiseError(f"{what}: speculators_model_type is {kind!r}, not 'dflash'")
     for name in ("t2d", "embed_tokens.weight", "verifier_norm.weight", "verifier_lm_head.weight"):
-        weights.pop(name, None)  # they follow from d2t, or are the target's own
+        weights.pop(name, None)  # derived from d2t, or the target's
     layer = settings.get("transformer_layer_config") or {}
     block = _block(settings, layer, what)
     taps = tuple(settings["aux_hidden_state_layer_ids"])

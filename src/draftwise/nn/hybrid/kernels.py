@@ -1,10 +1,10 @@
-"""Recurrent kernels of hybrid models: stepped by token, and rerun after a rejection.
+"""Recurrent kernels of hybrid models: run token by token, and rerun after a rejection.
 
-A layer with a running state calls one of the library's kernels with what it computed for each
-token. Plain decoding uses that for one token, everything else the one for chunks. A short feed from
-a state goes through the former here, token by token, so that a draft is judged by the numbers
-that plain decoding has. What a kernel was given is kept until the row moves on: the state after any
-of its tokens is that kernel run again over the tokens kept, without the model around it.
+A recurrent layer calls a kernel of transformers with inputs per token: plain decoding the step
+kernel for one token, everything else the chunk kernel. Here a short input that continues a state
+goes through the step kernel, token by token, so that drafts are verified with the numerics of plain
+decoding. The kernel's arguments are kept until the row moves on; rerunning the kernel alone over
+the accepted tokens then gives the state after these.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import torch
 from torch import Tensor
 
 STEPS = 16
-"""Tokens up to which a feed goes step by step; chunks of the library's kernels hold 64 and more."""
-TOKENWISE = ("query", "key", "value", "g", "beta")  # what the delta rules are given of each token
+"""Maximum tokens of an input that is run step by step; the kernels' chunks are 64 or more."""
+TOKENWISE = ("query", "key", "value", "g", "beta")  # arguments of the delta rules per token
 Kernel = Callable[..., Any]
 Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of recurrence: how the library's two kernels are called for it.
+    """One kind of recurrence: how to call its two kernels in transformers.
 
     The gated delta rule and KDA: [R, T, ...] each, the state [R, H, Dk, Dv]; S' = exp(g) S + k
     (beta (v - (exp(g) S)^T k))^T with a decay for each head, of KDA for each channel.
 
     chunk, step: their names, for many tokens and for one. tokenwise: the chunk kernel's arguments
     with one entry per token, along the axis ``time``. state: its argument for the initial state;
-    empty = it starts from zero, so only the step kernel can go on from a state. final: its argument
-    that asks for the last state.
+    empty = it starts from zero, so only the step kernel can continue a state. final: its argument
+    that requests the last state.
     """
 
     chunk: str
@@ -59,16 +59,16 @@ class Family:
     def run(
         self, step: Kernel, arguments: Arguments, state: Tensor, seen: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Output, as the chunk kernel returns it, and state, token by token from a state.
+        """Run token by token from a state; return output, as the chunk kernel's, and last state.
 
-        seen: is given the state after each token, where that costs only a copy.
+        seen: receives the state after each token, if that costs only a copy.
         """
         output, state = step(**{**arguments, self.state: state, self.final: True})
         return output, state
 
 
 class Mamba(Family):
-    """S' = exp(dt A) S + dt x B^T. The step kernel works in place and knows no limits for dt.
+    """S' = exp(dt A) S + dt x B^T. The step kernel works in place and does not clamp dt.
 
     Mamba 1: x, dt, z [R, D, T], B and C [R, N, T], the state [R, D, N]. Mamba 2: x [R, T, H, P],
     dt [R, T, H], B and C [R, T, G, N], the state [R, H, P, N].
@@ -96,7 +96,7 @@ class Mamba(Family):
 
 
 def _expanded(given: Tensor | None, shape: Sequence[int]) -> Tensor | None:
-    """A tensor with one number for the last axes of this shape, expanded to all of them."""
+    """Expand a tensor to this shape, along the trailing axes that it lacks."""
     if given is None:
         return None
     return given[(..., *[None] * (len(shape) - given.dim()))].expand(shape)
@@ -121,8 +121,8 @@ FAMILIES: tuple[Family, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a chunk kernel in a forward with its arguments; state: where it started. seen:
-    the states after its first tokens, as far as the step kernel left them.
+    """One call of a chunk kernel in a forward, with its arguments. state: the initial one. seen:
+    the states after the first tokens, if the step kernel returned them.
     """
 
     family: Family
@@ -173,7 +173,7 @@ def states_after(
     index = slice(None) if every else torch.tensor(rows, device=starts[0].device)
     stacked = _stacked(calls, index, nums)
     made: Tensor = family.run(step, stacked, torch.cat([state[index] for state in starts]), [])[1]
-    # of several rows each has its own, so that none keeps the others'
+    # cloned, so that no row keeps the others' memory alive
     each = [made[i : i + 1].clone() if len(rows) > 1 else made[i : i + 1] for i in range(len(made))]
     return [each[first : first + len(rows)] for first in range(0, len(each), len(rows))]
 
@@ -193,7 +193,7 @@ def _stacked(calls: Sequence[Call], index: Any, nums: Sequence[int]) -> dict[str
 
 
 def _kind(call: Call) -> list[Any]:
-    """What calls have in common that run as one: shapes and weights."""
+    """The shapes and weights that calls must share to run as one."""
     sizes = [call.arguments[name].shape for name in TOKENWISE]
     flags = {n: v for n, v in call.arguments.items() if n not in (*TOKENWISE, "initial_state")}
     constants = {n: id(v) if isinstance(v, Tensor) else v for n, v in flags.items()}

@@ -1,9 +1,9 @@
-"""Recurrent states by row, recoverable after every token that may be accepted.
+"""Recurrent states by row, which can be rolled back to any token of a draft.
 
-Keys and values of a rejected draft are cut off by lowering a number. A running state cannot be cut,
-so each row remembers the state in which a forward found it and what went into the kernels
-(``nn.hybrid.kernels``); the state after the tokens kept is made from these when the row continues.
-``docs/hybrid.md`` draws it.
+Rollback of keys and values lowers a number. A recurrent state cannot be cut, so each row keeps the
+state before a forward and the arguments of the kernels (``nn.hybrid.kernels``), from which the
+state after the accepted tokens is recomputed when the row continues. ``docs/hybrid.md`` has a
+diagram.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from draftwise.nn.hybrid.kernels import STEPS, Call, states_after
 
 MOST_STEPS = 24
-"""Forwards since the last ``settle`` that a row can go back by: more than any draft is long."""
+"""Maximum forwards since the last ``settle`` that a row can be rolled back by."""
 
 
 class Key(NamedTuple):
@@ -28,7 +28,7 @@ class Key(NamedTuple):
 
 @dataclass(slots=True)
 class State:
-    """One row's after some token. conv: [1, C, K] the last inputs; recurrent: [1, ...]."""
+    """The state of one row. conv: [1, C, K] last inputs; recurrent: [1, ...]."""
 
     conv: dict[Key, Tensor] = field(default_factory=dict)
     recurrent: dict[Key, Tensor] = field(default_factory=dict)
@@ -39,18 +39,18 @@ class State:
 
 
 class StateCheckpoint:
-    """What one forward over R rows started from, its kernel calls, and the states it left.
+    """The initial states of a forward over R rows, its kernel calls, and its final states.
 
-    Unknown kernels leave only the end: ``rewinds`` is False then.
+    Unsupported kernels yield only the final state: ``rewinds`` is then False.
     """
 
     def __init__(self, before: Sequence[State], width: int) -> None:
         self.before, self.width = before, width
-        self.layer = 0  # the one that is running
+        self.layer = 0  # the layer that is running
         self.rewinds = True
-        self._handed: dict[Key, Tensor] = {}  # conv states given out; the kernel for one token
-        self._inputs: dict[Key, tuple[Tensor, int]] = {}  # works in them. [R, C, K + T] and K
-        self._states: dict[Key, Tensor] = {}  # states given out, or written back
+        self._handed: dict[Key, Tensor] = {}  # conv states read, which the step
+        self._inputs: dict[Key, tuple[Tensor, int]] = {}  # kernel writes to. [R, C, K + T] and K
+        self._states: dict[Key, Tensor] = {}  # states read, or written back
         self._calls: dict[int, list[Call]] = {}
         self._again: dict[tuple[int, int, int], Tensor] = {}  # by layer, row, number of tokens
 
@@ -59,7 +59,7 @@ class StateCheckpoint:
         return any(state.conv or state.recurrent for state in self.before)
 
     def conv(self, key: Key) -> Tensor | None:
-        """[R, C, K] the last inputs of all rows, zeros where there were none; None = nowhere."""
+        """[R, C, K] the last inputs of all rows, zeros for rows without; None = no row has any."""
         if key not in self._handed:
             found = _stacked([state.conv.get(key) for state in self.before])
             if found is not None:
@@ -67,19 +67,19 @@ class StateCheckpoint:
         return self._handed.get(key)
 
     def put_conv(self, key: Key, inputs: Tensor, size: int | None) -> Tensor:
-        """New inputs [R, C, T]; returns [R, C, K + T], those before them included."""
+        """Add inputs [R, C, T]; return [R, C, K + T], including those before them."""
         size = size or inputs.shape[-1]
         before = self.conv(key)
         if before is None:
             before = inputs.new_zeros((*inputs.shape[:-1], size))
-        if inputs.shape[-1] != self.width:  # a layer that keeps only the end
+        if inputs.shape[-1] != self.width:  # a layer that passes only its last inputs
             self.rewinds = False
         full = torch.cat([before, inputs], dim=-1)
         self._inputs[key] = (full, size)
         return full
 
     def recurrent(self, key: Key) -> Tensor | None:
-        """[R, ...] the states of all rows, zeros where there were none; None = nowhere."""
+        """[R, ...] the states of all rows, zeros for rows without one; None = no row has one."""
         self.layer = key.layer
         found = _stacked([state.recurrent.get(key) for state in self.before])
         if found is not None:
@@ -87,7 +87,7 @@ class StateCheckpoint:
         return found
 
     def put_recurrent(self, key: Key, states: Tensor) -> Tensor:
-        """[R, ...] the states after the last token that was fed."""
+        """Set the states [R, ...] after the last token that was fed."""
         self._states[key] = states
         if key.layer not in self._calls and self.width > 1:
             self.rewinds = False
@@ -103,7 +103,7 @@ class StateCheckpoint:
         self._calls.setdefault(self.layer, []).append(call)
 
     def state(self, row: int, num: int) -> State | None:
-        """One row's after its first ``num`` tokens, 0 to T; None where that is not known."""
+        """The state of a row after its first ``num`` tokens, 0 to T; None if it is not known."""
         if num == 0:
             return self.before[row]
         if num < self.width and not self.rewinds:
@@ -137,7 +137,7 @@ class StateCheckpoint:
 
 @dataclass(slots=True)
 class _Step:
-    """A row of a forward: its tokens from ``start`` on. end: last state, if only that is kept."""
+    """A row in a forward: its tokens from ``start`` on. end: last state, if only that is kept."""
 
     start: int
     tokens: Sequence[int]
@@ -158,7 +158,7 @@ class States:
     """The recurrent states of all rows of a cache, with rollback."""
 
     def __init__(self, is_used: bool = False) -> None:
-        self._base: dict[int, tuple[int, State]] = {}  # a position, and the state there
+        self._base: dict[int, tuple[int, State]] = {}  # a position and its state
         self._steps: dict[int, list[_Step]] = {}
         self.trace = StateCheckpoint((), 0)
         self.is_used = is_used  # whether the model has any
@@ -177,7 +177,7 @@ class States:
         return next(self._known(row, length), -1)
 
     def missing(self, row: int, length: int) -> list[int]:
-        """The tokens from there up to ``length``, which must be fed again."""
+        """The tokens from the ``reachable`` position to ``length``, which must be fed again."""
         first = self.reachable(row, length)
         read = {s.start + at: token for s in self._steps[row] for at, token in enumerate(s.tokens)}
         return [read[at] for at in range(first, length)]
@@ -205,7 +205,7 @@ class States:
             self._forget(row, len(self._steps[row]) - MOST_STEPS)
 
     def finish(self) -> None:
-        """End a forward; of a wide one only the last state is kept, to save memory."""
+        """End a forward; a wide one keeps only its last state, to save memory."""
         if self.trace.width <= 2 * STEPS:
             return
         fed = [steps[-1] for steps in self._steps.values() if steps]
@@ -214,7 +214,7 @@ class States:
         self.trace = StateCheckpoint((), 0)
 
     def settle(self, row: int, length: int) -> None:
-        """Drop what only a rollback below this length would need."""
+        """Drop what only a rollback below this length needs."""
         first = self.reachable(row, length)
         self._forget(row, sum(step.start <= first for step in self._steps[row]) - 1)
 
@@ -242,7 +242,7 @@ class States:
             yield self._base[row][0]
 
     def _at(self, row: int, position: int) -> State:
-        """The state of a row at this position; ValueError where it is not known."""
+        """The state of a row at this position; raises ValueError if it is not known."""
         for step in reversed(self._steps[row]):
             is_near = step.start <= position <= step.start + len(step.tokens)
             if is_near and (found := step.state(position)) is not None:
@@ -253,7 +253,7 @@ class States:
 
 
 def _stacked(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """[R, ...] of [1, ...] each, zeros where there is none: a copy; None = nowhere."""
+    """Copy tensors [1, ...] to [R, ...], zeros for None; None if all are None."""
     like = next((tensor for tensor in tensors if tensor is not None), None)
     if like is None:
         return None
@@ -266,7 +266,7 @@ class LibraryStates:
     states: States
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """[R, C, K] the last inputs of a convolution, a copy."""
+        """A copy of the last inputs of a convolution, [R, C, K]."""
         return self.states.trace.conv(Key(layer_idx, state_idx))
 
     def update_conv_state(
@@ -292,5 +292,5 @@ class LibraryStates:
         return self.states.trace.has_previous
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """No: earlier inputs are stored elsewhere, and layers get copies."""
+        """False: ``StateCheckpoint`` stores earlier inputs, and layers get copies."""
         return False

@@ -1,9 +1,9 @@
 """A copy of a module that shares its weights and records its kernels' calls.
 
-The module itself is never changed, nor the library: a layer that calls one of our ``kernels``
-by its name is copied (shallowly: parameters, buffers and submodules are the same), and the copy's
-``forward`` is the same code with another meaning of that name. Everything on the way to such a
-layer is copied, too. Two views share nothing but the weights, so each may have a thread.
+Neither the module nor transformers is changed: a layer that calls a supported kernel by name is
+copied (shallowly: parameters, buffers and submodules are the same), and in the ``forward`` of the
+copy, which has the same code, the name refers to a recording wrapper. Parents of such a layer are
+copied, too. Two views share nothing but the weights, so each may run in its thread.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from draftwise.nn.hybrid.kernels import FAMILIES, Call, Family, Kernel, bound_ar
 from draftwise.nn.hybrid.states import StateCheckpoint
 
 _ASKS = {"get_conv_state", "update_conv_state", "get_recurrent_state", "get_linear_cache"}
-"""Names by which a layer with a state calls methods of a cache."""
+"""Methods of a cache that a layer with a recurrent state calls."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-"""Tables of a module that the library adds to when it returns states: each view has its own."""
+"""Hook tables, to which transformers adds when it returns states; copied for each view."""
 
 
 class KernelRecorder:
-    """Records the arguments of a view's kernels: the trace of the current forward."""
+    """Records the kernel calls of a view in ``trace``, the checkpoint of the forward."""
 
     def __init__(self) -> None:
         self.trace: StateCheckpoint | None = None
 
     def kernel(self, family: Family, chunk: Kernel, step: Kernel) -> Kernel:
-        """The chunk kernel with recording; short feeds from a state use the step kernel."""
+        """The chunk kernel with recording; short inputs with a state use the step kernel."""
 
         def noted(*args: Any, **kwargs: Any) -> Any:
             if self.trace is None:
@@ -54,7 +54,7 @@ def shadow(
 ) -> nn.Module:
     """The module, or a view of it if any of its layers calls a supported kernel."""
     seen = {} if seen is None else seen
-    if id(module) in seen:  # layers that are shared, as Zamba's
+    if id(module) in seen:  # shared layers, e.g. of Zamba
         return seen[id(module)]
     seen[id(module)] = module
     children = {
@@ -76,15 +76,15 @@ def shadow(
 
 def keeps_states(module: nn.Module) -> bool:
     """Whether any layer reads a recurrent state from the cache."""
-    # its class as it says it is: a module may be handed over as a weak proxy
+    # ``__class__``, since a module may be passed as a weak proxy
     classes = {layer.__class__ for layer in module.modules()}
     codes = [getattr(inspect.unwrap(one.forward), "__code__", None) for one in classes]
     return any(code is not None and not _ASKS.isdisjoint(code.co_names) for code in codes)
 
 
 def _watched_forward(module: nn.Module, watch: KernelRecorder) -> Callable[..., Any] | None:
-    """A layer's ``forward`` with its kernels noted; None = it calls none, or is not its class's."""
-    if "forward" in module.__dict__:  # of accelerate: it is bound to the module itself
+    """A layer's ``forward`` with recorded kernels; None = it calls none, or was replaced."""
+    if "forward" in module.__dict__:  # set by accelerate, bound to the module itself
         return None
     forward = inspect.unwrap(module.__class__.forward)
     if not isinstance(forward, FunctionType):
