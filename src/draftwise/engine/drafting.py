@@ -194,7 +194,6 @@ class Drafting:
         return {writer.drafter for writer in writers} - {NONE}
 
     def _mixer(self, request: Request, plan: Plan) -> Mixer | None:
-        """The policy's mixer if this plan's draft may be mixed, else None."""
         mixer = request.mixer
         can = mixer is not None and mixer.drafter in self._mixing
         return mixer if can and plan.tree is None and request.num_draftable > 0 else None

@@ -166,7 +166,7 @@ def _read(source: str, dtype: Any, spread: Any) -> Any:
         if was_shown:
             logging.enable_progress_bar()
     quantization = getattr(module.config, "quantization_config", None)
-    if quantization is not None and getattr(module, "hf_quantizer", None) is None:  # only warned of
+    if quantization is not None and getattr(module, "hf_quantizer", None) is None:  # a mere warning
         raise ValueError(f"this transformers knows no quantisation like {quantization}")
     return module if base is None else merged(module, source)
 

@@ -113,7 +113,6 @@ class Dists:
 
     @property
     def are_points(self) -> bool:
-        """Whether all distributions are point masses."""
         return not self.probs.shape[0]
 
     def take(self, rows: slice | Sequence[int]) -> Dists:
