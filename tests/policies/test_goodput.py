@@ -10,8 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.policies.goodput import MATCH_PRIORS, Goodput, MatchTable
-from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores, TreeShape
+from draftwise.policies.goodput import (
+    MATCH_PRIORS,
+    PROBE_TOKENS_PAID,
+    Goodput,
+    GoodputMixer,
+    MatchTable,
+    bin_of,
+)
+from draftwise.protocols import PricingPlans
+from draftwise.types import (
+    NONE,
+    Costs,
+    Decision,
+    DraftStep,
+    Evidence,
+    Feedback,
+    Plan,
+    Scores,
+    TreeShape,
+)
 
 PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "lookup") for k in (1, 2, 4))]
 FLAT = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001})
@@ -413,3 +431,222 @@ def test_any_alphas_and_seconds_leave_prices_that_choose(told: list[Any]) -> Non
     again = policy()
     again.load_state(json.loads(json.dumps(of.state())))
     assert np.array_equal(again.estimates(), found)
+
+
+def test_decisions_are_certain_and_counted_from_1() -> None:
+    of = policy()
+    assert [of.choose() for _ in range(3)] == [Decision(3, 1.0, num) for num in (1, 2, 3)]
+
+
+def test_without_plans_it_ranks_by_seen_values_and_promises_nothing() -> None:
+    """Evidence does not price what is unknown; the second plan's value is (1 + 1.1) / 3."""
+    of = Goodput(3)
+    assert of.estimates().tolist() == [0.55] * 3
+    told = Evidence(Plan("lm", 4), 4, 4, lm([1.0] * 8), costs=FLAT, seconds=1.0)
+    of.learn(Decision(1, 1.0, 1), Feedback(np.ones(3), np.arange(3) == 1, told))
+    assert of.estimates().tolist() == pytest.approx([0.55, 2.1 / 3, 0.55])
+    assert of.choose().plan == 1
+    assert (of.advantage, of.mixer, of.drafters_to_probe()) == (1.0, None, [])
+
+
+def test_the_advantage_is_the_best_plans_speed_over_plain_decoding() -> None:
+    """T = 2, 3, 8: V(1) = 1.55 / 3.1 is exactly plain decoding's 1 / 2, V(2) = 1.8525 / 8.2. With a
+    step of 0 s and T = 2, 2, 8: V(1) = 1.55 / 2."""
+    of = policy()
+    for target_s, step_s, expected in (
+        ([2.0, 3.0, 8.0], 0.2, 1.0), ([2.0, 2.0, 8.0], 0.0, 1.55),
+    ):  # fmt: skip
+        costs = Costs(np.array(target_s), {"lm": step_s, "lookup": 1.0})
+        learn(of, evidence(costs=costs, matches={"lookup": 0}))
+        assert of.advantage == pytest.approx(expected)
+    seen = np.ones(len(PLANS), dtype=bool)
+    blind = policy()
+    blind.learn(Decision(0, 1.0, 1), Feedback(np.zeros(len(PLANS)), seen))
+    assert blind.advantage == 1.0
+    assert isinstance(blind, PricingPlans)
+    assert Goodput.prices_plans
+
+
+@pytest.mark.parametrize(("discount", "memory"), [(0.9, 10), (0.98, 50), (1.0, 256)])
+def test_catching_up_is_paid_for_over_the_memory_of_the_rates(discount: float, memory: int) -> None:
+    """100 tokens of 0.01 s; without a discount over all of the answer, 256 tokens."""
+    costs = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001}, read_s={"lm": 0.01})
+    told = evidence(emitted_start=100, costs=costs, matches={"lookup": 0}, num_left=1000)
+    of = learn(policy(discount=discount), told)
+    assert prices(of)[1] == pytest.approx(1 / (1.05 / 1.55 + 1.0 / memory))
+
+
+def test_scores_of_the_prompt_do_not_let_other_drafters_fade() -> None:
+    """A round of 0 s emitted nothing; one of 1 s lets the zeros of ``lm`` fade."""
+    for seconds, is_alike in ((0.0, True), (1.0, False)):
+        of = learn(policy(), evidence(scores=lm([0.0] * 8)))
+        before = of.state()["rates"]
+        learn(of, evidence(scores=lookup([1.0], [4]), seconds=seconds, tokens=[1, 2, 3]))
+        assert (of.state()["rates"] == before) == is_alike
+
+
+def mixed(matches: int = 0, **options: Any) -> tuple[Goodput, GoodputMixer]:
+    """A policy and the mixer of its next draft; ``lookup`` retrieves."""
+    of = learn(policy(**options), evidence(matches={"lookup": matches}))
+    of.choose()
+    assert of.mixer is not None
+    return of, of.mixer
+
+
+def judged(departed: int = -1, **facts: Any) -> dict[str, Any]:
+    """Bins of ``lm`` after a mixed draft of 4 tokens, all of one confidence, 2 of them accepted.
+
+    Retrieval matched everywhere, in bucket 3, and would have departed at depth 1, in bucket 4.
+    """
+    of, mixer = mixed()
+    mixer.matched |= dict.fromkeys(range(4), 3)
+    mixer.departures[1] = "lookup", 4
+    told = Evidence(
+        Plan("lm", 4), 4, 2, drafted_alphas=np.array([1.0, 1.0, 0.0, 0.0]), emitted_start=50,
+        seconds=1.0, costs=FLAT, matches={"lookup": 0}, confidences=[0.7] * 4, departed=departed,
+        **facts,
+    )  # fmt: skip
+    none = np.zeros(len(PLANS))
+    of.learn(Decision(0, 1.0, 1), Feedback(none, none > 0, told))
+    return dict(of.state()["bins"]["lm"])
+
+
+@pytest.mark.parametrize(
+    ("departed", "accepted"), [(-1, [1, 1, 0]), (0, [1]), (1, [1, 1]), (2, [1, 1, 0])]
+)
+def test_a_mixed_draft_is_judged_up_to_where_the_text_left_it(
+    departed: int, accepted: list[int]
+) -> None:
+    """Through the first rejection, or through the token instead of which a branch was taken."""
+    tokens, row = judged(departed)["tokens"], bin_of(0.7)
+    discounts = [0.995**age for age in reversed(range(len(accepted)))]
+    assert tokens["den"][row] == pytest.approx(sum(discounts))
+    assert tokens["num"][row] == pytest.approx(np.dot(accepted, discounts))
+    assert sum(tokens["den"]) == tokens["den"][row]
+
+
+@pytest.mark.parametrize(
+    ("departed", "added"), [(-1, [0, 1, 0]), (0, [0]), (1, [0, 0]), (2, [0, 1, 0])]
+)
+def test_a_drawn_token_added_to_a_match_counts_where_it_differs_and_is_kept(
+    departed: int, added: list[int]
+) -> None:
+    """Only at depth 1 did the match propose another token than the draft, and only unless the text
+    left the draft there was the drawn token kept."""
+    found = judged(departed)["added"]
+    discounts = [0.995**age for age in reversed(range(len(added)))]
+    assert found["seen"][3] == pytest.approx(sum(discounts))
+    assert found["kept"][3] == pytest.approx(np.dot(added, discounts))
+    assert sum(found["seen"]) == found["seen"][3]
+
+
+@pytest.mark.parametrize(
+    ("departed", "start", "num", "expected"),
+    [
+        (1, 51, 1, [0.25]),  # the emitted token at depth 1 is at 51
+        (1, 50, 2, [0.75]),
+        (1, 49, 3, [0.5]),
+        (1, 52, 3, []),  # the scores start after it
+        (1, 48, 3, []),  # and here end before it
+        (1, 47, 3, []),
+        (2, 50, 3, []),  # the match did not propose another token there
+        (-1, 50, 3, []),
+    ],
+)
+def test_a_branch_is_judged_by_the_ratio_of_the_token_that_was_emitted_instead(
+    departed: int, start: int, num: int, expected: list[float]
+) -> None:
+    ratios = np.array([0.25, 0.75, 0.5])[:num]
+    scores = {"lookup": Scores(start, np.zeros(num), ratios, np.full(num, 9))}
+    found = judged(departed, scores=scores)["branches"]
+    assert found["kept"] == [0.0] * 4 + [sum(expected)] + [0.0]
+    assert found["seen"] == [0.0] * 4 + [float(len(expected))] + [0.0]
+
+
+def test_a_departure_without_scores_of_the_match_judges_no_branch() -> None:
+    assert sum(judged(1)["branches"]["seen"]) == 0.0
+
+
+def test_what_was_not_mixed_is_not_judged() -> None:
+    """No confidences: the draft was not mixed. No mixer: nothing to judge it by."""
+    none = np.zeros(len(PLANS))
+    facts = dict(drafted_alphas=np.ones(2), seconds=1.0, costs=FLAT)
+    of, mixer = mixed()
+    mixer.matched[0] = 3
+    of.learn(Decision(0, 1.0, 1), Feedback(none, none > 0, Evidence(Plan("lm", 2), 2, 2, **facts)))
+    assert sum(of.state()["bins"]["lm"]["added"]["seen"]) == 0.0
+    alone = policy(mix=False)
+    told = Evidence(Plan("lm", 2), 2, 2, confidences=[0.7, 0.7], **facts)
+    alone.learn(Decision(0, 1.0, 1), Feedback(none, none > 0, told))
+    assert alone.state()["bins"] == {}
+
+
+def test_there_is_no_mixer_where_nothing_is_mixed() -> None:
+    """Without the option, before anything is known, with a tree, or without an LM drafter."""
+    unmixed, blind = learn(policy(mix=False), evidence()), policy()
+    blind.learn(Decision(0, 1.0, 1), Feedback(np.zeros(len(PLANS)), np.zeros(len(PLANS), bool)))
+    tree = with_trees(0.001, (4, 2), 30)
+    only = Goodput(2, [Plan(NONE, 0), Plan("lookup", 4)])
+    told = Evidence(Plan(NONE, 0), 0, 0, costs=FLAT, matches={"lookup": 9})
+    only.learn(Decision(0, 1.0, 1), Feedback(np.zeros(2), np.zeros(2, dtype=bool), told))
+    for of, best in ((unmixed, 6), (blind, 0), (tree, 2), (only, 1)):
+        assert of.choose().plan == best
+        assert of.mixer is None
+
+
+@pytest.mark.parametrize(
+    ("target_s", "step_s", "mixes"),
+    [
+        ([2.0, 2.0], 0.5, True),  # 1.5 tokens in 2.5 s: faster than 1 in 2 s
+        ([2.0, 2.0], 1.5, False),
+        ([0.5, 0.5], 0.1, True),  # 1.5 in 0.6 s
+        ([0.5, 0.5], 0.5, False),  # 1.5 in 1 s: slower than 1 in 0.5 s
+        ([1.0, 2.0], 0.0, False),  # 1.5 in 2 s
+        ([1.0, 1.0], 0.5, True),  # 1.5 in 1.5 s: as fast
+    ],
+)
+def test_a_drafter_that_is_behind_mixes_unless_it_is_slower_than_plain_decoding(
+    target_s: list[float], step_s: float, mixes: bool
+) -> None:
+    plans, none = [Plan(NONE, 0), Plan("lm", 1)], np.zeros(2)
+    costs = Costs(np.array(target_s), {"lm": step_s}, None, {"lm": 0.0})
+    for missed in (PROBE_TOKENS_PAID - 1, PROBE_TOKENS_PAID):
+        of = Goodput(2, plans, prior=0.5)
+        told = Evidence(plans[0], 0, 0, seconds=1.0, costs=costs, emitted_start=missed)
+        of.learn(Decision(0, 1.0, 1), Feedback(none, none > 0, told))
+        of.choose()
+        assert (of.mixer is not None) == (mixes or missed < PROBE_TOKENS_PAID)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_a_mixed_draft_ends_where_plain_decoding_is_faster_whatever_the_unit(scale: float) -> None:
+    """Acceptance 0.55: a token in half a forward is not worth it, in a tenth of one it is."""
+    for step_s, writer in ((0.1, "lm"), (0.8, None)):
+        costs = Costs(scale * np.ones(1), {"lm": scale * step_s, "lookup": scale})
+        of = learn(policy(), evidence(costs=costs, matches={"lookup": 0}))
+        of.choose()
+        assert of.mixer is not None
+        assert of.mixer.pick(DraftStep(0, 4), {"lookup": 0}) == writer
+
+
+def test_branches_are_taken_unless_switched_off() -> None:
+    """An unsure token, and a long match that proposes another one: all of its tokens are free."""
+    for options, num in (({}, 3), ({"branches": True}, 3), ({"branches": False}, 0)):
+        _, mixer = mixed(matches=20, **options)
+        mixer.pick(DraftStep(0, 4), {"lookup": 0})
+        assert mixer.branch(0, 0.3, {"lookup": 20}, 1, 3) == ("lookup", num)
+
+
+def test_scores_and_context_survive_a_round_trip_of_the_state() -> None:
+    """A resumed policy learns, chooses and probes as the first one goes on to do."""
+    first = learn(policy(), evidence(scores=lm([0.3, 0.9]), matches={"lookup": 3}, seconds=1.0))
+    first.choose()
+    second = policy()
+    second.load_state(json.loads(json.dumps(first.state())))
+    told = evidence(scores=lm([0.1]), seconds=1.0, emitted_start=40, matches={"lookup": 5})
+    for of in (first, second):
+        learn(of, told)
+    assert first.choose() == second.choose()
+    assert first.advantage == second.advantage
+    assert first.drafters_to_probe() == second.drafters_to_probe()
+    assert first.state() == second.state()

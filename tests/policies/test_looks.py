@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from draftwise.policies.goodput import Goodput, PlanCosts, ProbeScheduler
+from draftwise.policies.goodput import PROBE_TOKENS_PAID, Goodput, PlanCosts, ProbeScheduler
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
+from modules import module_of
+
+looks_of = module_of(ProbeScheduler)
 
 NAMES = ("a", "b")
 PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in NAMES for k in (1, 2, 4, 8))]
@@ -163,3 +168,278 @@ def num_probes(is_good: bool) -> int:
 def test_a_drafter_that_always_fails_is_hardly_probed_any_more() -> None:
     assert 1 <= num_probes(is_good=False) <= 20
     assert num_probes(is_good=True) > num_probes(is_good=False)
+
+
+ONE = [Plan(NONE, 0), Plan("a", 1)]
+
+
+def one_length(step_s: float = 0.2) -> PlanCosts:
+    """Of ``a`` and ``none``: a draft of one token costs 1 + step_s seconds, reading nothing."""
+    found = PlanCosts(ONE)
+    found.take(Costs(np.array([1.0, 1.0]), {"a": step_s}, None, {"a": 0.0}))
+    return found
+
+
+def missed(
+    mean: float, weight: float, scored: int, end: int, is_partial: bool = False, num_vain: int = 0
+) -> float:
+    """Seconds missed per token by not probing ``a``, whose best rate equals the best plan's.
+
+    scored: position of the last score, by a probe that was partial or not. end: of the text.
+    """
+    looks = ProbeScheduler(2, 33.0)
+    looks.scored(0, scored, is_partial)
+    looks.num_vain[0] = num_vain
+    looks.reached(end, 1)
+    rates, weights = np.array([mean, 0.0]), np.array([weight, 0.0])
+    looks.due((1.0 + mean) / 1.2, rates, weights, one_length(), 100.0, 1)
+    return float(looks.missed_s[0])
+
+
+def saving(mean: float, weight: float) -> float:
+    """The expected saving per token at an acceptance drawn from Beta(n a, n (1 - a))."""
+    shares = looks_of._beliefs()[looks_of._place(mean, weight)]
+    spared = 1.2 / (1.0 + mean) - 1.2 / (1.0 + np.array(looks_of.ACCEPTANCES))
+    return float(shares @ np.maximum(spared, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("mean", "weight"),
+    [
+        *[(0.5, 0.5), (0.3, 2.0), (0.5, 2.0), (0.7, 2.0)],
+        *[(mean, 8.0) for mean in (0.1, 0.3, 0.5, 0.7, 0.9)],
+        *[(mean, 128.0) for mean in (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)],
+    ],
+)
+def test_a_belief_is_a_beta_of_its_mean_and_weight(mean: float, weight: float) -> None:
+    """Each acceptance of the grid has the mass of the draws that are nearest to it."""
+    grid = np.array(looks_of.ACCEPTANCES)
+    assert (np.diff(grid) > 0).all()
+    assert 0 < grid[0] < grid[-1] < 1
+    drawn = np.random.default_rng(0).beta(weight * mean, weight * (1.0 - mean), 40_000)
+    nearest = np.abs(drawn[:, np.newaxis] - grid).argmin(axis=1)
+    expected = np.bincount(nearest, minlength=len(grid)) / len(drawn)
+    found = looks_of._beliefs()[looks_of._place(mean, weight)]
+    assert found.sum() == pytest.approx(1.0)
+    assert found.tolist() == pytest.approx(expected.tolist(), abs=0.02)
+
+
+def test_beliefs_above_the_largest_weight_are_those_of_the_largest() -> None:
+    place = looks_of._place(0.5, np.array([128.0, 1e3, 1e9]))
+    assert len(set(place.tolist())) == 1
+    assert place.max() < len(looks_of._beliefs())
+
+
+@pytest.mark.parametrize(
+    ("weight", "num", "after"),
+    [
+        (2.0, 1, 8.0),  # 3 * 3 / 1 - 1
+        (math.sqrt(3.0) - 1.0, 1, 2.0),  # (n + 1)^2 - 1
+        (math.sqrt(5.0) - 1.0, 1, 4.0),
+        (3.0, 4, 6.0),  # 4 * 7 / 4 - 1
+        (2.0, 32, 2.1875),  # 3 * 34 / 32 - 1
+    ],
+)
+def test_the_gain_is_the_saving_at_the_mean_that_a_probe_may_find(
+    weight: float, num: int, after: float
+) -> None:
+    """A probe of q alphas leaves a mean of variance a (1 - a) / (n + 1) * q / (q + n), which is
+    that of a Beta of weight (n + 1) (q + n) / q - 1."""
+    for mean in (0.3, 0.5, 0.8):
+        assert missed(mean, weight, 100, 100 + num) == pytest.approx(saving(mean, after))
+
+
+def test_a_probe_that_skips_text_scores_a_quarter() -> None:
+    """Four alphas count as one where more text is unread than a probe processes."""
+    whole, hasty = missed(0.5, 0.732, 40, 41), missed(0.5, 0.732, 40, 44, is_partial=True)
+    assert hasty == pytest.approx(whole)
+    assert hasty < missed(0.5, 0.732, 40, 44)
+
+
+def test_text_that_just_fits_a_probe_is_not_skipped() -> None:
+    looks = ProbeScheduler(2, 33.0)
+    looks.scored(0, 10, False)
+    looks.reached(10 + PROBE_TOKENS_PAID, 1)
+    assert not looks.is_behind(0)
+    looks.reached(11 + PROBE_TOKENS_PAID, 1)
+    assert looks.is_behind(0)
+    fits, skips = (missed(0.5, 2.0, 10, 10 + PROBE_TOKENS_PAID + more) for more in (0, 1))
+    assert fits > skips
+
+
+def test_after_n_vain_scores_the_gain_is_divided_by_n_plus_1() -> None:
+    alone = missed(0.5, 2.0, 100, 101)
+    for num in (1, 2, 5):
+        assert missed(0.5, 2.0, 100, 101, num_vain=num) == pytest.approx(alone / (num + 1))
+
+
+def test_vain_scores_are_counted_until_one_is_not() -> None:
+    """A mean that is exactly the bound is not below it, nor is a mean that is not given."""
+    looks, vain = ProbeScheduler(2, 33.0), looks_of.VAIN
+    for mean, expected in [(0.0, 1), (vain / 2, 2), (vain, 0), (0.1, 1), (0.9, 0), (0.1, 1)]:
+        looks.scored(0, 10, False, mean)
+        assert looks.num_vain.tolist() == [expected, 0.0]
+    looks.scored(0, 10, False)
+    assert looks.num_vain.tolist() == [0.0, 0.0]
+
+
+def test_a_score_clears_what_was_missed() -> None:
+    looks = ProbeScheduler(3, 33.0)
+    due(0.2, 4.0, emitted=4, looks=looks)
+    assert looks.missed_s[0] > 0
+    looks.scored(0, 140, False)
+    assert looks.missed_s[0] == 0.0
+
+
+def test_each_emitted_token_is_missed_once() -> None:
+    """Nothing is missed before the first token, and a second decision in a round adds nothing."""
+    looks, beliefs = ProbeScheduler(3, 33.0), (np.full(3, 0.3), np.array([4.0, 0.0, 0.0]))
+    looks.due(2.0, *beliefs, costs(), 100.0, 1)
+    assert looks.missed_s.tolist() == [0.0] * 3
+    assert looks.catching_up(np.ones(3), 10.0).tolist() == [0.0] * 3
+    looks.scored(1, 100, False)
+    looks.reached(140, 4)
+    looks.due(2.0, *beliefs, costs(), 100.0, 1)
+    before = looks.missed_s.copy()
+    looks.due(2.0, *beliefs, costs(), 100.0, 1)
+    assert looks.missed_s.tolist() == before.tolist()
+    looks.reached(140, 8)
+    looks.due(2.0, *beliefs, costs(), 100.0, 1)
+    assert looks.missed_s[0] == pytest.approx(3 * before[0])
+
+
+def test_a_fresh_state_has_reached_and_missed_nothing() -> None:
+    state = ProbeScheduler(2, 33.0).state()
+    assert (state["end"], state["num_new"]) == (0, 0)
+
+
+def test_a_probe_scores_at_least_one_alpha() -> None:
+    """One token, or four of which a quarter counts, may be enough; no token or three never."""
+    for is_partial, most in ((False, 0), (True, 3)):
+        for num in (most, most + 1):
+            looks = ProbeScheduler(2, 33.0)
+            looks.scored(0, 100, is_partial)
+            looks.missed_s[0] = 1e6
+            looks.reached(100 + num, 1)
+            beliefs = np.array([0.5, 0.0]), np.array([2.0, 0.0])
+            found = looks.due(1.25, *beliefs, one_length(), 100.0, 1)
+            assert found == ([0] if num > most else [])
+
+
+def test_catching_up_with_nothing_left_costs_as_much_as_for_one_token() -> None:
+    looks = ProbeScheduler(1, 33.0)
+    looks.reached(100, 0)
+    for left in (0.0, 1.0):
+        assert looks.catching_up(np.array([0.01]), left).tolist() == pytest.approx([1.0])
+
+
+def test_with_shared_statistics_the_best_few_are_probed_first() -> None:
+    """Of six equal drafters but for their seconds missed those that missed most, best first."""
+    names = [f"d{i}" for i in range(6)]
+    priced = PlanCosts([Plan(NONE, 0), *(Plan(name, 4) for name in names)])
+    priced.take(Costs(np.array(FLAT), dict.fromkeys(names, 0.05), None,
+                      dict.fromkeys(names, 0.0)))  # fmt: skip
+    missed_s = np.array([3.0, 6.0, 1.0, 5.0, 2.0, 4.0, 0.0])
+    beliefs = np.full(7, 0.55), np.array([2.0] * 6 + [0.0])
+    shared, alone = ProbeScheduler(7, 33.0), ProbeScheduler(7, 33.0)
+    shared.remember(missed_s.copy(), np.zeros(7))
+    alone.missed_s = missed_s.copy()
+    for looks in (shared, alone):
+        looks.reached(20, 0)
+    best_first = [1, 3, 5, 0, 4, 2]
+    num = looks_of.FIRST_LOOKS
+    assert 1 < num < 6
+    assert shared.due(1.5, *beliefs, priced, 100.0, 1) == best_first[:num]
+    assert alone.due(1.5, *beliefs, priced, 100.0, 1) == best_first
+
+
+def test_plans_are_priced_again_every_16_rounds() -> None:
+    """Costs that change after the first decision change what is missed from the 17th on."""
+    looks = ProbeScheduler(2, 33.0)
+    looks.scored(0, 100, False)
+    added = []
+    for step_s in [0.2, *[5.0] * 15, *[5.0] * 16, *[0.2] * 2]:
+        looks.reached(101, 1)
+        before = float(looks.missed_s[0])
+        beliefs = np.array([0.5, 0.0]), np.array([2.0, 0.0])
+        looks.due(1.25, *beliefs, one_length(step_s), 100.0, 1)
+        added.append(float(looks.missed_s[0]) - before)
+    assert added == pytest.approx([saving(0.5, 8.0)] * 16 + [0.0] * 16 + [saving(0.5, 8.0)] * 2)
+
+
+def two_models(**options: Any) -> Goodput:
+    """``a`` is free and good; nothing is known of ``b``, which has more to win and costs more."""
+    plans = [Plan(NONE, 0), Plan("a", 1), Plan("b", 8)]
+    policy = Goodput(3, plans, **options)
+    scores = {"a": Scores(100, np.full(200, 0.8), np.full(200, 0.8))}
+    told = Evidence(
+        plans[1], 1, 1, scores, costs=Costs(np.array(FLAT), {"a": 0.0, "b": 0.05}), seconds=1.0,
+        emitted_start=318,
+    )  # fmt: skip
+    policy.learn(Decision(1, 1.0, 1), Feedback(np.zeros(3), np.zeros(3, dtype=bool), told))
+    return policy
+
+
+def test_the_best_plans_own_drafter_is_not_probed() -> None:
+    assert two_models().drafters_to_probe() == ["b"]
+    plans = [Plan(NONE, 0), Plan("a", 8), Plan("b", 1)]
+    policy = Goodput(3, plans, prior=0.9)
+    told = Evidence(plans[0], 0, 0, costs=Costs(np.array(FLAT), {"a": 0.0, "b": 9.0}),
+                    seconds=1.0, emitted_start=20)  # fmt: skip
+    policy.learn(Decision(0, 1.0, 1), Feedback(np.zeros(3), np.zeros(3, dtype=bool), told))
+    policy._looks.missed_s[0] = 1e6  # however long it has missed
+    assert policy.choose().plan == 1
+    assert policy.drafters_to_probe() == []
+
+
+def test_without_probes_nothing_is_due() -> None:
+    assert two_models(looks=False).drafters_to_probe() == []
+
+
+def test_one_row_waits_unless_said_otherwise() -> None:
+    silent, said = two_models(), two_models()
+    assert silent.drafters_to_probe() == said.drafters_to_probe(1)
+    assert silent.state()["probes"] == said.state()["probes"]
+    assert said.state()["probes"]["missed_s"][1] > 0
+
+
+def test_a_single_model_is_not_probed_while_retrieval_plays() -> None:
+    """Playing it is as informative, and may emit tokens."""
+    plans = [Plan(NONE, 0), Plan("lm", 16), Plan("copy", 4)]
+    policy = Goodput(3, plans)
+    scores = {"copy": Scores(0, np.ones(300), np.ones(300), np.full(300, 20))}
+    told = Evidence(
+        plans[2], 4, 4, scores, costs=Costs(np.array(FLAT), {"lm": 0.0, "copy": 0.0}),
+        matches={"copy": 20}, seconds=1.0, emitted_start=300,
+    )  # fmt: skip
+    policy.learn(Decision(2, 1.0, 1), Feedback(np.zeros(3), np.zeros(3, dtype=bool), told))
+    assert policy.choose().plan == 2
+    policy._looks.missed_s[:] = 1e6
+    assert policy.drafters_to_probe() == []
+
+
+def probed(alphas: list[float], weight: float = 1.0, start: int = 50) -> dict[str, Any]:
+    """State of the probes after one score of ``a``; the round emitted 3 tokens from 60 on."""
+    policy = Goodput(2, ONE)
+    scores = {"a": Scores(start, np.array(alphas), np.array(alphas), weight=weight)}
+    told = Evidence(ONE[1], 2, 2, scores, seconds=1.0, emitted_start=60)
+    policy.learn(Decision(1, 1.0, 1), Feedback(np.zeros(2), np.zeros(2, dtype=bool), told))
+    return dict(policy.state()["probes"])
+
+
+def test_a_round_ends_where_its_tokens_end() -> None:
+    assert (probed([0.5])["end"], probed([0.5])["num_new"]) == (63, 3)
+
+
+def test_only_a_whole_score_has_read_the_text() -> None:
+    for weight, read in ((1.0, 54.0), (0.25, 0.0)):
+        found = probed([0.5] * 4, weight)
+        assert found["scored_until"] == [54.0, 0.0]
+        assert found["read_until"] == [read, 0.0]
+
+
+def test_a_score_is_vain_by_the_mean_of_its_alphas() -> None:
+    """16 alphas of 0.1 are vain although they sum to 1.6; a single one of 0.3 is not."""
+    assert probed([0.1] * 16)["num_vain"] == [1.0, 0.0]
+    assert probed([0.3])["num_vain"] == [0.0, 0.0]
+    assert probed([0.0, 0.5])["num_vain"] == [0.0, 0.0]

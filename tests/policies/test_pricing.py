@@ -111,3 +111,36 @@ def test_retrieved_tokens_climb_the_ladder(ladder: list[float], match: int, data
     for length, tokens in enumerate(found):
         steps = [math.prod(ladder[first : first + k]) for k in range(length + 1)]
         assert tokens == pytest.approx(sum(steps))
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"target_s": np.array([4.0, 6.0])}, [4.0, 6.25, 6.75, 6.5]),
+        ({"target_s": np.array([2.0, 6.0])}, [2.0, 6.25, 6.75, 6.5]),
+        ({"target_s": np.array([2.0])}, [2.0, 2.25, 2.75, 2.5]),
+        ({"draft_s": {"a": 1.0, "b": 0.25}}, [2.0, 4.0, 6.0, 3.5]),
+        ({"draft_s": {"a": 0.25}}, [2.0, 3.25, 3.75, 3.2]),  # b: 5% of 2 s
+    ],
+)
+def test_a_change_of_one_part_of_the_costs_is_taken(changed, expected: list[float]) -> None:
+    before = {"target_s": np.array([2.0, 3.0]), "draft_s": {"a": 0.25, "b": 0.25}}
+    costs = PlanCosts(PLANS)
+    costs.take(Costs(**before))
+    assert costs.seconds.tolist() == pytest.approx([2.0, 3.25, 3.75, 3.5])
+    costs.take(Costs(**(before | changed)))
+    assert costs.seconds.tolist() == pytest.approx(expected)
+
+
+def test_new_seconds_of_catching_up_are_taken_alone() -> None:
+    costs = PlanCosts(PLANS)
+    for read_s in (0.5, 0.125):
+        costs.take(Costs(np.array([2.0]), {"a": 0.25}, None, {"a": read_s}))
+        assert costs.read_s.tolist() == [read_s, 0.0, 0.0]
+
+
+def test_packed_seconds_are_dropped_where_the_new_costs_have_none() -> None:
+    costs = PlanCosts(PLANS)
+    for batch_s in (None, np.array([1.0, 2.0]), np.array([1.0, 3.0]), None):
+        costs.take(Costs(np.array([2.0]), {"a": 0.25}, batch_s))
+        assert costs.batch_s is batch_s
