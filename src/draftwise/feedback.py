@@ -27,9 +27,9 @@ DueFeedback = list[tuple[Decision, Feedback]]
 class FeedbackBuilder(Protocol):
     """Turns evidence into feedback, at once or later; one per request.
 
-    panoramic: whether the engine must score every drafter on the verified text; every: how often,
-    once in so many rounds, which may vary. compares_rules: whether the drafter's other stop rules
-    are evaluated for where they would have stopped.
+    panoramic: whether the engine must score every drafter on the verified text. every: rounds per
+    such scoring; may change during a request. compares_rules: whether the drafter's other stop
+    rules are evaluated for where they would have stopped.
     """
 
     panoramic: bool
