@@ -8,18 +8,7 @@ from typing import Any
 
 import torch
 
-from draftwise.nn import (
-    BlockShape,
-    CausalModel,
-    DFlashHead,
-    EagleConfig,
-    EagleHead,
-    HiddenStates,
-    MedusaHeads,
-    MtpHead,
-    MtpStyle,
-    default_taps,
-)
+from draftwise.nn import CausalModel, EagleConfig, EagleHead, HiddenStates, default_taps
 from draftwise.train import (
     Text,
     TrainingSettings,
@@ -81,28 +70,6 @@ def taught_head(target: CausalModel, texts: Sequence[Sequence[int]], size: int) 
     return head.eval().requires_grad_(False)
 
 
-def taught_medusa(target: CausalModel, texts: Sequence[Sequence[int]]) -> MedusaHeads:
-    """Four random one-layer Medusa heads, overfitted to these texts."""
-    torch.manual_seed(0)
-    heads = MedusaHeads(4, 1, target.hidden_size, target.vocab_size)
-    learning = torch.optim.Adam(heads.parameters(), 0.02)
-    lessons = []
-    for text in texts:
-        with torch.no_grad():
-            said = target.module(input_ids=torch.tensor([text]), output_hidden_states=True)
-        lessons.append((said.hidden_states[-1][0], torch.tensor(text)))
-    for _ in range(60 if texts else 0):
-        losses = [
-            torch.nn.functional.cross_entropy(head(states[: -2 - i]), text[2 + i :])
-            for states, text in lessons
-            for i, head in enumerate(heads)
-        ]
-        learning.zero_grad()
-        torch.stack(losses).sum().backward()
-        learning.step()
-    return heads.eval().requires_grad_(False)
-
-
 @torch.inference_mode()
 def features_of(target: CausalModel, text: Sequence[int]) -> HiddenStates:
     """Hidden states of all tokens of a text but the last, in the engine's format."""
@@ -112,33 +79,3 @@ def features_of(target: CausalModel, text: Sequence[int]) -> HiddenStates:
         states = target.module(input_ids=ids, use_cache=False, output_hidden_states=True)
         found.put(0, {tap: states.hidden_states[tap][0] for tap in target.taps})
     return found
-
-
-def mtp_head(target: CausalModel, style: MtpStyle | None = None, seed: int = 0) -> MtpHead:
-    """A random MTP head that shares the target's embeddings and ``lm_head``."""
-    torch.manual_seed(seed)
-    return _loud(MtpHead(target, style or MtpStyle(), {"embed", "lm_head"}))
-
-
-def dflash_head(
-    target: CausalModel, block: BlockShape, num_layers: int = 2, **changes: Any
-) -> DFlashHead:
-    """A random DFlash head that shares the target's embeddings and, if possible, ``lm_head``."""
-    torch.manual_seed(0)
-    config = eagle_config(target, qk_norm=True, **changes)
-    is_whole = config.draft_vocab_size == config.vocab_size
-    theirs = target.module.get_output_embeddings()
-    embed = target.module.get_input_embeddings()
-    head = DFlashHead(config, num_layers, block, embed, theirs if is_whole else None)
-    if not is_whole:
-        ids = torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values
-        head.get_buffer("d2t").copy_(ids - torch.arange(len(ids)))
-    return _loud(head)
-
-
-def _loud(head: Any) -> Any:
-    with torch.no_grad():
-        for name, weights in head.named_parameters():
-            if weights.dim() > 1:
-                weights.normal_(0, 0.3 if "lm_head" in name else 0.2)
-    return head.eval().requires_grad_(False)

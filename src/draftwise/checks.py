@@ -21,6 +21,15 @@ from draftwise.errors import BadValue, DraftwiseError, shown
 LARGE = 1e6  # the largest scale of an option: its square, and a sum of many, stay finite
 MANY = 100_000  # the largest number of rounds, tokens or tries in an option
 _LARGEST_SEED = 2**128 - 1
+_HEADS = "train an EAGLE head for this target (draftwise train eagle) and write eagle:FOLDER"
+REMOVED: Mapping[str, str] = {
+    "drafter medusa": _HEADS,
+    "drafter mtp": _HEADS,
+    "drafter dflash": _HEADS,
+}
+"""What draftwise has no more, and what to do instead. Keys: ``KIND NAME`` of a name in the registry
+or in a list of values, ``option NAME of KIND 'NAME'`` of a spec's option, ``option --NAME``, and
+``command NAME`` or ``command GROUP NAME``."""
 
 
 def whole(
@@ -147,9 +156,16 @@ def comma_separated(text: str, kind: Callable[[str], Any], least: float, said: s
     return found
 
 
+def refuse_removed(what: str) -> None:
+    """Raise DraftwiseError if ``what`` is a key of ``REMOVED``."""
+    if what in REMOVED:
+        raise DraftwiseError(f"{what} has been removed: {REMOVED[what]}")
+
+
 def known(kind: str, name: Any, names: Collection[str], kinds: str = "") -> None:
     """Raise DraftwiseError, listing ``names``, for an unknown name. kinds: the plural of kind."""
     if name not in names:
+        refuse_removed(f"{kind} {name}")
         said = f"unknown {kind} {shown(name)}; the {kinds or kind + 's'} are: {', '.join(names)}"
         raise DraftwiseError(said)
 

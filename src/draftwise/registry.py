@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from draftwise.checks import known, string, strings, wholes
+from draftwise.checks import known, refuse_removed, string, strings, wholes
 from draftwise.errors import BadValue, shown
 from draftwise.feedback import FeedbackBuilder
 from draftwise.protocols import Policy, Reward, StopRule
@@ -91,9 +91,6 @@ DRAFTERS: Table = {
     "suffix": ("drafters.suffix:SuffixDrafter", {"max_tokens": 1000}),
     "datastore": ("drafters.datastore:DatastoreDrafter", {}),
     "eagle": ("drafters.eagle:load_eagle", {}),
-    "medusa": ("drafters.experimental.heads:load_medusa", {}),
-    "mtp": ("drafters.experimental.heads:load_mtp", {}),
-    "dflash": ("drafters.experimental.heads:load_dflash", {}),
 }
 TABLES: Mapping[str, Table] = {
     "policy": POLICIES, "reward": REWARDS, "feedback": FEEDBACKS, "guide": GUIDES,
@@ -254,6 +251,7 @@ def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str
             key, value = next(iter(options)), part
         key = key.strip().replace("-", "_")
         if key not in options:
+            refuse_removed(f"option {key} of {owner}")
             valid = ", ".join(options) or "none"
             raise DraftwiseError(f"{owner} has no option {shown(key)}; its options are: {valid}")
         values[key] = _parse_value(owner, key, value.strip(), options[key])

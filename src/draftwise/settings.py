@@ -191,6 +191,7 @@ def _check_one(given: str, name: str, spec: str) -> None:
     if kind not in DRAFTERS:
         if Path(spec).is_dir():
             raise DraftwiseError(f"drafter {spec!r} is a folder: write lm:{spec}")
+        checks.refuse_removed(f"drafter {kind}")
         raise DraftwiseError(f"unknown drafter {kind!r}; {_KINDS}")
     if not isinstance(where := DRAFTERS[kind][0], str):
         return

@@ -22,7 +22,7 @@ from draftwise.types import DraftStep, DraftwiseError, Feedback, Outcome, Plan
 
 PLANS = [Plan("none", 0), Plan("a", 2), Plan("a", 4), Plan("b", 3)]
 LARGE_NUMBERS = ("nan", "inf", "-inf", "1e999", "1e308", "-1e308", "9" * 400)
-NEEDS_A_MODEL = {"eagle", "medusa", "mtp", "dflash", "lm"}
+NEEDS_A_MODEL = {"eagle", "lm"}
 BOUNDED_BY_THE_REQUEST = {("petc", "num_tokens")}
 """Only the logarithm of the value matters, so any int is safe."""
 

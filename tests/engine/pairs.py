@@ -14,20 +14,18 @@ import torch
 from draftwise import registry
 from draftwise.drafters import (
     DatastoreDrafter,
-    DFlashDrafter,
     Drafter,
     EagleDrafter,
     LMDrafter,
-    MedusaDrafter,
     Window,
     replacing,
 )
 from draftwise.drafters import write_datastore as write
-from draftwise.nn import BlockShape, CausalModel, LentHead
+from draftwise.nn import CausalModel, LentHead
 from draftwise.registry import Preset, Table
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
-from eagles import dflash_head, eagle_head, mtp_head, taught_head, taught_medusa
+from eagles import eagle_head, taught_head
 from models import head_home, near_copy, tiny_model
 
 POOLS = {
@@ -43,9 +41,6 @@ POOLS = {
     "narrow": ["narrow"],
     "eagle": ["eagle"],
     "eagle+good+lookup": ["eagle", "good", "lookup"],
-    "medusa": ["medusa"],
-    "mtp": ["mtp"],
-    "dflash": ["dflash"],
 }
 """Names of pools, and the drafters in them.
 
@@ -153,31 +148,6 @@ def eagle(kind: str = "llama", vocab_size: int = 64) -> EagleDrafter:
 
 
 @cache
-def medusa(kind: str = "llama", vocab_size: int = 64) -> MedusaDrafter:
-    """Four Medusa heads; for the first target they are overfitted to the answers."""
-    model = eagle_target(kind, vocab_size)
-    is_first = (kind, vocab_size) == ("llama", 64)
-    texts = [prompt + plain_greedy(prompt, 40) for prompt in PROMPTS] if is_first else []
-    with torch.inference_mode(False), torch.enable_grad():
-        return MedusaDrafter("medusa", taught_medusa(model, texts), model)
-
-
-@cache
-def mtp(kind: str = "llama", vocab_size: int = 64) -> EagleDrafter:
-    """A random MTP head with a layer like the target's; DraftwiseError for unsupported targets."""
-    model = eagle_target(kind, vocab_size)
-    return EagleDrafter("mtp", mtp_head(model), model)
-
-
-@cache
-def dflash(kind: str = "llama", vocab_size: int = 64) -> DFlashDrafter:
-    """A random two-layer DFlash head that drafts up to five tokens from a reduced vocabulary."""
-    model, size = eagle_target(kind, vocab_size), vocab_size - vocab_size // 6
-    head = dflash_head(model, BlockShape(6, vocab_size - 1, 1), draft_vocab_size=size)
-    return DFlashDrafter("dflash", head, model)
-
-
-@cache
 def store(vocab_size: int = 64) -> DatastoreDrafter:
     """A datastore of the prompts, two of the target's answers, and noise."""
     noise = np.random.default_rng(0).integers(0, vocab_size, (20, 30)).tolist()
@@ -193,9 +163,6 @@ def store(vocab_size: int = 64) -> DatastoreDrafter:
 
 INSIDE: dict[str, Callable[[str, int], Drafter]] = {
     "eagle": eagle,
-    "medusa": medusa,
-    "mtp": mtp,
-    "dflash": dflash,
 }
 """Drafters that read the target's hidden states."""
 

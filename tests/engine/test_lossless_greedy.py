@@ -73,10 +73,6 @@ def test_panoramic_options(options: str) -> None:
 @pytest.mark.parametrize("pool", ["all", *INSIDE])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_kind_of_model(kind: str, pool: str, num_rows: int) -> None:
-    if (kind, pool) in {("gpt2", "mtp"), ("gemma3-mixed", "mtp")}:
-        with pytest.raises(DraftwiseError, match="has no layers with one kind of rotary positions"):
-            speculator(POOLS[pool], kind=kind)
-        return
     made = speculator(POOLS[pool], kind=kind, feedback="panoramic")
     assert_greedy(made, num_rows, kind)
 
@@ -91,7 +87,7 @@ TREES = [TreeShape(1, 4), TreeShape(2, 3), TreeShape(4, 16), TreeShape(8, 40)]
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize("pool", ["good", "bad", "suffix", "all", "window+lookup", "eagle", "mtp"])
+@pytest.mark.parametrize("pool", ["good", "bad", "suffix", "all", "window+lookup", "eagle"])
 @pytest.mark.parametrize("tree", TREES, ids=str)
 def test_every_shape_of_tree(tree: TreeShape, pool: str, num_rows: int) -> None:
     made = speculator(POOLS[pool], lengths=(1, 5), trees=(tree,), with_none=False)
@@ -99,7 +95,7 @@ def test_every_shape_of_tree(tree: TreeShape, pool: str, num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize("pool", ["good", "suffix", "all", "eagle", "mtp"])
+@pytest.mark.parametrize("pool", ["good", "suffix", "all", "eagle"])
 @pytest.mark.parametrize("trees", [(TREES[2],), (None, *TREES[1:])], ids=["trees", "both"])
 def test_goodput_prices_trees(
     trees: tuple[TreeShape | None, ...], pool: str, num_rows: int

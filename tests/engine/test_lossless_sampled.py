@@ -154,9 +154,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "lengths": (1, 3),
         "trees": (None, TreeShape(3, 6)),
     },
-    "medusa": {"names": ["medusa"], "policy": "fixed:1", "lengths": (3,)},
-    "mtp": {"names": ["mtp"], "policy": "fixed:1", "lengths": (3,)},
-    "dflash": {"names": ["dflash"], "policy": "fixed:1", "lengths": (3,)},
     "bandit": {"names": ["good", "bad", "lookup"], "policy": "exp3spec", "lengths": (1, 3)},
     "full information": {
         "names": ["good", "bad", "lookup"],
@@ -302,12 +299,6 @@ def beginnings(weights: Mapping[tuple[int, ...], Any], num: int) -> Counter[tupl
         ("eagle's tree", "plain"),
         ("eagle's tree", "cool, top-k"),
         ("eagle among others", "all"),
-        ("medusa", "plain"),
-        ("medusa", "all"),
-        ("mtp", "plain"),
-        ("mtp", "all"),
-        ("dflash", "plain"),
-        ("dflash", "all"),
     ],
 )
 def test_answers_have_the_law_of_the_target(setting: str, sampling: str) -> None:

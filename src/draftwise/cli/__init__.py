@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from draftwise import __version__
+from draftwise.checks import refuse_removed
 from draftwise.cli import lab
 from draftwise.cli.failures import refusals as refusals
 from draftwise.cli.failures import standing_streams
@@ -65,12 +66,26 @@ def tidied(command: Any) -> Any:
     """Set up a command, or a group with its commands: ``-h`` works, and flags show no type."""
     command.context_settings.setdefault("help_option_names", ["--help", "-h"])
     command.get_help_option = functools.partial(_help_option, command.get_help_option)
+    for read in {"parse_args", "resolve_command"} & set(dir(command)):
+        setattr(command, read, functools.partial(_refusing_removed, getattr(command, read)))
     for option in command.params:
         if getattr(option, "is_flag", False):
             option.metavar = ""
     for inner in getattr(command, "commands", {}).values():
         tidied(inner)
     return command
+
+
+def _refusing_removed(read: Callable[..., Any], ctx: Any, args: list[str]) -> Any:
+    """Call ``read``; if it knows an option or command no more, say what to do instead."""
+    try:
+        return read(ctx, args)
+    except Exception as error:
+        option = getattr(error, "option_name", None)
+        with refusals():
+            what = f"option {option}" if option else f"command {ctx.info_name} {' '.join(args[:1])}"
+            refuse_removed(what)
+        raise
 
 
 def _help_option(make: Callable[[Any], Any], ctx: Any) -> Any:
@@ -92,6 +107,8 @@ class Commands(TyperGroup):
         """The command; while the list is printed, a placeholder with its help line."""
         line = COMMANDS.get(cmd_name) or lab.COMMANDS.get(cmd_name)
         if line is None:
+            with refusals():
+                refuse_removed(f"command {cmd_name}")
             return None
         if self.is_listing:
             return TyperCommand(cmd_name, help=line)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         write as write_datastore,
     )
     from draftwise.drafters.eagle import EagleDrafter as EagleDrafter, EagleRunner
-    from draftwise.drafters.experimental.heads import DFlashDrafter, MedusaDrafter
     from draftwise.drafters.lm import ROOM, LMDrafter as LMDrafter, LMRunner, Window
     from draftwise.drafters.lookup import LookupDrafter
     from draftwise.drafters.model_session import Chain, NeuralSession

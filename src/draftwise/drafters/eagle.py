@@ -1,4 +1,4 @@
-"""EAGLE and MTP heads as drafters: one layer over the target's hidden states."""
+"""EAGLE heads as drafters: one layer over the target's hidden states."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def head_tree(depth: int | None, top_k: int | None, total_tokens: int | None) ->
 
 
 class EagleDrafter:
-    """An EAGLE or MTP head: one layer over the target's hidden states.
+    """An EAGLE head: one layer over the target's hidden states.
 
     Source: EAGLE (Li et al. 2024) for chains; EAGLE-2 (Li et al. 2024), section 4, for trees
     (``grow``); EAGLE-3 (Li et al. 2025). Differs: chains are sampled from q, where the authors
@@ -106,7 +106,7 @@ class HiddenStateRunner(DraftModelRunner):
 
 
 class EagleRunner(HiddenStateRunner):
-    """Runs an EAGLE or MTP head. Slot s takes token s + 1 and the target's states after token s,
+    """Runs an EAGLE head. Slot s takes token s + 1 and the target's states after token s,
     and yields q of position s + 2. Slots of a draft are removed after verification, so all others
     were computed from the target's states.
     """

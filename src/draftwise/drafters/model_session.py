@@ -81,15 +81,13 @@ def _best(scores: Tensor, num: int) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class DraftInput:
     """Input of one row: text and draft, up to ``end`` tokens of both. num: last positions whose
-    logits are returned, at least 1. ahead: tokens that will be drawn after them. most: feed at most
-    this many uncached tokens, the last ones.
+    logits are returned, at least 1. most: feed at most this many uncached tokens, the last ones.
     """
 
     context: Context
     end: int
     num: int = 1
     drafted: Sequence[int] = ()
-    ahead: int = 0
     most: int | None = None
 
     @property
@@ -104,18 +102,17 @@ class DraftModelRunner(ABC):
     """Runs one kind of network on its KV cache and returns logits; samples nothing.
 
     Position t of a text is that of its t-th token, from 0; q of position t is conditioned on the
-    tokens before it. remembers: whether it caches the tokens fed. resumes: whether it can draft
-    after tokens that it did not draw.
+    tokens before it. resumes: whether it can draft after tokens that it did not draw.
     """
 
-    remembers, resumes = True, False
+    resumes = False
 
     def __init__(self, cache: RaggedCache) -> None:
         self._cache = cache
 
     @property
-    def probe_tokens(self) -> int | None:
-        """Maximum number of tokens that a probe processes; None = the whole text."""
+    def probe_tokens(self) -> int:
+        """Maximum number of tokens that a probe processes."""
         return min(PROBE_TOKENS, self._cache.capacity)
 
     @property
@@ -210,8 +207,7 @@ def prefill_logits(
     ``nums`` positions; chains store q of their copied tokens, for scoring (``offpath_probs``).
     """
     readings = [
-        DraftInput(c.context, c.end, num, c.tokens, c.length - len(c.tokens))
-        for c, num in zip(chains, nums, strict=True)
+        DraftInput(c.context, c.end, num, c.tokens) for c, num in zip(chains, nums, strict=True)
     ]
     logits, hidden = reader.read(readings)
     q = warped(logits, [reading.span for reading in readings])
@@ -694,7 +690,7 @@ class NeuralSession:
         return [trees.get(c.context.row) or c.draft(self._name) for c in chains]
 
     def num_uncached_tokens(self, context: Context) -> int:
-        if not self._reader.remembers or self._reader.follow(context) < 1:
+        if self._reader.follow(context) < 1:
             return 0
         return max(0, self._reader.num_unread(context, len(context.tokens) - 1))
 

@@ -17,15 +17,11 @@ if TYPE_CHECKING:
     from draftwise.nn.cpu.compiled import CompiledSteps
     from draftwise.nn.cpu.layout import Prepacked, lay_out, put_back, weights_of
     from draftwise.nn.cpu.packed import GROUP, PRECISIONS, four_bits, pack
-    from draftwise.nn.heads.parallel import (
-        BlockShape, DFlashHead, MedusaHeads, load_dflash_head, load_medusa_heads,
-    )
     from draftwise.nn.heads.eagle import (
         LAYOUTS, EagleConfig, EagleHead, LentHead, default_taps, load_head, read as read_head,
         rope_of, rotary_table, save_head, turned,
     )
     from draftwise.nn.heads.files import read_weights
-    from draftwise.nn.heads.mtp import MtpHead, MtpStyle, load_mtp_head
     from draftwise.nn.hidden_states import HiddenStates, HiddenStateHooks
     from draftwise.nn.hybrid.kernels import (
         FAMILIES, STEPS, Call, Family, bound_arguments, states_after,

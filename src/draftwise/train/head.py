@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 from draftwise.files import replacing, write_text
 from draftwise.install import hint
 from draftwise.nn.heads.files import read_settings, read_weights
-from draftwise.nn.heads.parallel import ResBlock
 from draftwise.nn.model import CausalModel
 from draftwise.train.answers import SamplingTask, continuations
 from draftwise.train.data import Text, answer_hidden, answer_logits, groups, pad
@@ -29,6 +28,18 @@ from draftwise.types import DraftwiseError, Floats
 
 NUM_BINS, HELD_OUT = 10, 10  # bins of predictions; every tenth text is held out
 _TEXTS_A_CHUNK, _TOKENS_A_BATCH, _MOST_LOGITS = 64, 4096, 1 << 26
+
+
+class ResBlock(nn.Module):
+    """x + SiLU(Wx + b)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, states: Tensor) -> Tensor:
+        added: Tensor = states + nn.functional.silu(self.linear(states))
+        return added
 
 
 class AcceptanceHead(nn.Module):

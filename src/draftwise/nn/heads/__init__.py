@@ -1,1 +1,1 @@
-"""Draft heads that read a target's hidden states: EAGLE, MTP, DFlash and Medusa."""
+"""Draft heads that read a target's hidden states: EAGLE."""

@@ -1,1 +1,0 @@
-"""Drafters that were tested with random heads only: MTP, DFlash and Medusa."""
