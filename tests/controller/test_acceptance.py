@@ -11,7 +11,6 @@ from draftwise.controller import (
     AFTER_FOUND,
     AFTER_KIND,
     AFTER_MATCH,
-    BRANCHES,
     DISCOUNT,
     FOUND,
     GROUP,
@@ -168,17 +167,6 @@ def test_retrieval_after_the_model_is_counted_apart() -> None:
     assert known.facts[0, GROUP] == 3
     take(known, tables, proposal=[5, 6], match=3)  # no draft in between
     assert tables.after[3, MOST] == 0
-
-
-@pytest.mark.parametrize(("emitted", "direction"), [([1, 9], -1), ([7, 8], 1)])
-def test_pairs_learn_what_the_second_branch_adds(emitted: list[int], direction: int) -> None:
-    known, tables = world()
-    known.tokens[0, MODEL, 0], known.tokens[0, OWN, 0] = 5, 7
-    known.facts[0, [OFFERED, PLAYED_MODEL, FOUND, PLAYED_MATCH, BRANCHES]] = 1
-    known.survival[0, MODEL, 0], known.survival[0, OWN, 0] = 0.5, 0.4
-    before = tables.joint[0] / tables.joint[1]
-    learn(known, tables, emitted)
-    assert (tables.joint[0] / tables.joint[1] - before) * direction > 0
 
 
 def test_learning_recovers_planted_hazards() -> None:

@@ -25,7 +25,6 @@ from draftwise.controller import (
     choose_drafts,
     new_slots,
 )
-from draftwise.controller import BRANCHES as PAIR
 from draftwise.types import Floats
 
 LENGTH = 4
@@ -48,66 +47,47 @@ def batch(seed: int, num: int, only_model: bool = False) -> Slots:
     return known
 
 
-def worth(known: Slots, slot: int, deep: int, flat: int, pair: int, joint: float) -> float:
+def worth(known: Slots, slot: int, num_model: int, num_match: int) -> float:
     """Expected tokens of one draft, written out directly."""
     model, match, after = known.survival[slot]
-    if pair:
-        total = 0.0
-        for j in range(max(deep, flat)):
-            one = model[j] if j < deep else 0.0
-            two = match[j] if j < flat else 0.0
-            total += max(one, two) + joint * min(one, two) * (1 - max(one, two))
-        return total
-    if deep and flat:
-        return float(model[:deep].sum() + model[deep - 1] * after[:flat].sum())
-    return float(model[:deep].sum() + match[:flat].sum())
+    if num_model and num_match:
+        return float(model[:num_model].sum() + model[num_model - 1] * after[:num_match].sum())
+    return float(model[:num_model].sum() + match[:num_match].sum())
 
 
-def options(known: Slots, slot: int, branches: bool) -> list[tuple[int, int, int]]:
-    """All drafts that a request may have: the model's, retrieval's, mixed, or two branches."""
+def options(known: Slots, slot: int) -> list[tuple[int, int]]:
+    """All drafts that a request may have: the model's, retrieval's, or the latter after both."""
     facts = known.facts[slot]
     room = int(facts[ROOM])
     offered, found = min(int(facts[OFFERED]), room), min(int(facts[FOUND]), room)
-    every = [(k, 0, 0) for k in range(offered + 1)] + [(0, k, 0) for k in range(1, found + 1)]
+    every = [(k, 0) for k in range(offered + 1)] + [(0, k) for k in range(1, found + 1)]
     if facts[OFFERED] and offered == facts[OFFERED]:
         most = min(int(facts[AFTER_FOUND]), room - offered)
-        every += [(offered, k, 0) for k in range(1, most + 1)]
-    if branches:
-        every += [(d, f, 1) for d in range(1, offered + 1) for f in range(1, found + 1)]
+        every += [(offered, k) for k in range(1, most + 1)]
     return every
 
 
-def chosen(
-    known: Slots, branches: bool, seconds: Floats, rate: float, joint: float
-) -> tuple[float, int, float, list[list[int]], list[list[int]]]:
-    """The outputs of ``choose``: net value, tokens, price, chains and second branches."""
+def chosen(known: Slots, seconds: Floats, rate: float) -> tuple[float, int, list[list[int]]]:
+    """The outputs of ``choose``: net value, tokens, and the draft of each request."""
     num = len(known.facts)
-    drafts, bounds = np.zeros((2, num * LENGTH), np.int32), np.zeros((2, num + 1), np.int64)
-    drafted, expected, price = choose_drafts(
-        np.arange(num), known, joint, branches, seconds, rate, drafts, bounds
-    )
-    written = [
-        [drafts[side, bounds[side, i] : bounds[side, i + 1]].tolist() for i in range(num)]
-        for side in (0, 1)
-    ]
-    return expected - rate * seconds[drafted], drafted, price, written[0], written[1]
+    drafts, bounds = np.zeros(num * LENGTH, np.int32), np.zeros(num + 1, np.int64)
+    drafted, expected, _ = choose_drafts(np.arange(num), known, seconds, rate, drafts, bounds)
+    written = [drafts[bounds[i] : bounds[i + 1]].tolist() for i in range(num)]
+    return expected - rate * seconds[drafted], drafted, written
 
 
 @given(
-    seed=st.integers(0, 10**6), num=st.integers(1, 3), branches=st.booleans(),
-    stair=st.integers(0, 8), slope=st.floats(0.0, 0.6),
+    seed=st.integers(0, 10**6), num=st.integers(1, 3), stair=st.integers(0, 8),
+    slope=st.floats(0.0, 0.6),
 )  # fmt: skip
 @settings(deadline=None, max_examples=80)
-def test_no_combination_is_better(
-    seed: int, num: int, branches: bool, stair: int, slope: float
-) -> None:
+def test_no_combination_is_better(seed: int, num: int, stair: int, slope: float) -> None:
     """Exact but for whole segments of a hull and the bins of the price."""
-    known, joint, rate = batch(seed, num), 0.5, 100.0
+    known, rate = batch(seed, num), 100.0
     seconds = 0.01 + slope / rate * np.arange(25) + 0.02 * (np.arange(25) > stair)
-    got, drafted, _, chains, seconds_branches = chosen(known, branches, seconds, rate, joint)
+    got, drafted, drafts = chosen(known, seconds, rate)
     every = [
-        [(d + f, worth(known, slot, d, f, p, joint)) for d, f, p in options(known, slot, branches)]
-        for slot in range(num)
+        [(a + b, worth(known, slot, a, b)) for a, b in options(known, slot)] for slot in range(num)
     ]
     best = -np.inf
     for combination in itertools.product(*every):
@@ -115,11 +95,11 @@ def test_no_combination_is_better(
         best = max(best, sum(gain for _, gain in combination) - rate * seconds[tokens])
     # the loss from indivisible parts: the gain of the widest segment of a hull
     whole = 0.0
-    if any(len({w for w, _ in options_of}) < len(options_of) for options_of in every) or branches:
+    if any(len({w for w, _ in options_of}) < len(options_of) for options_of in every):
         whole = 1.0
     assert got <= best + 1e-9
     assert got >= best - whole - drafted / NUM_PRICES - 1e-9
-    assert sum(map(len, chains)) + sum(map(len, seconds_branches)) == drafted
+    assert sum(map(len, drafts)) == drafted
 
 
 @given(
@@ -133,7 +113,7 @@ def test_with_one_drafter_the_choice_is_the_best_there_is(
     if not equal:  # weights whose prices stay in the range of the bins
         known.worth[:] = np.random.default_rng(seed).uniform(0.2, 1.0, num)
     seconds = 0.01 + 0.002 * np.arange(20) + 0.01 * (np.arange(20) > stair)
-    got, drafted, _, chains, _ = chosen(known, False, seconds, rate, 0.5)
+    got, drafted, chains = chosen(known, seconds, rate)
     gains = sorted(
         (
             known.worth[slot] * known.survival[slot, MODEL, j]
@@ -156,7 +136,7 @@ def test_free_room_under_a_stair_is_used_and_no_more() -> None:
     known.survival[:, MODEL] = np.cumprod(np.full((4, LENGTH), 0.5), axis=1)
     known.facts[:, [OFFERED, ROOM]] = LENGTH
     seconds = np.where(np.arange(17) <= 6, 0.01, 1.0)
-    _, drafted, _, _, _ = chosen(known, False, seconds, 100.0, 0.5)
+    _, drafted, _ = chosen(known, seconds, 100.0)
     assert drafted == 6
 
 
@@ -165,17 +145,14 @@ def test_the_drafts_are_the_parts_that_were_bought() -> None:
     known.tokens[:] = np.arange(3 * LENGTH).reshape(3, LENGTH)
     known.survival[0, MODEL], known.survival[0, AFTER] = 0.9, 0.9
     known.survival[1, OWN] = 0.9
-    known.survival[2, MODEL], known.survival[2, OWN] = 0.6, 0.6
+    known.survival[2, MODEL], known.survival[2, OWN] = 0.6, 0.5
     known.facts[:, ROOM] = LENGTH
     known.facts[0, [OFFERED, AFTER_FOUND]] = 2
     known.facts[1, FOUND] = 3
     known.facts[2, [OFFERED, FOUND]] = 2
-    _, _, _, chains, seconds = chosen(known, True, np.full(25, 0.01), 100.0, 1.0)
-    assert chains == [[0, 1, 8, 9], [4, 5, 6], [0, 1]]
-    assert seconds == [[], [], [4, 5]]
-    assert known.facts[:, [PLAYED_MODEL, PLAYED_MATCH, PAIR]].tolist() == [
-        [2, 2, 0], [0, 3, 0], [2, 2, 1]
-    ]  # fmt: skip
+    _, _, drafts = chosen(known, np.full(25, 0.01), 100.0)
+    assert drafts == [[0, 1, 8, 9], [4, 5, 6], [0, 1]]
+    assert known.facts[:, [PLAYED_MODEL, PLAYED_MATCH]].tolist() == [[2, 2], [0, 3], [2, 0]]
 
 
 @given(

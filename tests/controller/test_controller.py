@@ -35,7 +35,6 @@ class Engine:
         self.wide_s, self.rng, self.num_answer = wide_s, random.Random(seed), num_answer
         self.texts: dict[str, tuple[list[int], int]] = {}
         self.chains: dict[str, list[int]] = {}
-        self.branches: dict[str, list[int]] = {}
         self.num_begun = self.tokens = self.drafted = 0
         self.seconds = self.plain_s = 0.0
         self.log: list[tuple[float, float]] = []
@@ -51,7 +50,7 @@ class Engine:
         name = f"request {self.num_begun}"
         self.num_begun += 1
         self.texts[name] = text, 40
-        self.chains[name] = self.branches[name] = []
+        self.chains[name] = []
         self.controller.begin(name, text[:40])
 
     def step(self, pause_s: float = 0.0, own_s: float = 0.0) -> None:
@@ -59,15 +58,13 @@ class Engine:
             self._new()
         controller, names = self.controller, list(self.texts)
         length = controller.num_to_draft
-        drafted = sum(len(self.chains[n]) + len(self.branches[n]) for n in names)
+        drafted = sum(len(self.chains[n]) for n in names)
         seconds = 0.006 + self.wide_s * drafted + (1e-4 + 3e-4 * length) * (length > 0)
         seconds += pause_s
         emitted = []
         for name in names:
             text, at = self.texts[name]
-            kept = max(
-                _in_common(draft, text[at:-1]) for draft in (self.chains[name], self.branches[name])
-            )
+            kept = _in_common(self.chains[name], text[at:-1])
             emitted.append(text[at : at + kept + 1])
             self.texts[name] = text, at + kept + 1
         self.log.append((0.006 * sum(map(len, emitted)) / len(names), seconds))
@@ -95,10 +92,8 @@ class Engine:
                 [t if self.rng.random() < self.right else 999 for t in text[at : at + length]]
             )
         chains = self.controller.choose(names, rooms, offers if length else None)
-        branches = self.controller.branches or [[] for _ in names]
         assert all(len(c) <= room for c, room in zip(chains, rooms, strict=True))
         self.chains = dict(zip(names, chains, strict=True))
-        self.branches = dict(zip(names, branches, strict=True))
 
     def speed(self, begin: int = 0) -> float:
         """Speed relative to plain decoding."""
@@ -110,12 +105,11 @@ def _in_common(draft: list[int], truth: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(draft), len(truth)))
 
 
-@pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("num", [1, 5])
-def test_compiled_and_interpreted_are_equal(num: int, branches: bool) -> None:
+def test_compiled_and_interpreted_are_equal(num: int) -> None:
     """Acceptance, costs and choices give the same drafts and the same state in both versions."""
     pytest.importorskip("numba")
-    module, limits = interpreted("controller"), Limits(model=True, branches=branches)
+    module, limits = interpreted("controller"), Limits(model=True)
     assert not hasattr(module.choose, "signatures")
     engines = [Engine(made(limits), num) for made in (Controller, module.Controller)]
     for _ in range(150):
@@ -123,7 +117,6 @@ def test_compiled_and_interpreted_are_equal(num: int, branches: bool) -> None:
             engine.step()
         first, second = engines
         assert first.chains == second.chains
-        assert first.branches == second.branches
     states = [engine.controller.state() for engine in engines]
     numbers = [list(_numbers(state)) for state in states]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-9)
@@ -139,14 +132,12 @@ def _numbers(state: Any) -> Iterator[float]:
         yield state
 
 
-@pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("num", [1, 8])
-def test_drafts_where_it_pays(num: int, branches: bool) -> None:
-    engine = Engine(Controller(Limits(model=True, branches=branches)), num)
+def test_drafts_where_it_pays(num: int) -> None:
+    engine = Engine(Controller(Limits(model=True)), num)
     for _ in range(300):
         engine.step()
     assert engine.speed(50) > 1.7
-    assert bool(engine.controller.branches) == branches
 
 
 def test_never_slower_where_nothing_can_be_drafted() -> None:
@@ -213,11 +204,10 @@ def test_measuring_plain_decoding_costs_little() -> None:
     assert 4 <= num_plain <= 10
 
 
-@pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("num", [1, 4, 16])
-def test_first_drafts_are_short_and_for_all_requests(num: int, branches: bool) -> None:
+def test_first_drafts_are_short_and_for_all_requests(num: int) -> None:
     """The first drafts have 1 token each, then 2, and at most twice the longest that was timed."""
-    controller = Controller(Limits(branches=branches))
+    controller = Controller(Limits())
     names = [str(row) for row in range(num)]
     for row, name in enumerate(names):
         controller.begin(name, [100 * row + i % 30 for i in range(120)])
@@ -313,22 +303,6 @@ def test_promises_are_kept(num: int) -> None:
         engine.step()
     controller = engine.controller
     assert controller.promised == pytest.approx(controller.kept, rel=0.03)
-
-
-def test_a_second_opinion_that_says_the_same_does_not_count_twice() -> None:
-    """The head copies retrieval's proposals, so a second branch would add nothing."""
-
-    class Copier(Engine):
-        def choose(self, length: int) -> None:
-            self.right = 1.0 if self.controller.num_to_draft else 0.0
-            super().choose(length)
-
-    apart = Engine(Controller(Limits(model=True, branches=True)), 4, wide_s=2e-4)
-    copier = Copier(Controller(Limits(model=True, branches=True)), 4, wide_s=2e-4)
-    for engine in (apart, copier):
-        for _ in range(400):
-            engine.step()
-    assert copier.speed(100) >= 0.98 * max(1.0, apart.speed(100))
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -27,7 +27,7 @@ import draftwise
 CONSTANTS = {
     "acceptance": (
         "DISCOUNT", "REQUEST_DISCOUNT", "REQUEST_WEIGHT", "PRIOR_WEIGHT", "LOWEST",
-        "JOINT_DISCOUNT", "AFTER_DISCOUNT", "AFTER_PRIOR", "AFTER_WEIGHT",
+        "AFTER_DISCOUNT", "AFTER_PRIOR", "AFTER_WEIGHT",
     ),
     "choice": ("FORGET", "NUM_PRICES"),
     "costs": (

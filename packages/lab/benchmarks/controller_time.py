@@ -68,8 +68,8 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return 1e3 * (time.thread_time() - begin_s), result
 
 
-def steps(texts: list[list[int]], num: int, branches: bool, idle: bool) -> dict[str, Any]:
-    controller = Controller(Limits(model=not idle, branches=branches))
+def steps(texts: list[list[int]], num: int, idle: bool) -> dict[str, Any]:
+    controller = Controller(Limits(model=not idle))
     rng = random.Random(num)
     batch = requests(texts, num)
     if idle:
@@ -80,32 +80,31 @@ def steps(texts: list[list[int]], num: int, branches: bool, idle: bool) -> dict[
     while controller.work():
         pass
     at = [0] * num
-    chains, pairs, length = [[] for _ in names], [[] for _ in names], 0
+    drafts, length = [[] for _ in names], 0
     times: list[tuple[float, float]] = []
     gc.disable()
     while max(at) < ANSWER - 40:
         emitted = []
         for row, (_, answer) in enumerate(batch):
             truth = answer[at[row] :]
-            kept = max(_in_common(draft, truth) for draft in (chains[row], pairs[row]))
+            kept = _in_common(drafts[row], truth)
             emitted.append(truth[: kept + 1])
             at[row] += kept + 1
-        drafted = sum(map(len, chains)) + sum(map(len, pairs))
+        drafted = sum(map(len, drafts))
         step = Step(num, num + drafted, (6 + 0.01 * (num + drafted) + 0.4 * length) / 1e3, length)
         offers = [
             [token if rng.random() < RIGHT else 0 for token in answer[place : place + length]]
             for place, (_, answer) in zip(at, batch, strict=True)
         ] if length else None  # fmt: skip
         learnt_ms, _ = timed(lambda s=step, e=emitted: controller.observe(s, names, e))
-        chosen_ms, chains = timed(lambda o=offers: controller.choose(names, [LIMIT] * num, o))
+        chosen_ms, drafts = timed(lambda o=offers: controller.choose(names, [LIMIT] * num, o))
         work_ms, _ = timed(controller.work)
-        pairs = controller.branches or [[] for _ in names]
         length = controller.num_to_draft
         times.append((learnt_ms + chosen_ms, work_ms))
     gc.enable()
     step_ms, work_ms = np.array(times[WARM_UP:]).T
     return {
-        "requests": num, "branches": branches, "idle": idle, "steps": len(step_ms),
+        "requests": num, "idle": idle, "steps": len(step_ms),
         "tokens_a_step": sum(at) / len(times) / num, "step_ms": float(np.median(step_ms)),
         "p99_ms": float(np.percentile(step_ms, 99)), "work_ms": float(np.median(work_ms)),
     }  # fmt: skip
@@ -191,11 +190,7 @@ def compiling() -> dict[str, Any]:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     warm_up()
     texts = sources(seed=0)
-    rows = [
-        steps(texts, num, branches, idle)
-        for num in args.requests
-        for branches, idle in ((False, False), (True, False), (False, True))
-    ]
+    rows = [steps(texts, num, idle) for num in args.requests for idle in (False, True)]
     show(rows, "a step")
     opened = [prompts(texts, num, repeats) for num, repeats in ((2000, 200), (128_000, 20))]
     show(opened, "a prompt")

@@ -136,7 +136,6 @@ class Row:
     number: int
     known: int = 2
     draft: Sequence[int] = ()
-    branch: Sequence[int] = ()
 
     @property
     def name(self) -> str:
@@ -206,7 +205,7 @@ class Rule:
 
 class Fixed(Rule):
     """Up to ``match`` retrieved tokens if there is a match, else ``length`` of the head. how: "or"
-    for either, "then" for retrieval after the head's tokens, "and" for both as branches."""
+    for either, "then" for retrieval after the head's tokens."""
 
     def __init__(self, length: int, match: int = 0, how: str = "or") -> None:
         self.length, self._match, self._how = length, match, how
@@ -224,8 +223,6 @@ class Fixed(Rule):
             return kept + (min(max(right, 0), more) if kept == num else 0), num + more
         right, most = row.lookup()
         found = min(self._match, most, room) if right >= 0 else 0
-        if self._how == "and":
-            return max(kept, min(max(right, 0), found)), num + found
         return (min(right, found), found) if found else (kept, num)
 
 
@@ -441,13 +438,13 @@ class Informed(Controller):
         slots, believed = np.array([self._slots[name] for name in names]), known.survival.copy()
         for slot, row in zip(slots, self.rows, strict=True):
             self._tell(slot, np.array(row.text.answer[row.known :]))
-        known.facts[slots, acceptance.PLAYED_MODEL : acceptance.BRANCHES + 1] = 0
+        known.facts[slots, acceptance.PLAYED_MODEL : acceptance.LAST] = 0
         context = int(known.facts[slots, acceptance.LENGTH].sum())
         seconds = self.costs.seconds(num, context, 0, self._most_tokens(num))
         rate = self._rate(0, num, seconds.item(0))
-        choice.choose(slots, known, self._joint, False, seconds, rate, self._drafts, self._bounds)
+        choice.choose(slots, known, seconds, rate, self._drafts, self._bounds)
         known.survival[:] = believed
-        return self._read(0, num)
+        return self._read(num)
 
     def _tell(self, slot: int, truth: np.ndarray) -> None:
         """Set which of a request's drafted tokens are right."""
@@ -547,13 +544,13 @@ class Run:
 
 
 def drive(
-    texts: Sequence[Text], size: int, prices: Prices, seed: int, branches: bool = False,
-    double_after: int = 0, knows: Sequence[str] = (), closed: bool = False, late: float = 0.0,
+    texts: Sequence[Text], size: int, prices: Prices, seed: int, double_after: int = 0,
+    knows: Sequence[str] = (), closed: bool = False, late: float = 0.0,
 ) -> Run:  # fmt: skip
     """Run the controller as an engine does; closed: record all steps, and announce answer lengths.
     late: standard deviation, in plain steps, of the time at which a step is reported; a step that
     is reported late appears long, and the next one short."""
-    limits = Limits(model=True, branches=branches)
+    limits = Limits(model=True)
     run = Run(Informed(limits, prices, knows) if knows else Controller(limits))
     controller, rng = run.controller, random.Random(seed + 1)
     source = Source(texts, size, seed, closed)
@@ -570,7 +567,7 @@ def drive(
         num, names = len(rows), [row.name for row in rows]
         if double_after and len(run.steps) == double_after:
             prices.factor = 2.0
-        tokens = num + sum(len(row.draft) + len(row.branch) for row in rows)
+        tokens = num + sum(len(row.draft) for row in rows)
         seconds = prices.ms(tokens, num, context / num, length) / 1e3
         plain = prices.ms(num, num, context / num, 0) / 1e3
         emitted = [_emit(row) for row in rows]
@@ -612,20 +609,16 @@ def _choose(controller: Controller, rows: list[Row], length: int, rng: random.Ra
     begin_s = time.thread_time()
     chains = controller.choose(names, rooms, offers if length else None)
     own_s = time.thread_time() - begin_s
-    branches = controller.branches or [[]] * len(rows)
-    for row, chain, branch in zip(rows, chains, branches, strict=True):
-        row.draft, row.branch = chain, branch
+    for row, chain in zip(rows, chains, strict=True):
+        row.draft = chain
     if isinstance(controller, Informed):
         controller.foresee()
     return own_s
 
 
 def _num_right(row: Row) -> int:
-    truth, kept = row.text.answer[row.known :], 0
-    for draft in (row.draft, row.branch):
-        pairs = zip(draft, truth, strict=False)
-        kept = max(kept, next((i for i, (a, b) in enumerate(pairs) if a != b), len(draft)))
-    return kept
+    pairs = zip(row.draft, row.text.answer[row.known :], strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(row.draft))
 
 
 def _emit(row: Row) -> list[int]:
@@ -639,7 +632,6 @@ SIMPLE = {
     "l4|e2": (2, 4), "l8|e3": (3, 8), "l16|e5": (5, 16),
 }  # fmt: skip
 CHAINS = {f"e{k}>l{m}": (k, m, "then") for k in (2, 3) for m in (4, 8)}
-PAIRS = {f"l{m}+e{k}": (k, m, "and") for m, k in ((4, 2), (8, 3), (16, 3), (16, 5))}
 SHIPPED: dict[str, Callable[[], Rule]] = {
     "vllm": lambda: AdaptiveVerification(5), "ladder": Ladder,
     "throughput": lambda: ThroughputAware(1), "smart": lambda: Marginal(5),
@@ -656,32 +648,31 @@ def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> 
     def relative(rule: Rule) -> float:
         return play(texts, size, prices, rule, 0) / plain
 
-    simple, chains, pairs = (
+    simple, chains = (
         {name: relative(Fixed(*options)) for name, options in rules.items()}
-        for rules in (SIMPLE, CHAINS, PAIRS)
+        for rules in (SIMPLE, CHAINS)
     )
     papers = {name: relative(Papers(name, name == "normalhedge")) for name in PAPERS}
     best, oracle = max(simple, key=simple.__getitem__), relative(Oracle())
     found: dict[str, Any] = {
         "requests": size, "best": best, "best_speed": simple[best],
-        "best_chain": max(chains.values()), "best_pair": max(pairs.values()), "oracle": oracle,
+        "best_chain": max(chains.values()), "oracle": oracle,
         **{name: relative(make()) for name, make in SHIPPED.items()},
         "best_paper": max(papers.values()),
     }  # fmt: skip
-    for name, branches in (("chain", False), ("tree", True)):
-        runs = [drive(texts, size, prices, seed, branches) for seed in seeds]
-        speed = float(np.mean([run.speed() for run in runs]))
-        found |= {
-            name: speed,
-            f"{name}_counted": float(np.mean([run.speed(counted=True) for run in runs])),
-            f"{name}_of_best": speed / simple[best],
-            f"{name}_gap": (speed - simple[best]) / (oracle - simple[best]),
-            f"{name}_cold": float(np.mean([run.speed(first_s=2.0) for run in runs])),
-            f"{name}_promised": float(np.mean([run.all_promised for run in runs])),
-            f"{name}_promised_least": min(run.promised()[0] for run in runs),
-            f"{name}_promised_most": max(run.promised()[1] for run in runs),
-        }
-    return found | {"rules": {**simple, **chains, **pairs, **papers}}
+    runs = [drive(texts, size, prices, seed) for seed in seeds]
+    speed = float(np.mean([run.speed() for run in runs]))
+    found |= {
+        "chain": speed,
+        "chain_counted": float(np.mean([run.speed(counted=True) for run in runs])),
+        "chain_of_best": speed / simple[best],
+        "chain_gap": (speed - simple[best]) / (oracle - simple[best]),
+        "chain_cold": float(np.mean([run.speed(first_s=2.0) for run in runs])),
+        "chain_promised": float(np.mean([run.all_promised for run in runs])),
+        "chain_promised_least": min(run.promised()[0] for run in runs),
+        "chain_promised_most": max(run.promised()[1] for run in runs),
+    }
+    return found | {"rules": {**simple, **chains, **papers}}
 
 
 def gap(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> dict[str, Any]:
@@ -836,8 +827,7 @@ def served(
 
 LINES = {
     "oracle": ("oracle, one drafter", "k:"),
-    "tree": ("draftwise, two branches", "C0-"),
-    "chain": ("draftwise, one chain", "C1-"),
+    "chain": ("draftwise", "C1-"),
     "best_speed": ("best fixed rule, in hindsight", "C2--"),
     "best_paper": ("best policy of the papers", "C3-."),
     "vllm": ("vLLM, adaptive verification", "C7-"),
@@ -898,7 +888,7 @@ def open_traffic(args: argparse.Namespace, texts: list[Text], prices: Prices) ->
         if args.safety:
             safe += safety(texts, size, prices)
     names = [name for name in cells[0] if name != "rules"]
-    for part in (names[:11], *([names[0], *names[i : i + 8]] for i in (11, 19))):
+    for part in (names[:10], [names[0], *names[10:]]):
         show([{name: row[name] for name in part} for row in cells], args.model)
     times = arrivals(args.arrivals, 300) if args.arrivals else []
     ways = (False, True) if times else ()

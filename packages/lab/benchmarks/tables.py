@@ -195,20 +195,17 @@ def sglang() -> str:
 
 def own_time() -> str:
     steps = load("controller_time")["steps"]
-    chains, trees, idle = (
-        [row for row in steps if (row["branches"], row["idle"]) == kind]
-        for kind in ((False, False), (True, False), (False, True))
-    )
+    busy, idle = ([row for row in steps if row["idle"] == kind] for kind in (False, True))
 
     def ms(row: Any, *keys: str) -> list[str]:
         return [num(row[key], 3) for key in keys]
 
     step, rows = ("step_ms", "p99_ms"), []
-    for chain, tree, none in zip(chains, trees, idle, strict=True):
-        own = [*ms(chain, *step), *ms(tree, *step), *ms(chain, "work_ms"), *ms(none, *step)]
-        rows.append([str(chain["requests"]), *own])
-    heads = ["requests", "one chain", "p99", "two branches", "p99", "during the forward"]
-    return table([*heads, "nothing to draft", "p99"], rows)
+    for drafts, none in zip(busy, idle, strict=True):
+        own = [*ms(drafts, *step), *ms(drafts, "work_ms"), *ms(none, *step)]
+        rows.append([str(drafts["requests"]), *own])
+    heads = ["requests", "drafts", "p99", "during the forward", "nothing to draft", "p99"]
+    return table(heads, rows)
 
 
 def gpu_check() -> str:
@@ -237,11 +234,9 @@ def _gpu(part: str, heads: dict[str, str]) -> str:
     rows = []
     for model, file in GPU_MODELS.items():
         for cell in load(file)[part]:
-            counted = {
-                f"{name}_of_best": cell[name] / cell["best_speed"]
-                for name in ("chain_counted", "tree_counted") if name in cell
-            }  # fmt: skip
-            found = cell | counted
+            found = dict(cell)
+            if "chain_counted" in cell:
+                found["chain_counted_of_best"] = cell["chain_counted"] / cell["best_speed"]
             rows.append([model, str(cell["requests"]), *(num(found[name]) for name in heads)])
     return table(["costs", "requests", *heads.values()], rows)
 
@@ -250,9 +245,7 @@ def gpu_draftwise() -> str:
     heads = {
         "best_speed": "best fixed rule", "chain": "chain", "chain_counted": "own time counted",
         "chain_of_best": "of best", "chain_counted_of_best": "of best, counted",
-        "tree": "two branches", "tree_counted": "own time counted", "tree_of_best": "of best",
-        "tree_counted_of_best": "of best, counted", "chain_gap": "gap closed",
-        "chain_cold": "first 2 s",
+        "chain_gap": "gap closed", "chain_cold": "first 2 s",
         "chain_promised": "promised / accepted", "chain_promised_least": "least over 200",
         "chain_promised_most": "most over 200",
     }  # fmt: skip
@@ -262,7 +255,7 @@ def gpu_draftwise() -> str:
 def gpu_others() -> str:
     heads = {
         "chain": "draftwise", "best_chain": "best fixed chain of both",
-        "best_pair": "best fixed pair of branches", "vllm": "vLLM, adaptive",
+        "vllm": "vLLM, adaptive",
         "throughput": "SGLang, throughput", "ladder": "SGLang, ladder", "smart": "SMART",
         "best_paper": "best paper", "oracle": "oracle",
     }  # fmt: skip

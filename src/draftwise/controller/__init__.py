@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise.controller.acceptance import (
-        AFTER, AFTER_FOUND, AFTER_KIND, AFTER_MATCH, BRANCHES, DISCOUNT, FOUND, GROUP, KIND, LAST,
+        AFTER, AFTER_FOUND, AFTER_KIND, AFTER_MATCH, DISCOUNT, FOUND, GROUP, KIND, LAST,
         LENGTH, MATCH, MODEL, OFFERED, OWN, PLAYED_MATCH, PLAYED_MODEL, ROOM, Slots, Tables,
         learn as learn_acceptance, new_slots, new_tables, take as take_proposals,
     )

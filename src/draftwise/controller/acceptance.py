@@ -45,17 +45,14 @@ MATCH_PRIOR = (0.05, 0.25, 0.45, 0.6, 0.75, 0.85, 0.95)
 """Prior acceptance of retrieval, by bucket of the match."""
 PRIOR_WEIGHT = 6.0  # prior weight of the tables, in observations
 LOWEST, HIGHEST = 0.005, 0.98  # bounds of a hazard
-JOINT_PRIOR = 6.0, 10.0
-"""Prior of the tokens that a second branch adds: observed, and expected if independent."""
-JOINT_DISCOUNT = 0.9995  # discount of those sums, for each depth that both branches reach
 AFTER_DISCOUNT = 0.99
 """Discount of retrieval's mean survival after tokens of the model, for each observation."""
 AFTER_PRIOR, AFTER_WEIGHT = 0.05, 4.0  # prior of that survival, and its weight in observations
 
 # columns of ``Slots.facts``
 OFFERED, FOUND, MATCH, KIND, AFTER_FOUND, AFTER_MATCH, AFTER_KIND = range(7)
-PLAYED_MODEL, PLAYED_MATCH, BRANCHES, LAST, LENGTH, GROUP, ROOM, KEPT = range(7, 15)
-NUM_FACTS = 15
+PLAYED_MODEL, PLAYED_MATCH, LAST, LENGTH, GROUP, ROOM, KEPT = range(7, 14)
+NUM_FACTS = 14
 # indices into tokens, survival and factors; no literals, since numba compiles a function once more
 # for each literal argument
 _THREE: Any = np.arange(3)
@@ -68,9 +65,9 @@ class Slots(NamedTuple):
 
     facts: [slots, NUM_FACTS] number of tokens drafted by the model; number of tokens, match length
     and kind of retrieval, and the same of retrieval after all of the model's tokens; the draft
-    under verification: tokens of the model, tokens of retrieval (after the model's if both are in
-    one chain), and 1 for two branches; outcome of the last draft, length of the text, bucket of the
-    match, room, and correct tokens of the model in the latest step.
+    under verification: tokens of the model, and tokens of retrieval after them; outcome of the last
+    draft, length of the text, bucket of the match, room, and correct tokens of the model in the
+    latest step.
     tokens: [slots, 3, length] of the model, of retrieval, and of retrieval after the model.
     survival: [slots, 3, length] probability that the first j + 1 of these tokens are accepted; the
     model's is filled to the longest draft. factors: [slots, 2, 2] rejections by drafter, observed
@@ -89,15 +86,14 @@ class Tables(NamedTuple):
 
     model: [outcomes, buckets, length, 2] discounted rejections and observations, by outcome of the
     last draft, match of the text, and position. matches: [kinds, buckets, 2] the same for
-    retrieval. joint: [2] tokens that second branches added, observed and expected. after:
-    [buckets, length + 1] mean survival of retrieval one step after a draft whose first token was
-    accepted, by the match before that step, and the number of observations. It approximates
-    retrieval after a draft of any length; the exact values would need one search for each length.
+    retrieval. after: [buckets, length + 1] mean survival of retrieval one step after a draft whose
+    first token was accepted, by the match before that step, and the number of observations. It
+    approximates retrieval after a draft of any length; the exact values would need one search for
+    each length.
     """
 
     model: Floats
     matches: Floats
-    joint: Floats
     after: Floats
 
 
@@ -122,7 +118,7 @@ def new_tables(max_draft: int) -> Tables:
     matches[..., 0], matches[..., 1] = PRIOR_WEIGHT * (1 - np.array(MATCH_PRIOR)), PRIOR_WEIGHT
     after = np.full((NUM_MATCHES, max_draft + 1), AFTER_PRIOR)
     after[..., -1] = 0.0
-    return Tables(model, matches, np.array(JOINT_PRIOR), after)
+    return Tables(model, matches, after)
 
 
 @compiled
@@ -185,7 +181,7 @@ def take(
     for i in range(len(slots)):
         slot = slots[i]
         context += facts[slot, LENGTH]
-        facts[slot, : BRANCHES + 1] = 0
+        facts[slot, :LAST] = 0
         facts[slot, ROOM] = room = min(max(rooms[i], 0), length)
         if len(lengths):
             facts[slot, OFFERED] = min(lengths[i], length)
@@ -254,25 +250,13 @@ def _count(table: Floats, factors: Floats, drafter: int, is_rejected: bool) -> N
 def _learn_match(
     draft: Int32, match: int, kind: int, most: int, emitted: Int32, begin: int,
     tables: Tables, factors: Floats,
-) -> int:  # fmt: skip
-    """Score at most ``most`` retrieved tokens against emitted[begin:]; return how many match."""
+) -> None:  # fmt: skip
+    """Score at most ``most`` retrieved tokens against emitted[begin:], up to the first rejected."""
     for j in range(most):
         is_rejected = draft[j] != emitted[begin + j]
         _count(tables.matches[kind, bucket_of(match + j)], factors, OWN, is_rejected)
         if is_rejected:
-            return j
-    return max(most, 0)
-
-
-@compiled
-def _learn_pair(facts: Ints, survival: Floats, accepted: int, joint: Floats) -> None:
-    """Update the number of tokens that a second branch adds to the better one."""
-    for j in range(min(facts[PLAYED_MODEL], facts[PLAYED_MATCH])):
-        one, other = survival[MODEL, j], survival[OWN, j]
-        high, low = max(one, other), min(one, other)
-        seen = 1.0 if j < accepted else 0.0
-        joint[0] = joint[0] * JOINT_DISCOUNT + seen - high
-        joint[1] = joint[1] * JOINT_DISCOUNT + low * (1.0 - high)
+            break
 
 
 @compiled
@@ -287,10 +271,6 @@ def _learn_after(row: Floats, survival: Floats, num: int) -> None:
 
 @compiled
 def _shorten(facts: Ints, verified: int) -> None:
-    if facts[BRANCHES]:
-        if verified == 0:
-            facts[PLAYED_MODEL] = facts[PLAYED_MATCH] = facts[BRANCHES] = 0
-        return
     facts[PLAYED_MODEL] = min(facts[PLAYED_MODEL], verified)
     facts[PLAYED_MATCH] = min(facts[PLAYED_MATCH], verified - facts[PLAYED_MODEL])
 
@@ -304,7 +284,7 @@ def learn(
     slots, counts: [rows]; emitted: [sum of counts]. verified: [rows] verified tokens of each
     draft, or empty if all were verified. Returns the tokens of all texts before the step.
     """
-    all_facts, all_tokens, all_survival, all_factors, _ = known
+    all_facts, all_tokens, _, all_factors, _ = known
     begin: Any = np.int64(0)
     context: Any = np.int64(0)
     for i in range(len(slots)):
@@ -313,8 +293,7 @@ def learn(
         if len(verified):
             _shorten(facts, verified[i])
         num_model, num_match = facts[PLAYED_MODEL], facts[PLAYED_MATCH]
-        branches, offered = facts[BRANCHES], facts[OFFERED]
-        kept = 0
+        offered, kept = facts[OFFERED], 0
         # if the model's draft was not verified, only its first position is uncensored
         for j in range(min(count, offered, num_model + 1)):
             is_rejected = tokens[MODEL, j] != emitted[begin + j]
@@ -326,23 +305,21 @@ def learn(
         kept = min(kept, num_model)
         if num_model:
             facts[LAST] = 1 if kept == 0 else 2 if kept < num_model else 3
-        own = num_match if num_model == 0 or branches else 0
-        found = _learn_match(
+        own = num_match if num_model == 0 else 0
+        _learn_match(
             tokens[OWN], facts[MATCH], facts[KIND], min(count, facts[FOUND], own + 1), emitted,
             begin, tables, factors,
         )  # fmt: skip
-        if offered and num_model == offered and kept == offered and not branches:
+        if offered and num_model == offered and kept == offered:
             most = min(count - offered, facts[AFTER_FOUND], num_match + 1)
             _learn_match(
                 tokens[AFTER], facts[AFTER_MATCH], facts[AFTER_KIND], most, emitted,
                 begin + offered, tables, factors,
             )  # fmt: skip
-        if branches:
-            _learn_pair(facts, all_survival[slot], max(kept, min(found, own)), tables.joint)
         context += facts[LENGTH]
         facts[LENGTH] += count
         begin += count
-        for column in range(BRANCHES + 1):
+        for column in range(LAST):
             facts[column] = 0
     return int(context)
 

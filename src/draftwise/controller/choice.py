@@ -19,7 +19,6 @@ import numpy as np
 from draftwise.controller.acceptance import (
     AFTER,
     AFTER_FOUND,
-    BRANCHES,
     FOUND,
     GROUP,
     MODEL,
@@ -43,52 +42,11 @@ FORGET = 3.0
 
 
 @compiled
-def _pair(one: float, other: float, joint: float) -> float:
-    """Probability that one of two branches is accepted at a depth that both reach.
-
-    joint: learned; 1: independent branches, 0: the weaker one adds nothing.
-    """
-    high, low = max(one, other), min(one, other)
-    return high + joint * low * (1.0 - high)
-
-
-@compiled
-def _branches(
-    model: Floats, match: Floats, num_model: int, num_match: int, joint: float, value: Floats,
-    parts: Ints,
-) -> int:  # fmt: skip
-    """Add the two-branch drafts that beat one branch; return the largest such width."""
-    top, deep, flat, total = 0, 0, 0, 0.0
-    for w in range(1, num_model + num_match + 1):
-        gain_deep, gain_flat = -1.0, -1.0
-        if deep < num_model:
-            other = match[deep] if deep < flat else 0.0
-            gain_deep = _pair(model[deep], other, joint) - other
-        if flat < num_match:
-            other = model[flat] if flat < deep else 0.0
-            gain_flat = _pair(other, match[flat], joint) - other
-        if gain_deep <= 0.0 and gain_flat <= 0.0:
-            break
-        total += max(gain_deep, gain_flat)
-        if gain_deep >= gain_flat:
-            deep += 1
-        else:
-            flat += 1
-        if deep and flat and total > value[w]:
-            value[w] = total
-            parts[w, 0], parts[w, 1], parts[w, 2] = deep, flat, 1
-            top = w
-    return top
-
-
-@compiled
-def curve(
-    survival: Floats, facts: Ints, joint: float, branches: bool, value: Floats, parts: Ints
-) -> int:
+def curve(survival: Floats, facts: Ints, value: Floats, parts: Ints) -> int:
     """value[w]: most expected tokens of a draft of w tokens, -1 if no draft has w.
 
-    survival, facts: of one slot. parts[w]: tokens of the model, tokens of retrieval (after the
-    model's in one chain), and 1 for two branches. Returns the largest w.
+    survival, facts: of one slot. parts[w]: tokens of the model, and tokens of retrieval, which
+    follow the model's. Returns the largest w.
     """
     model, match, after = survival[MODEL], survival[OWN], survival[AFTER]
     room = int(facts[ROOM])
@@ -100,24 +58,21 @@ def curve(
     for w in range(1, num_model + 1):
         total += model[w - 1]
         value[w] = total
-        parts[w, 0], parts[w, 1], parts[w, 2] = w, 0, 0
+        parts[w, 0], parts[w, 1] = w, 0
         top = w
     if 0 < num_model < room and num_model == facts[OFFERED]:
         for j in range(min(facts[AFTER_FOUND], room - num_model)):
             total += model[num_model - 1] * after[j]
             top = num_model + j + 1
             value[top] = total
-            parts[top, 0], parts[top, 1], parts[top, 2] = num_model, j + 1, 0
+            parts[top, 0], parts[top, 1] = num_model, j + 1
     total = 0.0
     for w in range(1, num_match + 1):
         total += match[w - 1]
         if total > value[w]:
             value[w] = total
-            parts[w, 0], parts[w, 1], parts[w, 2] = 0, w, 0
-    top = max(top, num_match)
-    if branches and num_model and num_match:
-        top = max(top, _branches(model, match, num_model, num_match, joint, value, parts))
-    return top
+            parts[w, 0], parts[w, 1] = 0, w
+    return max(top, num_match)
 
 
 @compiled
@@ -141,27 +96,26 @@ def hull(value: Floats, top: int, points: Ints) -> int:
 
 @compiled
 def _demand(
-    slots: Ints, known: Slots, joint: float, branches: bool, widths: Ints, gains: Floats,
-    parts: Ints, ends: Ints,
-) -> None:  # fmt: skip
+    slots: Ints, known: Slots, widths: Ints, gains: Floats, parts: Ints, ends: Ints
+) -> None:
     """Write the segments of every hull, best first: width, gain, and the draft up to its end.
 
     ends: [rows + 1] index of each row's first segment.
     """
     length = known.tokens.shape[2]
-    value = np.empty(2 * length + 1)
-    options = np.empty((2 * length + 1, 3), np.int64)
-    points = np.empty(2 * length + 2, np.int64)
+    value = np.empty(length + 1)
+    options = np.empty((length + 1, 2), np.int64)
+    points = np.empty(length + 2, np.int64)
     at = 0
     for i in range(len(slots)):
         slot = slots[i]
         ends[i] = at
-        top = curve(known.survival[slot], known.facts[slot], joint, branches, value, options)
+        top = curve(known.survival[slot], known.facts[slot], value, options)
         for k in range(1, hull(value, top, points)):
             left, right = points[k - 1], points[k]
             widths[at] = right - left
             gains[at] = known.worth[slot] * (value[right] - value[left])
-            for part in range(3):
+            for part in range(2):
                 parts[at, part] = options[right, part]
             at += 1
     ends[len(slots)] = at
@@ -199,25 +153,24 @@ def _sweep(
 @compiled
 def _play(slot: int, part: Ints, known: Slots) -> None:
     facts = known.facts[slot]
-    facts[PLAYED_MODEL], facts[PLAYED_MATCH], facts[BRANCHES] = part[0], part[1], part[2]
+    facts[PLAYED_MODEL], facts[PLAYED_MATCH] = part[0], part[1]
 
 
 @compiled
 def choose(
-    slots: Ints, known: Slots, joint: float, branches: bool, seconds: Floats, rate: float,
-    drafts: Int32, bounds: Ints,
-) -> tuple[int, float, float]:  # fmt: skip
+    slots: Ints, known: Slots, seconds: Floats, rate: float, drafts: Int32, bounds: Ints
+) -> tuple[int, float, float]:
     """Choose the best draft of every request, at one price per token.
 
     seconds[x]: duration of the step if x drafted tokens are verified. rate: tokens per second.
-    drafts (output): [2, n] concatenated chains and second branches; bounds (output): [2, rows + 1]
-    where each begins. Returns drafted tokens, expected added tokens, and the price of a token.
+    drafts (output): [n] concatenated drafts; bounds (output): [rows + 1] where each begins.
+    Returns drafted tokens, expected added tokens, and the price of a token.
     """
     rows = len(slots)
-    size = rows * 2 * known.tokens.shape[2]
+    size = rows * known.tokens.shape[2]
     widths, gains = np.empty(size, np.int64), np.empty(size)
-    parts, ends = np.empty((size, 3), np.int64), np.empty(rows + 1, np.int64)
-    _demand(slots, known, joint, branches, widths, gains, parts, ends)
+    parts, ends = np.empty((size, 2), np.int64), np.empty(rows + 1, np.int64)
+    _demand(slots, known, widths, gains, parts, ends)
     prices = np.empty(ends[rows], np.int64)
     drafted, cut = _sweep(widths, gains, prices, seconds, rate)
     left, expected = drafted, 0.0
@@ -242,36 +195,28 @@ def choose(
 @compiled
 def write(slots: Ints, known: Slots, drafts: Int32, bounds: Ints) -> None:
     """Write the tokens of the chosen drafts to the outputs of ``choose``."""
-    deep = flat = 0
+    end = 0
     for i in range(len(slots)):
         slot = slots[i]
         facts = known.facts[slot]
         num_model, num_match = facts[PLAYED_MODEL], facts[PLAYED_MATCH]
-        bounds[0, i], bounds[1, i] = deep, flat
+        bounds[i] = end
         for j in range(num_model):
-            drafts[0, deep + j] = known.tokens[slot, MODEL, j]
-        deep += num_model
+            drafts[end + j] = known.tokens[slot, MODEL, j]
+        end += num_model
         source = AFTER if num_model else OWN
-        if facts[BRANCHES]:
-            for j in range(num_match):
-                drafts[1, flat + j] = known.tokens[slot, OWN, j]
-            flat += num_match
-        else:
-            for j in range(num_match):
-                drafts[0, deep + j] = known.tokens[slot, source, j]
-            deep += num_match
-    bounds[0, len(slots)], bounds[1, len(slots)] = deep, flat
+        for j in range(num_match):
+            drafts[end + j] = known.tokens[slot, source, j]
+        end += num_match
+    bounds[len(slots)] = end
 
 
 @compiled
-def _surplus(
-    survival: Floats, facts: Ints, after: Floats, joint: float, branches: bool, price: float,
-    out: Floats,
-) -> None:  # fmt: skip
+def _surplus(survival: Floats, facts: Ints, after: Floats, price: float, out: Floats) -> None:
     """Add to out[k] the worth of one request's best draft if the model writes k tokens.
 
     Worth: expected tokens minus their price. Candidates: a prefix of the model's tokens, retrieval
-    after all of them, retrieval alone, or both as branches.
+    after all of them, or retrieval alone.
     """
     model, match = survival[MODEL], survival[OWN]
     most, num_match = facts[ROOM], min(facts[FOUND], facts[ROOM])
@@ -293,24 +238,13 @@ def _surplus(
                 break
             more += gain
         worth = max(alone, best, total + more)
-        if branches and alone > 0.0:
-            both = 0.0
-            for j in range(most):
-                deep = model[j] if j < k and model[j] > price else 0.0
-                flat = match[j] if j < num_match and match[j] > price else 0.0
-                if deep + flat == 0.0:
-                    break
-                one = max(deep, flat) - price
-                two = _pair(deep, flat, joint) - 2 * price
-                both += two if deep > 0.0 and flat > 0.0 and two > one else one
-            worth = max(worth, both)
         out[k] += worth
 
 
 @compiled
 def mean_surplus(
-    slots: Ints, known: Slots, after: Floats, joint: float, branches: bool, price: float,
-    discount: float, means: Floats, longest: int,
+    slots: Ints, known: Slots, after: Floats, price: float, discount: float, means: Floats,
+    longest: int,
 ) -> None:  # fmt: skip
     """Update the discounted mean worth of model drafts of 0 .. longest tokens by all requests.
 
@@ -321,10 +255,7 @@ def mean_surplus(
     for i in range(len(slots)):
         slot = slots[i]
         own = np.zeros(longest + 1)
-        _surplus(
-            known.survival[slot], known.facts[slot], after, joint, branches,
-            price / known.worth[slot], own,
-        )  # fmt: skip
+        _surplus(known.survival[slot], known.facts[slot], after, price / known.worth[slot], own)
         worth += known.worth[slot] * own
     weight = max(1.0 - discount ** len(slots), FORGET / (FORGET + means[-1]))
     for k in range(len(means) - 1):
@@ -348,7 +279,7 @@ def best_length(
 @warms_up
 def _warm_up() -> None:
     one, known = np.zeros(1, np.int64), new_slots(1, 2)
-    drafts, bounds = np.zeros((2, 2), np.int32), np.zeros((2, 2), np.int64)
-    choose(one, known, 0.5, True, np.ones(3), 1.0, drafts, bounds)
-    mean_surplus(one, known, new_tables(2).after, 0.5, True, 0.1, 0.9, np.zeros(4), 1)
+    drafts, bounds = np.zeros(2, np.int32), np.zeros(2, np.int64)
+    choose(one, known, np.ones(3), 1.0, drafts, bounds)
+    mean_surplus(one, known, new_tables(2).after, 0.1, 0.9, np.zeros(4), 1)
     best_length(np.zeros(4), 1, 1, 1.0, 0.0, 0.0)

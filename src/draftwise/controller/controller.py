@@ -57,7 +57,7 @@ PLAIN_SHARE, LEAST_GAIN = 0.0015, 0.025
 """Share of the time for further such steps, and the minimum gain that one is assumed to forgo,
 relative to a plain step. They measure the baseline of drafting."""
 FEW_REQUESTS = 32  # up to this many requests, each has 2 tokens in the second step with drafts
-STATE_VERSION = 4
+STATE_VERSION = 5
 
 _NOTHING = np.zeros(0, np.int64)
 _NO_TOKENS = np.zeros(0, np.int32)
@@ -71,15 +71,14 @@ _UNSEARCHED = Proposals(
 class Limits:
     """Limits of an engine.
 
-    max_draft: maximum tokens of a request's draft, per branch. max_step_tokens: maximum tokens of a
-    step. model: whether the engine has a model drafter, which drafts for all requests or none.
-    branches: whether the target verifies trees. retrieval: whether texts are searched.
+    max_draft: maximum tokens of a request's draft. max_step_tokens: maximum tokens of a step.
+    model: whether the engine has a model drafter, which drafts for all requests or none.
+    retrieval: whether texts are searched.
     """
 
     max_draft: int = 16
     max_step_tokens: int = 8192
     model: bool = False
-    branches: bool = False
     retrieval: bool = True
 
 
@@ -108,7 +107,6 @@ class Controller:
         self.guard = Guard()
         self.batches = Batches(LEAST_CREDIT if limits.model else 0.0)
         self.num_to_draft = 0
-        self.branches: list[list[int]] = []
         self.promised = self.kept = 0.0
         self._tables = new_tables(length)
         self._index = RetrievalIndex(length, history_tokens)
@@ -137,8 +135,8 @@ class Controller:
         self._allowed = np.vstack([self._allowed, np.ones((num - self._num_slots, 2), np.int64)])
         self._rows, self._nums, self._left = np.zeros((3, num), np.int64)
         self._offered = np.zeros((num, length), np.int32)
-        self._drafts = np.zeros((2, num * length), np.int32)
-        self._bounds = np.zeros((2, num + 1), np.int64)
+        self._drafts = np.zeros(num * length, np.int32)
+        self._bounds = np.zeros(num + 1, np.int64)
         self.batches.grow(num)
         self._num_slots = num
 
@@ -194,8 +192,7 @@ class Controller:
     ) -> None:  # fmt: skip
         """Learn from a step: its facts, and the tokens that it emitted for each request.
 
-        num_verified: drafted tokens that were verified, if the engine truncated drafts. A draft
-        with a branch is verified whole or not at all (0).
+        num_verified: drafted tokens that were verified, if the engine truncated drafts.
         """
         self._learn_lengths()
         num = len(names)
@@ -266,11 +263,9 @@ class Controller:
     ) -> list[list[int]]:  # fmt: skip
         """Choose the next step's drafts, one per request; empty where plain decoding is best.
 
-        With ``Limits.branches`` second branches are in ``branches``, in the same order. rooms:
-        maximum tokens of each draft. offers: tokens that the model drafter wrote.
+        rooms: maximum tokens of each draft. offers: tokens that the model drafter wrote.
         """
         num = len(names)
-        self.branches = [[] for _ in names] if self.limits.branches else []
         if num == 0:
             return []
         if self.rests(num) or self._may_rest(num, offers):
@@ -299,9 +294,8 @@ class Controller:
         # 4. choice: one price of a token for all requests
         rate = self._rate(0, num, plain_s) * (1.0 if width else margin)
         drafted, expected, price = choose(
-            slots, self._known, self._joint, self.limits.branches, seconds, rate, self._drafts,
-            self._bounds,
-        )  # fmt: skip
+            slots, self._known, seconds, rate, self._drafts, self._bounds
+        )
         self.promised += num + expected
         # the draft of a probe does not predict the next steps
         self._num_idle = 0 if drafted and not self._is_probe else self._num_idle + 1
@@ -317,12 +311,10 @@ class Controller:
         self._decide_length(num, plain_s, margin)
         if not drafted:
             return [[] for _ in names]
-        if self.limits.branches:
-            self.branches = self._read(1, num)
-        chains = self._read(0, num)
+        drafts = self._read(num)
         if self._trial < self.limits.max_draft:
-            self._trial = max(self._trial + 1, 2 * max(map(len, chains + self.branches)))
-        return chains
+            self._trial = max(self._trial + 1, 2 * max(map(len, drafts)))
+        return drafts
 
     def _weigh(self, slots: Ints, context: int) -> None:
         """Set the worth of each request's tokens, which in a closed batch depends on its end."""
@@ -387,12 +379,6 @@ class Controller:
         worth_s, spent_s = self._worth_s[which], self._spent_s[which]
         return worth_s / spent_s * num / plain_s if spent_s else 0.0
 
-    @property
-    def _joint(self) -> float:
-        """Tokens that a second branch adds, relative to independent branches; 0 to 1."""
-        seen, expected = self._tables.joint.tolist()
-        return float(min(max(seen / expected, 0.0), 1.0)) if expected > 0 else 0.0
-
     def _survivals(
         self, slots: Ints, rooms: Ints, offers: Sequence[Sequence[int]] | None
     ) -> tuple[int, int]:
@@ -442,13 +428,12 @@ class Controller:
         """Maximum drafted tokens of a step, by the engine's limit and the measured range."""
         if not self.costs.is_known:
             return 0
-        length = self.limits.max_draft * (2 if self.limits.branches else 1)
         largest = self.costs.largest
         # stop at powers of two, where stairs are common, so that both of their sides are measured
         priced = min(largest + max(8, largest // 4), 1 << largest.bit_length()) - num
         # few requests have 2 tokens each in their second drafts; many would cross a stair
         priced = max(num * (2 if self._trial > 1 and num <= FEW_REQUESTS else 1), priced)
-        return max(0, min(self.limits.max_step_tokens - num, priced, length * num))
+        return max(0, min(self.limits.max_step_tokens - num, priced, self.limits.max_draft * num))
 
     def _decide_length(self, num: int, plain_s: float, margin: float) -> None:
         """Set ``num_to_draft``. plain_s: seconds of the next step without drafts."""
@@ -499,14 +484,14 @@ class Controller:
         if self._to_learn is not None and self.limits.model:
             slots, price = self._to_learn
             mean_surplus(
-                slots, self._known, self._tables.after, self._joint, self.limits.branches, price,
-                WORTH_DISCOUNT, self._worth, self._longest(),
+                slots, self._known, self._tables.after, price, WORTH_DISCOUNT, self._worth,
+                self._longest(),
             )  # fmt: skip
         self._to_learn = None
 
-    def _read(self, branch: int, num: int) -> list[list[int]]:
-        bounds = self._bounds[branch, : num + 1].tolist()
-        flat = self._drafts[branch, : bounds[-1]].tolist()
+    def _read(self, num: int) -> list[list[int]]:
+        bounds = self._bounds[: num + 1].tolist()
+        flat = self._drafts[: bounds[-1]].tolist()
         return [flat[begin:end] for begin, end in pairwise(bounds)]
 
     def work(self) -> bool:
