@@ -28,12 +28,10 @@ class FeedbackBuilder(Protocol):
     """Turns evidence into feedback, at once or later; one per request.
 
     panoramic: whether the engine must score every drafter on the verified text. every: rounds per
-    such scoring; may change during a request. compares_rules: whether the drafter's other stop
-    rules are evaluated for where they would have stopped.
+    such scoring; may change during a request.
     """
 
     panoramic: bool
-    compares_rules: bool
 
     @property
     def every(self) -> int: ...
@@ -117,18 +115,15 @@ class RewardEvaluator:
     def played(self, index: int, evidence: Evidence) -> float:
         return self._value(index, evidence, evidence.num_drafted, evidence.seconds)
 
-    def prefixes(
-        self, index: int, evidence: Evidence, longer: bool, rules: bool
-    ) -> dict[int, float]:
-        """Values that the played draft determines. longer, rules: include such plans."""
+    def prefixes(self, index: int, evidence: Evidence, longer: bool) -> dict[int, float]:
+        """Values that the played draft determines. longer: include longer plans."""
         if self.reward is None:
             return {}
         known = self.nothing_drafted()
         for other in self._of.get(evidence.plan.drafter, []):
             plan, played = self.plans[other], evidence.plan
             num_drafted = drafted_by(plan, evidence)
-            is_shown = rules if plan.rule != played.rule else longer or plan.length <= played.length
-            if num_drafted is not None and is_shown:
+            if num_drafted is not None and (longer or plan.length <= played.length):
                 known[other] = self._value(other, evidence, num_drafted)
         known[index] = self.played(index, evidence)
         return known
@@ -179,21 +174,13 @@ class RewardEvaluator:
 def drafted_by(plan: Plan, evidence: Evidence) -> int | None:
     """Number of tokens that a plan of the played drafter would have drafted; None = unknown.
 
-    Known for another stop rule if it would have stopped within the draft (``evidence.stops``).
-
     >>> evidence = Evidence(Plan("a", 4), num_drafted=4, num_accepted=1)
     >>> drafted_by(Plan("a", 2), evidence), drafted_by(Plan("a", 8), evidence)
     (2, 8)
-    >>> evidence = Evidence(Plan("a", 4), num_drafted=4, num_accepted=1, stops={"svip": 3})
-    >>> drafted_by(Plan("a", 8, "svip"), evidence), drafted_by(Plan("a", 8, "adaedl"), evidence)
-    (3, None)
     """
     drafted, is_full = evidence.num_drafted, evidence.num_accepted == evidence.num_drafted
-    if plan.tree is not None or evidence.plan.tree is not None:
+    if plan.rule != evidence.plan.rule or plan.tree is not None or evidence.plan.tree is not None:
         return None
-    if plan.rule != evidence.plan.rule:
-        stop = evidence.stops.get(plan.rule)
-        return None if stop is None else min(stop, plan.length)
     if plan.length <= drafted:
         return plan.length
     if is_full:
@@ -267,7 +254,7 @@ class Bandit:
     Source: MetaSD, Algorithm 1; BanditSpec, Algorithm 3. Differs: none. switching: cost per token.
     """
 
-    panoramic = compares_rules = False
+    panoramic = False
     every = 1
 
     def __init__(
@@ -301,9 +288,6 @@ class Prefix(Bandit):
         ``none`` emits one token; of trees only the played one is known.
     longer: also reveal lengths beyond the played one. They are known after a rejection only, so a
         policy that averages values underrates them; without them every mean is unbiased.
-    rules: also reveal every stop rule that would have stopped within the draft: stopping after s
-        tokens would have had min(a, s) accepted. Means are biased, unless a rule always stops no
-        later than the played one (``docs/stopping.md`` has figures).
     Cost: one reward for each plan of the drafter.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("a", 2), Plan("a", 4), Plan("b", 1)]
@@ -316,24 +300,22 @@ class Prefix(Bandit):
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0,
-        longer: bool = True, rules: bool = False,
+        longer: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(plans, reward, switching)
         self._longer = flag("longer", longer)
-        self.compares_rules = flag("rules", rules)
 
     def _known(self, decision: Decision, evidence: Evidence) -> dict[int, float]:
-        return self._evaluator.prefixes(decision.plan, evidence, self._longer, self.compares_rules)
+        return self._evaluator.prefixes(decision.plan, evidence, self._longer)
 
 
 class Free(Prefix):
     """Reveal all that is known without extra forwards, each value as soon as it is determined.
 
-    The played drafter's lengths are revealed at once, as by ``Prefix`` (also ``longer``,
-    ``rules``); those of other drafters (retrieval, catch-up) along the verified text from the
-    round's first token on, once it is scored for as many tokens as the drafter's longest plan has:
-    later, in separate feedback, unless the round emitted these tokens. Evidence is always delivered
-    at once.
+    The played drafter's lengths are revealed at once, as by ``Prefix`` (also ``longer``); those of
+    other drafters (retrieval, catch-up) along the verified text from the round's first token on,
+    once it is scored for as many tokens as the drafter's longest plan has: later, in separate
+    feedback, unless the round emitted these tokens. Evidence is always delivered at once.
 
     Source: this project; the delay is HedgeSpec's (section 3.3, appendix B.4): without it only bad
         values would be shown, as a short round leaves only the lengths of good drafters open.
@@ -400,7 +382,6 @@ class Panoramic:
     """
 
     panoramic = True
-    compares_rules = False
 
     def __init__(
         self, plans: Sequence[Plan], reward: Reward | None, every: int = 1,

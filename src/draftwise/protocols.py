@@ -167,14 +167,12 @@ class StopRule(Protocol):
 
     never_stops: the rule always continues, so a draft need not be read while it grows. needs_probs:
     it uses probabilities of the last token. waits_for_hidden: it uses the hidden state at that
-    token, which takes a forward first. is_pure: calls have no side effects, so the rule may also be
-    evaluated on drafts of other rules.
+    token, which takes a forward first.
     """
 
     never_stops: bool
     needs_probs: bool
     waits_for_hidden: bool
-    is_pure: bool
 
     @property
     def needs_hidden(self) -> int:

@@ -156,8 +156,6 @@ class Evidence:
         confidence, the alternative's rank from 1 on, and whether the alternative was accepted.
     departed: depth at which the text left the chain of a mixed draft; -1 = never.
     num_first: number of accepted tokens of a tree that were the likeliest of their siblings.
-    stops: by other stop rule of the drafter, the length at which it would have stopped; only rules
-        that would have stopped within this draft, and only if the feedback compares rules.
     tokens: the emitted tokens; empty if nothing learns from texts.
     num_left: maximum number of tokens that the answer may still have; None = unknown.
     """
@@ -171,7 +169,6 @@ class Evidence:
     seconds: float = 0.0
     costs: Costs | None = None
     matches: Mapping[str, int] = field(default_factory=dict)
-    stops: Mapping[str, int] = field(default_factory=dict)
     confidences: Sequence[float] = ()
     siblings: Sequence[tuple[float, int, bool]] = ()
     departed: int = -1

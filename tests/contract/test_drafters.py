@@ -122,7 +122,7 @@ def test_drafts_are_legal(name: str, sampling: SamplingParams, length: int) -> N
 def test_a_guide_that_says_no_makes_an_empty_draft(name: str) -> None:
     class No:
         needs_probs = never_stops = waits_for_hidden = False
-        is_pure, needs_hidden = True, 0
+        needs_hidden = 0
 
         def should_continue(self, step: DraftStep) -> bool:
             return False

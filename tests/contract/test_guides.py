@@ -80,10 +80,10 @@ def round_of(
 
 
 @ALL
-def test_a_pure_guide_depends_on_nothing_but_the_step(name: str) -> None:
-    guide = make(name)
-    if not guide.is_pure:
+def test_without_learning_a_rule_depends_on_the_step_alone(name: str) -> None:
+    if name == "tapout-token":  # its bandits draw
         return
+    guide = make(name)
     first = [guide.should_continue(step) for step in STEPS]
     assert [guide.should_continue(step) for step in reversed(STEPS)] == first[::-1]
     assert [make(name).should_continue(step) for step in STEPS] == first
@@ -178,7 +178,7 @@ class OfItsOwn:
     """A stop rule that is shown the drawn token's own probability and surprise instead of q's."""
 
     needs_probs = True
-    is_pure = never_stops = waits_for_hidden = False
+    never_stops = waits_for_hidden = False
     needs_hidden = 0
 
     def __init__(self, guide: StopRule) -> None:
@@ -202,7 +202,7 @@ def test_a_drafter_asks_before_each_token_and_drops_none(name: str, temperature:
 
     class Listener:
         needs_probs = True
-        is_pure = never_stops = waits_for_hidden = False
+        never_stops = waits_for_hidden = False
         needs_hidden = 0
 
         def should_continue(self, step: DraftStep) -> bool:

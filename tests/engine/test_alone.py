@@ -82,7 +82,7 @@ def test_a_policy_that_fails_drafts_no_more(policy: str, method: str, answer: An
     assert len(said) <= 1
 
 
-@pytest.mark.parametrize("method", ["reveal", "flush", "panoramic", "compares_rules"])
+@pytest.mark.parametrize("method", ["reveal", "flush", "panoramic"])
 def test_feedback_that_fails_ends_the_drafts_of_its_request(method: str) -> None:
     made = speculator(POOLS["all"])
 

@@ -199,7 +199,7 @@ def test_hidden_states_are_shown_only_where_a_rule_reads_them() -> None:
 class Spy:
     """A rule that always continues, up to five tokens, and records each step."""
 
-    needs_probs = is_pure = never_stops = False
+    needs_probs = never_stops = False
     needs_hidden = 0
 
     def __init__(self, waits: bool) -> None:

@@ -52,7 +52,7 @@ def test_a_row_is_the_same_alone_and_in_any_company(rule: str, params: SamplingP
 class Spy:
     """A stop rule that always continues and records the outcomes it learns."""
 
-    needs_probs = is_pure = never_stops = waits_for_hidden = False
+    needs_probs = never_stops = waits_for_hidden = False
     needs_hidden = 0
 
     def __init__(self) -> None:

@@ -61,7 +61,6 @@ WAYS: dict[str, Way] = {
     LAGGING: rule("head:lag=true", 20),
     "TapOut token, UCB1": rule("tapout-token:bandit=ucb1:beta=1"),
     UCB: bandit(),
-    "TapOut, prefix:rules=true": bandit(feedback="prefix:rules=true"),
     "draftwise": {"preset": "draftwise"},
 }
 """Methods at every temperature; the last one, which chooses by price, runs at every price."""

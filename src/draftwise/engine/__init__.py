@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from draftwise.engine.options import Options, RequestParams
     from draftwise.engine.request import (
         PHASES as PHASES, TARGET, Answer, Detokenizer, Ending, Request as Request, RequestOutput,
-        Round, RoundState as RoundState, RuleComparison, Stats,
+        Round, RoundState as RoundState, Stats,
     )
     from draftwise.engine.verify import (
         draw as draw, is_broken as is_broken, mass as mass, overlap as overlap, ratio as ratio,

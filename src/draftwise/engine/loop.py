@@ -245,7 +245,6 @@ class Loop:
                 seconds=seconds,
                 costs=costs,
                 matches=self._drafting.matches(state.context) if drafted else {},
-                stops=state.request.stops,
                 confidences=state.draft.confidences[: state.draft.num_chain],
                 siblings=siblings_of(state.draft, state.verdict.path),
                 departed=departure(state.draft, state.verdict.path),

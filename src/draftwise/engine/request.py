@@ -310,7 +310,7 @@ class GuardedStopRule:
 
     def __init__(self, guide: StopRule, rule: str) -> None:
         self._guide, self._rule, self._is_broken = guide, rule, False
-        self.needs_probs, self.is_pure = guide.needs_probs, guide.is_pure
+        self.needs_probs = guide.needs_probs
         self.never_stops, self.waits_for_hidden = guide.never_stops, guide.waits_for_hidden
 
     @property
@@ -332,30 +332,6 @@ class GuardedStopRule:
                 said = f"rule {self._rule!r} raised {error!r}: its request no longer drafts with it"
                 warnings.warn(said, stacklevel=3)
         return instead
-
-
-class RuleComparison:
-    """A stop rule and others that see the same steps; stops: receives the others' draft lengths."""
-
-    def __init__(
-        self, guide: StopRule, others: Mapping[str, StopRule], stops: dict[str, int]
-    ) -> None:
-        self._guide, self._others, self._stops = guide, others, stops
-        self.is_pure = guide.is_pure
-        every = (guide, *others.values())
-        self.needs_probs = any(each.needs_probs for each in every)
-        self.never_stops = all(each.never_stops for each in every)
-        self.waits_for_hidden = any(each.waits_for_hidden for each in every)
-        self.needs_hidden = max(each.needs_hidden for each in every)
-
-    def should_continue(self, step: DraftStep) -> bool:
-        for rule, other in self._others.items():
-            if rule not in self._stops and not other.should_continue(step):
-                self._stops[rule] = step.depth
-        return self._guide.should_continue(step)
-
-    def learn(self, num_drafted: int, num_accepted: int) -> None:
-        self._guide.learn(num_drafted, num_accepted)
 
 
 PHASES = ("prefill", "choose", "read", "draft", "verify", "commit", "look", "reveal", "learn")
@@ -586,8 +562,7 @@ class Request:
     plans: the arms of the policy. stop_rules: by drafter and spec. callbacks: all guarded ones.
     scores_prompt: whether drafters are scored on the prompt. num_logprobs: top tokens reported per
     emitted one; None = no log-probabilities. sink: receives the outputs. emitted: characters and
-    tokens in the outputs so far. stops: lengths at which other rules would have stopped, if the
-    feedback ``compares_rules``.
+    tokens in the outputs so far.
     is_idle: drafting is disabled, because the policy or feedback raised. is_resting: no draft in
     this round. num_unseen: emitted tokens that the policy has not learnt from. pending: a decision
     that waits for its drafter to catch up. switch: positions of LongRoPE's short table; 0 = one
@@ -610,7 +585,6 @@ class Request:
     scores_prompt: bool = False
     num_logprobs: int | None = None
     wants_prompt_logprobs: bool = False
-    stops: dict[str, int] = field(default_factory=dict)
     stats: Stats = field(default_factory=Stats)
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -761,18 +735,8 @@ class Request:
         return Plan(writers[0][0], draft.num_chain, "fixed" if len(writers) == 1 else MIXED)
 
     def task(self, plan: Plan, most: int) -> DraftTask:
-        """The draft task of a plan; other rules of the drafter see the draft if compared."""
         length = min(plan.length, self.num_draftable, most)
-        guide = self.stop_rules[plan.drafter, plan.rule]
-        compares = self._ask(lambda: self.feedback.compares_rules, False)
-        if compares and plan.tree is None and not self.plays_all:
-            others = {
-                rule: other
-                for (drafter, rule), other in self.stop_rules.items()
-                if drafter == plan.drafter and rule != plan.rule and other.is_pure
-            }
-            guide = RuleComparison(guide, others, self.stops) if others else guide
-        return DraftTask(self.context, length, guide, plan.tree)
+        return DraftTask(self.context, length, self.stop_rules[plan.drafter, plan.rule], plan.tree)
 
     def uniforms(self, num: int) -> Floats:
         """[num] uniforms of the acceptance stream; zeros for greedy requests, which need none."""
@@ -809,7 +773,7 @@ class Request:
         if guide is not None and has_chain and not self.plays_all:
             guide.learn(evidence.num_drafted, evidence.num_accepted)
         self._ask(lambda: self._teach(self.feedback.reveal(decision, evidence)), None)
-        self.stops, self.num_unseen = {}, 0
+        self.num_unseen = 0
 
     def finish(self) -> None:
         """Learn from queued feedback after the request has ended."""

@@ -128,7 +128,7 @@ class Head:
     """
 
     needs_probs = False
-    is_pure = never_stops = False
+    never_stops = False
 
     def __init__(
         self, home: Path | None, path: str | None = None, h: float = 0.7, lag: bool = False

@@ -60,7 +60,6 @@ class AnyOf(Several):
 
     def __init__(self, make_rule: Callable[[str], StopRule], rules: str = TABLE_1) -> None:
         super().__init__([make_rule(spec) for spec in split_rules(rules)])
-        self.is_pure = all(rule.is_pure for rule in self._rules)
 
     def should_continue(self, step: DraftStep) -> bool:
         # a list: all rules are evaluated, since some keep state by draft
@@ -83,8 +82,6 @@ class TapOutToken(Several):
     State: a policy for each position reached so far; the decisions of the current draft.
     Errors: as ``any-of`` for rules; DraftwiseError for a bandit that is not a policy.
     """
-
-    is_pure = False
 
     def __init__(
         self, make_rule: Callable[[str], StopRule], make_bandit: Callable[[str, int], Policy],

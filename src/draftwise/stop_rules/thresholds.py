@@ -16,7 +16,7 @@ class ThresholdRule(ABC):
     threshold outside a rule's documented range raises ValueError.
     """
 
-    needs_probs = is_pure = True
+    needs_probs = True
     never_stops = waits_for_hidden = False
     needs_hidden = 0
 
