@@ -12,7 +12,6 @@ from draftwise import registry
 from draftwise.registry import PRESETS
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "draftwise"
 README = (ROOT / "README.md").read_text()
 
 
@@ -59,21 +58,6 @@ def test_every_name_in_the_tables_can_be_imported() -> None:
     for kind, table in tables.items():
         for name in table:
             assert registry.lookup(kind, name).__doc__
-
-
-def test_new_names_exist() -> None:
-    """The table of old names gives new names that exist in the given module or package."""
-    page = (ROOT / "docs" / "words.md").read_text("utf-8")
-    table = page.partition("<!-- renamed -->")[2].partition("<!-- end renamed -->")[0]
-    rows = [line.split("|")[1:4] for line in table.splitlines() if line.startswith("| `")]
-    assert rows
-    for _, new, where in rows:
-        place = where.strip(" `")
-        place = "" if place == "top" else place
-        place = ROOT / place if place.startswith("packages") else SOURCE / place
-        for name in re.findall(r"`(\w+)`", new):
-            in_file = place.is_file() and re.search(rf"^class {name}\b", place.read_text(), re.M)
-            assert in_file or (place / name).is_dir() or (place / f"{name}.py").is_file(), name
 
 
 def test_the_list_of_model_types_is_the_survey() -> None:
