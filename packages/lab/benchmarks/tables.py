@@ -1,4 +1,4 @@
-"""Rewrites the tables of the docs from results/, and their install lines from draftwise.install.
+"""Rewrites the tables of the docs from results/.
 
 A page has ``<!-- table NAME -->`` and ``<!-- end -->`` on separate lines; the named table is
 written between them. ``make bench-docs`` rewrites all pages, and a test checks them.
@@ -18,14 +18,7 @@ from mutants import why
 from shared.listing import rows_of_the_list
 from shared.results import load
 
-from draftwise import install
-
 ROOT = Path(__file__).parents[3]
-INSTALL = re.compile(
-    r"pip install (-e )?'?(?:draftwise|\.)(?:\[([\w,]+)\])?'?(?=[\s`)]|$)", re.MULTILINE
-)
-"""Install commands: from a checkout, which contains the extra ``zoo``'s models, or from wheels."""
-INSTALL_LAB = re.compile(r"pip install (-e packages/lab|draftwise-lab)(?=[\s`)]|$)", re.MULTILINE)
 PLACE = re.compile(r"^(<!-- table (\S+) -->\n)(.*?)^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 
 
@@ -303,17 +296,8 @@ def pages() -> list[Path]:
 
 
 def rewritten(text: str) -> str:
-    """A page with the tables of the current results and current install lines. Errors: KeyError for
-    an unknown table."""
-    return installed(PLACE.sub(lambda at: f"{at[1]}\n{TABLES[at[2]]()}\n{at[4]}", text))
-
-
-def installed(text: str) -> str:
-    def line(found: re.Match[str]) -> str:
-        extras = found[2].split(",") if found[2] else []
-        return install.command(*extras, *(["zoo"] if found[1] else []))
-
-    return INSTALL_LAB.sub(install.lab_command(), INSTALL.sub(line, text))
+    """A page with the tables of the current results. Errors: KeyError for an unknown table."""
+    return PLACE.sub(lambda at: f"{at[1]}\n{TABLES[at[2]]()}\n{at[4]}", text)
 
 
 def main() -> None:
