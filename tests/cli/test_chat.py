@@ -11,8 +11,6 @@ from chatting import TEMPLATE, save_chat_model
 from cli.conftest import Run, run_command
 from cli.models_on_disk import make_target, save_model
 from draftwise import Speculator
-from draftwise.nn import load_model, save_head
-from eagles import eagle_head
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +65,6 @@ def test_what_cannot_chat_is_refused_at_once(tmp_path: Path) -> None:
     base = save_model(tmp_path / "base", make_target())
     assert "no chat template" in run_command("chat", "--target", base, input_="Hello\n").refusal
     assert "no chat template" in run_command("chat", "--target", "zoo", input_="Hello\n").refusal
-
-
-def test_heads_learn_between_turns_and_the_answers_stay(
-    folder: Path, chat: Run, tmp_path: Path
-) -> None:
-    target = load_model(str(folder))
-    save_head(eagle_head(target), tmp_path)
-    talk = {"input_": "Hello\nAnd now?\n/reset\nHello\n"}
-    spec = ("--drafter", f"eagle:{tmp_path}")
-    assert chat(*spec, "--adapt", **talk).out == chat(**talk).out
-    refused = chat("--adapt", **talk)
-    assert refused.code == 2
-    assert "name one, --drafter eagle:HEAD" in refused.err
 
 
 def test_a_cut_off_answer_says_so_and_goes_on(folder: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,6 @@ from draftwise.types import DraftwiseError
 if TYPE_CHECKING:
     from draftwise.engine.engine import Result
     from draftwise.speculator import Speculator
-    from draftwise.train.adapt import DrafterAdapter
 
 PARAMS = RequestParams(max_new_tokens=512)
 SETTINGS = o.Settings(target="smollm2", scope="session")
@@ -61,7 +60,6 @@ def chat(
     system: str | None = option(None, "System message.", metavar="TEXT"),
     params: RequestParams = PARAMS,
     chat_template: Path | None = o.CHAT_TEMPLATE,
-    adapt: bool = option(False, "Train EAGLE heads on the answers while you type (experimental)."),
 ) -> None:
     """Chat with a model in the terminal; tokens are coloured by drafter.
 
@@ -76,41 +74,9 @@ def chat(
         check_template(settings.target, speculator.tokenizer)
         opening = [] if system is None else [{"role": "system", "content": system}]
         render([*opening, _PROBE], speculator.tokenizer)
-        adapters = adapters_of(speculator) if adapt else []
         talk = Conversation(speculator, opening, params)
-        heard = learning_from(talk, adapters, messages()) if adapters else messages()
         with keeping_memory(speculator, settings.state):
-            converse(talk, heard)
-
-
-def adapters_of(speculator: Speculator) -> list[DrafterAdapter]:
-    from draftwise.nn.heads.eagle import EagleHead
-    from draftwise.train.adapt import DrafterAdapter
-
-    heads = [getattr(drafter, "head", None) for drafter in speculator.drafters]
-    found = [DrafterAdapter(speculator.target, h) for h in heads if isinstance(h, EagleHead)]
-    if not found:
-        raise DraftwiseError("--adapt lets EAGLE heads learn: name one, --drafter eagle:HEAD")
-    return found
-
-
-def learning_from(
-    talk: Conversation, adapters: Sequence[DrafterAdapter], messages: Iterator[str]
-) -> Iterator[str]:
-    """Yield the messages; while waiting for one, train heads on the answers so far."""
-    num_heard = 0
-    while True:
-        new = talk.turns[num_heard if num_heard <= len(talk.turns) else 0 :]
-        num_heard = len(talk.turns)
-        with ExitStack() as idle:
-            for adapter in adapters:
-                for turn in new:
-                    adapter.learn_from(turn.result.prompt_tokens, turn.result.tokens)
-                idle.enter_context(adapter.idle())
-            message = next(messages, None)
-        if message is None:
-            return
-        yield message
+            converse(talk, messages())
 
 
 def messages() -> Iterator[str]:

@@ -9,7 +9,6 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.train.adapt import DrafterAdapter
     from draftwise.train.answers import SamplingTask, continuations, read_kept
     from draftwise.train.answers import answers as sample_answers
     from draftwise.train.data import (
