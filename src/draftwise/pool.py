@@ -15,7 +15,7 @@ from draftwise.nn.load import load_borrower, load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.real.bundled import drafter_specs
 from draftwise.real.unpack import is_pretrained, unpacked
-from draftwise.settings import LM_OPTIONS, ZOO, expand, name_and_spec
+from draftwise.settings import DRAFTER_HELP, ZOO, expand, name_and_spec
 from draftwise.types import NONE, DraftwiseError
 
 
@@ -81,7 +81,7 @@ def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
     if not isinstance(spec, str):
         return spec, None
     path, _, text = spec.removeprefix("lm:").partition(",")
-    options = registry.parse_options("drafter 'lm'", text, LM_OPTIONS)
+    options = registry.parse_options("drafter 'lm'", text, DRAFTER_HELP["lm"].types)
     if not options:
         return path, None
     if "window" not in options:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
@@ -19,12 +16,61 @@ from draftwise.engine.options import SEED_HELP
 from draftwise.errors import BadValue, DraftwiseError
 from draftwise.nn.folder import DTYPES, check_hardware, place
 from draftwise.real.bundled import own_specs
-from draftwise.registry import DRAFTERS, FEEDBACKS, FILLED, GUIDES, POLICIES, PRESETS, REWARDS
+from draftwise.registry import DRAFTERS, FEEDBACKS, GUIDES, POLICIES, PRESETS, REWARDS
 
 ZOO = "zoo"
 BUNDLED = (ZOO, "smollm2", "gemma3")
 """Targets with bundled drafters: as a spec, each means all of these, ``smollm2:NAME`` one."""
-LM_OPTIONS = {"window": int, "sink": int}  # options of ``lm:PATH``, and their types
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterHelp:
+    """What ``draftwise models`` says of a drafter, without importing it: torch loads slowly."""
+
+    about: str
+    options: Mapping[str, tuple[Any, Any]]  # type and default; ``...``: no default
+
+    @property
+    def types(self) -> dict[str, Any]:
+        return {name: kind for name, (kind, _) in self.options.items()}
+
+
+_COUNT = int | None
+_HEAD = {"path": (str, ...), "depth": (_COUNT, None)}
+_TREE = {"top_k": (_COUNT, None), "total_tokens": (_COUNT, None)}
+DRAFTER_HELP: Mapping[str, DrafterHelp] = {
+    "lm": DrafterHelp(
+        "Any causal LM that shares the target's tokenizer.",
+        {"window": (int, None), "sink": (int, 4)},
+    ),
+    "lookup": DrafterHelp(
+        "The longest n-gram at the end of the text that occurred before; its latest occurrence "
+        "wins.",
+        {"prompt_lookup_min": (int, 1), "prompt_lookup_max": (int, 8)},
+    ),
+    "suffix": DrafterHelp(
+        "The most frequent continuation of the longest suffix match here or in past outputs.",
+        {"max_tokens": (int, 262_144), "num_matches": (int, 8), "num_tenants": (int, 16)},
+    ),
+    "datastore": DrafterHelp(
+        "The most frequent continuation of the longest suffix match in a corpus on disk.",
+        {"file": (str, ...), "num_matches": (int, 64)},
+    ),
+    "eagle": DrafterHelp(
+        "An EAGLE-1, EAGLE-2 or EAGLE-3 head from a folder or hub id, in either layout.",
+        _HEAD | _TREE,
+    ),
+    "medusa": DrafterHelp("Medusa heads from a folder or hub id, in the authors' layout.", _HEAD),
+    "mtp": DrafterHelp(
+        "The MTP head of the target's checkpoint, or of another folder or hub id.",
+        {"path": (str, ""), "depth": (_COUNT, None)} | _TREE,
+    ),
+    "dflash": DrafterHelp(
+        "A DFlash head from a folder or hub id, in the layout of ``speculators``.", _HEAD
+    ),
+}
+"""A test holds options and sentences against the code."""
+
 _models, _learning = partial(option, panel="Models"), partial(option, panel="Learning")
 
 
@@ -186,18 +232,17 @@ def _check_one(given: str, name: str, spec: str) -> None:
     if kind == "lm":
         path, _, text = rest.partition(",")
         place(path)
-        registry.parse_options("drafter 'lm'", text, LM_OPTIONS)
+        registry.parse_options("drafter 'lm'", text, DRAFTER_HELP[kind].types)
         return
     if kind not in DRAFTERS:
         if Path(spec).is_dir():
             raise DraftwiseError(f"drafter {spec!r} is a folder: write lm:{spec}")
         checks.refuse_removed(f"drafter {kind}")
         raise DraftwiseError(f"unknown drafter {kind!r}; {_KINDS}")
-    if not isinstance(where := DRAFTERS[kind][0], str):
+    if kind not in DRAFTER_HELP:  # one that the program added
         return
-    options = {option: hint for option, (hint, _) in signature(where)[0].items()}
-    found = registry.parse_options(f"drafter {kind!r}", rest, options)
-    if "prompt_lookup_min" in options:
+    found = registry.parse_options(f"drafter {kind!r}", rest, DRAFTER_HELP[kind].types)
+    if kind == "lookup":
         least, most = found.get("prompt_lookup_min", 1), found.get("prompt_lookup_max", 8)
         if checks.whole("prompt_lookup_min", least, 1) > checks.whole("prompt_lookup_max", most, 1):
             must = f"at most prompt_lookup_max, which is {most}"
@@ -207,34 +252,6 @@ def _check_one(given: str, name: str, spec: str) -> None:
         is_local = kind == "datastore" or file.startswith((".", "/", "~")) or file.count("/") != 1
         if is_local and not Path(file).expanduser().exists():
             raise DraftwiseError(f"drafter {kind!r}: there is no {file}")
-
-
-def signature(where: str) -> tuple[dict[str, tuple[Any, str | None]], str]:
-    """Options (type, default) and first sentence, parsed from the source: torch loads slowly."""
-    module, _, name = where.partition(":")
-    source = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
-    found = _named(ast.parse(source.read_text("utf-8")), name)
-    made = _named(found, "__init__") if isinstance(found, ast.ClassDef) else found
-    given = [*made.args.args, *made.args.kwonlyargs]
-    missing = len(made.args.args) - len(made.args.defaults)
-    defaults = [*[None] * missing, *made.args.defaults, *made.args.kw_defaults]
-    options = {
-        arg.arg: (_type_of(arg.annotation), None if default is None else ast.unparse(default))
-        for arg, default in zip(given, defaults, strict=True)
-        if arg.arg not in FILLED["drafter"] | {"self"}
-    }
-    return options, (ast.get_docstring(found) or "").split("\n")[0]
-
-
-def _named(body: Any, name: str) -> Any:
-    return next(node for node in body.body if getattr(node, "name", None) == name)
-
-
-def _type_of(annotation: ast.expr | None) -> Any:
-    """The type of an annotation such as ``int | None``; types that no spec can set become str."""
-    known: dict[str, Any] = {"int": int, "float": float, "bool": bool, "None": None}
-    names = ["str"] if annotation is None else ast.unparse(annotation).split(" | ")
-    return functools.reduce(operator.or_, (known.get(name, str) for name in names))
 
 
 _KINDS = f"the drafter names are: {', '.join([*DRAFTERS, *BUNDLED])}"

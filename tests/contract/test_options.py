@@ -18,6 +18,7 @@ import pytest
 
 from draftwise import registry
 from draftwise.registry import TABLES, check_remote_spec, make_policy
+from draftwise.settings import DRAFTER_HELP
 from draftwise.types import DraftStep, DraftwiseError, Feedback, Outcome, Plan
 
 PLANS = [Plan("none", 0), Plan("a", 2), Plan("a", 4), Plan("b", 3)]
@@ -219,3 +220,21 @@ def test_examples_of_a_router_are_a_plain_file(tmp_path: Path) -> None:
     for path in (pipe, Path("/dev/zero"), tmp_path):
         with pytest.raises(DraftwiseError, match="no plain file"):
             make_policy(f"router:examples={path}", 2)
+
+
+@pytest.mark.parametrize("name", DRAFTER_HELP)
+def test_the_listed_options_of_drafters_are_those_of_the_code(name: str) -> None:
+    listed, made = DRAFTER_HELP[name], registry.lookup("drafter", name)
+    assert (inspect.getdoc(made) or "").partition("\n")[0] == listed.about
+    if name == "lm":  # its options are those of the spec, not of the class
+        return
+    hints = typing.get_type_hints(made.__init__ if inspect.isclass(made) else made)
+    assert listed.options == {
+        key: (hints[key], ... if each.default is inspect.Parameter.empty else each.default)
+        for key, each in inspect.signature(made).parameters.items()
+        if key not in registry.FILLED["drafter"]
+    }
+
+
+def test_every_drafter_is_listed() -> None:
+    assert DRAFTER_HELP.keys() == registry.DRAFTERS.keys()

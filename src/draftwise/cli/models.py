@@ -21,7 +21,7 @@ from draftwise.cli import options as o
 from draftwise.cli.failures import Output, refused_values
 from draftwise.cli.show import make_table
 from draftwise.registry import PRESETS
-from draftwise.settings import signature
+from draftwise.settings import DRAFTER_HELP
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -138,11 +138,9 @@ def _count(weights: Path) -> int:
 
 def _drafters() -> Table:
     rows = []
-    for name, (where, _) in registry.DRAFTERS.items():
-        options, about = signature(where)
-        told = ", ".join(n if d is None else f"{n}={d}" for n, (_, d) in options.items())
-        lm = "lm:PATH", "window=None, sink=4", about
-        rows.append(lm if name == "lm" else (name, told, about))
+    for name, known in DRAFTER_HELP.items():
+        options = [key if d is ... else f"{key}={d}" for key, (_, d) in known.options.items()]
+        rows.append(("lm:PATH" if name == "lm" else name, ", ".join(options), known.about))
     rows.append(("zoo, zoo:NAME", "", "All bundled drafters, or one of them (also EAGLE heads)."))
     return _entries("drafters", "--drafter", rows)
 
