@@ -22,10 +22,14 @@ LARGE = 1e6  # the largest scale of an option: its square, and a sum of many, st
 MANY = 100_000  # the largest number of rounds, tokens or tries in an option
 _LARGEST_SEED = 2**128 - 1
 _HEADS = "train an EAGLE head for this target (draftwise train eagle) and write eagle:FOLDER"
+_RULES = "what it revealed of other stop rules was biased by selection; leave it out"
 REMOVED: Mapping[str, str] = {
     "drafter medusa": _HEADS,
     "drafter mtp": _HEADS,
     "drafter dflash": _HEADS,
+    "option rules of feedback 'prefix'": _RULES,
+    "option rules of feedback 'free'": _RULES,
+    "option --adapt": "train the head on texts like yours (draftwise train eagle)",
 }
 """What draftwise has no more, and what to do instead. Keys: ``KIND NAME`` of a name in the registry
 or in a list of values, ``option NAME of KIND 'NAME'`` of a spec's option, ``option --NAME``, and

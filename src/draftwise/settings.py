@@ -36,8 +36,6 @@ class DrafterHelp:
 
 
 _COUNT = int | None
-_HEAD = {"path": (str, ...), "depth": (_COUNT, None)}
-_TREE = {"top_k": (_COUNT, None), "total_tokens": (_COUNT, None)}
 DRAFTER_HELP: Mapping[str, DrafterHelp] = {
     "lm": DrafterHelp(
         "Any causal LM that shares the target's tokenizer.",
@@ -58,15 +56,12 @@ DRAFTER_HELP: Mapping[str, DrafterHelp] = {
     ),
     "eagle": DrafterHelp(
         "An EAGLE-1, EAGLE-2 or EAGLE-3 head from a folder or hub id, in either layout.",
-        _HEAD | _TREE,
-    ),
-    "medusa": DrafterHelp("Medusa heads from a folder or hub id, in the authors' layout.", _HEAD),
-    "mtp": DrafterHelp(
-        "The MTP head of the target's checkpoint, or of another folder or hub id.",
-        {"path": (str, ""), "depth": (_COUNT, None)} | _TREE,
-    ),
-    "dflash": DrafterHelp(
-        "A DFlash head from a folder or hub id, in the layout of ``speculators``.", _HEAD
+        {
+            "path": (str, ...),
+            "depth": (_COUNT, None),
+            "top_k": (_COUNT, None),
+            "total_tokens": (_COUNT, None),
+        },
     ),
 }
 """A test holds options and sentences against the code."""
