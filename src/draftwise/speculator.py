@@ -16,13 +16,12 @@ from draftwise import checks, registry
 from draftwise.chat import Prompt
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
 from draftwise.engine import options as o
+from draftwise.engine.answer import Answer, Ending
 from draftwise.engine.drafting import pool_of
 from draftwise.engine.engine import Engine, Generation, Result
 from draftwise.engine.memory import SharedPolicyState, check_scope
 from draftwise.engine.options import Options, Params, RequestParams, Single
 from draftwise.engine.request import (
-    Answer,
-    Ending,
     GuardedStopRule,
     Request,
     Round,

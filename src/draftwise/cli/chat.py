@@ -354,8 +354,8 @@ class Conversation:
         before: Result | None = None,
     ) -> ChatTurn:  # fmt: skip
         """Stream an answer; before: its first part, which is continued."""
+        from draftwise.engine.answer import Answer, Ending
         from draftwise.engine.attribution import SourceAttribution
-        from draftwise.engine.request import Answer, Ending
 
         speculator, params, stops = self._speculator, self._params, self._params.stop
         if params.seed is not None:

@@ -9,6 +9,7 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
+    from draftwise.engine.answer import Answer, Detokenizer, Ending
     from draftwise.engine.attribution import SourceAttribution, attributed
     from draftwise.engine.costs import LARGEST_PIECE, LEAST_PIECE, MeasuredCostModel, PrefillBudget
     from draftwise.engine.drafting import FEW
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from draftwise.engine.memory import SharedPolicyState, UnusableState, hold
     from draftwise.engine.options import Options, RequestParams
     from draftwise.engine.request import (
-        PHASES as PHASES, TARGET, Answer, Detokenizer, Ending, Request as Request, RequestOutput,
-        Round, RoundState as RoundState, Stats,
+        PHASES as PHASES, TARGET, Request as Request, RequestOutput, Round,
+        RoundState as RoundState, Stats,
     )
     from draftwise.engine.verify import (
         draw as draw, is_broken as is_broken, mass as mass, overlap as overlap, ratio as ratio,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from draftwise.engine.answer import Detokenizer
 from draftwise.engine.engine import Result
-from draftwise.engine.request import TARGET, Detokenizer, RequestOutput
+from draftwise.engine.request import TARGET, RequestOutput
 
 Piece = tuple[str, str]  # a piece of text, and its drafter or ``target``
 
