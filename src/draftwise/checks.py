@@ -30,6 +30,7 @@ REMOVED: Mapping[str, str] = {
     "option rules of feedback 'prefix'": _RULES,
     "option rules of feedback 'free'": _RULES,
     "option --adapt": "train the head on texts like yours (draftwise train eagle)",
+    "option --compile": "leave it out: it paid only after about 10,000 tokens",
 }
 """What draftwise has no more, and what to do instead. Keys: ``KIND NAME`` of a name in the registry
 or in a list of values, ``option NAME of KIND 'NAME'`` of a spec's option, ``option --NAME``, and

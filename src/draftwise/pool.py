@@ -72,10 +72,6 @@ def load_drafters(
     return list(named.values())
 
 
-def models_of(drafters: Sequence[Drafter]) -> list[CausalModel]:
-    return [drafter.model for drafter in drafters if isinstance(drafter, LMDrafter)]
-
-
 def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
     """Split ``lm:PATH,window=256`` into path and window; models and paths have no window."""
     if not isinstance(spec, str):

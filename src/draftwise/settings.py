@@ -122,9 +122,6 @@ class Models(Hardware):
 class Settings(Models):
     """All settings of a ``Speculator``; None = the default of the preset or the target."""
 
-    compile: bool = _models(
-        False, "Compile the models with torch.compile: minutes to start, faster steps.", "--compile"
-    )
     preset: str = _learning("draftwise", f"{', '.join(PRESETS)}.", metavar="NAME", known=PRESETS)
     policy: str | None = _learning(
         None,

@@ -30,10 +30,9 @@ from draftwise.engine.request import (
 )
 from draftwise.errors import BadValue
 from draftwise.feedback import FeedbackBuilder
-from draftwise.nn.cpu.compiled import STEP_WIDTHS
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
-from draftwise.pool import load_drafters, models_of, resolve_target
+from draftwise.pool import load_drafters, resolve_target
 from draftwise.protocols import PlayingAll, Policy, PricingPlans, Remembering, Routing, StopRule
 from draftwise.registry import Preset
 from draftwise.settings import DEFAULTS, Settings
@@ -66,8 +65,6 @@ class Speculator:
         )
         self._learning = new_learning(setting)
         self._learning_of = lru_cache(_MAX_SETTINGS)(new_learning)
-        models = (target, *models_of(drafters))
-        self._compiled = [model.compiled for model in models if model.compiled]
         self._pool = pool_of(target, drafters, self.clock, self._cost_clock, deterministic)
         # with cached prefixes, prompt scoring would depend on earlier requests
         self._num_prefixes = 0 if deterministic else num_prefixes
@@ -89,7 +86,6 @@ class Speculator:
         tokenizer: Any = None,
         dtype: Any = DEFAULTS.dtype,
         device: str | dict[str, Any] = DEFAULTS.device,
-        compile: bool = DEFAULTS.compile,
         scope: str = DEFAULTS.scope,
         seed: int | None = DEFAULTS.seed,
         num_prefixes: int = DEFAULTS.num_prefixes,
@@ -105,8 +101,6 @@ class Speculator:
         preset: sets policy, reward, feedback and lengths, unless these are passed.
         dtype: ``auto``, a name such as ``bfloat16``, or a ``torch.dtype``. device: as in torch, or
             ``map:auto``, ``map:balanced``, or a dict: the target's ``device_map``.
-        compile: use ``torch.compile`` for target and model drafters in batches of one. Each input
-            shape compiles once, which is reported on stderr and not counted in the cost of a round.
         seed: for calls without a seed, each of which draws new numbers; None = random.
         scope: ``auto`` = a request starts from what earlier ones learned; ``request`` = from
             scratch; ``session``, ``task:LABEL`` = all share one policy. ``memory.save`` and
@@ -128,10 +122,6 @@ class Speculator:
         if drafters is None:  # a setting without draft lengths needs no default drafters
             drafters = defaults if setting.lengths else []
         loaded = load_drafters(drafters, model, tokenizer or path, dtype=dtype, device=device)
-        if compile:
-            model.compile()
-            for drafting in models_of(loaded):
-                drafting.compile(STEP_WIDTHS)
         return cls(model, tokenizer, loaded, setting, scope, seed, num_prefixes, deterministic)
 
     def __repr__(self) -> str:
@@ -139,18 +129,14 @@ class Speculator:
         return f"Speculator({self.target.name!r}, drafters: {names}, {len(self.plans)} plans)"
 
     def clock(self) -> float:
-        """Seconds, excluding compilation."""
-        return time.perf_counter() - sum([steps.spent_s for steps in self._compiled])
+        """Seconds."""
+        return time.perf_counter()
 
     def _cost_clock(self) -> float:
         """``clock``; with one CPU thread the thread's CPU time, which ignores other programs."""
         if self.target.device.type != "cpu" or torch.get_num_threads() > 1:
             return self.clock()
-        return time.thread_time() - sum([steps.spent_cpu_s for steps in self._compiled])
-
-    def compiling(self) -> tuple[float, float]:
-        """Seconds of compilation so far: wall time, and CPU time of this process."""
-        return sum(s.spent_s for s in self._compiled), sum(s.spent_cpu_s for s in self._compiled)
+        return time.thread_time()
 
     @property
     def drafters(self) -> Sequence[Drafter]:

@@ -81,11 +81,6 @@ def test_trees_are_greedy(pool: str) -> None:
 
 
 @pytest.mark.parametrize("pool", ["models", "heads"])
-def test_compiled_models_are_greedy(pool: str) -> None:
-    assert_greedy(pool, 1, compile=True)
-
-
-@pytest.mark.parametrize("pool", ["models", "heads"])
 def test_a_sampled_row_is_the_same_in_company(pool: str) -> None:
     drafters = [name for name in POOLS[pool] or () if name != "suffix"]  # others' answers matter
     made = Speculator.from_pretrained(

@@ -115,19 +115,6 @@ def test_gradients_and_copies_go_the_ordinary_way() -> None:
 
 
 @needs_mkl
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_compiled_graph_asks_for_the_blocks(dtype: torch.dtype) -> None:
-    layer, states = blocked(dtype), torch.randn(3, 512).to(dtype)
-    graph = torch.compile(lambda states: layer(states) + 1, backend="aot_eager", fullgraph=True)
-    with torch.inference_mode():
-        assert torch.equal(graph(states), layer(states) + 1)
-        assert layer._blocks is not None
-        layer._blocks = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach() * 2, 16)
-        own = nn.functional.linear(states, layer.weight, layer.bias) + 1
-        assert not torch.allclose(graph(states), own, atol=0.1)  # the graph does use the blocks
-
-
-@needs_mkl
 def test_no_second_copies_beyond_a_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = a_model()
     one = model.lm_head.weight.numel() * 4

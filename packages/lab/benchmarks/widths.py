@@ -24,28 +24,24 @@ WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)
 TEXT = list(range(100, 200))
 
 
-def ways(target: str, compiled: list[int]) -> dict[str, CausalModel]:
+def ways(target: str) -> dict[str, CausalModel]:
     made: dict[str, CausalModel] = {}
     for dtype in ("float32", "bfloat16"):
-        for how in ("as files have them", "in blocks", *["in blocks, compiled"] * bool(compiled)):
+        for how in ("as files have them", "in blocks"):
             made[f"{dtype}, {how}"] = load_model(target, dtype=dtype)
         put_back(made[f"{dtype}, as files have them"].module)
-        if compiled:
-            made[f"{dtype}, in blocks, compiled"].compile(compiled)
     return made
 
 
 @torch.inference_mode()
-def measure(
-    models: dict[str, CausalModel], widths: list[int], repeats: int
-) -> dict[str, dict[str, list[float]]]:
+def measure(models: dict[str, CausalModel], repeats: int) -> dict[str, dict[str, list[float]]]:
     """[widths] minimum and median milliseconds of each layout."""
     caches = {}
     for name, model in models.items():
         caches[name] = model.new_cache(1)
         model.extend(caches[name], [0], [TEXT], 1)
     found: dict[str, list[list[float]]] = {name: [] for name in models}
-    for width in track(widths):
+    for width in track(WIDTHS):
 
         def forward(name: str, width: int = width) -> None:
             caches[name].settle([0], [len(TEXT)])
@@ -64,14 +60,11 @@ def measure(
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    compiled = [int(width) for width in args.compile.split(",") if width]
-    widths = compiled or list(WIDTHS)
-    rows = measure(ways(str(resolve_target(args.target)[0]), compiled), widths, args.repeats)
-    least = {n: dict(zip(map(str, widths), r["least_ms"], strict=True)) for n, r in rows.items()}
+    rows = measure(ways(str(resolve_target(args.target)[0])), args.repeats)
+    least = {n: dict(zip(map(str, WIDTHS), r["least_ms"], strict=True)) for n, r in rows.items()}
     show(least, "least of the repeats, ms")
-    return {"widths": widths, "ways": rows}
+    return {"widths": list(WIDTHS), "ways": rows}
 
 
 if __name__ == "__main__":
-    compiled = {"default": "", "help": "widths to compile, with commas"}
-    run(__doc__, compare, target="smollm2", repeats=9, compile=compiled)
+    run(__doc__, compare, target="smollm2", repeats=9)

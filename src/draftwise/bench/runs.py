@@ -41,7 +41,7 @@ class BenchSettings:
 
     def settings(self, suite: Suite) -> dict[str, Any]:
         """Settings that must be equal for a run to resume an earlier one."""
-        models = ("target", "drafters", "compile", "dtype", "device")
+        models = ("target", "drafters", "dtype", "device")
         return {
             "suite": self.suite,
             "items": [item.id for item in suite.items],

@@ -63,14 +63,13 @@ def bench(
     as_json: bool = option(False, "Print results.json instead of a table.", "--json"),
     no_report: bool = option(False, "Leave out report.html."),
     clock: str = option("wall", "wall, or cpu: CPU time of this process, for shared machines."),
-    compile_: o.Compile = False,
 ) -> None:  # fmt: skip
     """Time draftwise, its presets, fixed plans and transformers' own methods side by side."""
     began = time.monotonic()
     own = {"tokens": tokens, "prompts": prompts, "minutes": minutes}
     sizes = (_QUICK if is_quick else _USUAL) | {k: n for k, n in own.items() if n is not None}
     limit = sizes.pop("minutes")
-    wanted = models.settings(seed=seed, compile=compile_)
+    wanted = models.settings(seed=seed)
     with ExitStack() as held:
         with refused_values():
             o.check(wanted)

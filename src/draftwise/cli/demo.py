@@ -284,10 +284,9 @@ def demo(
     preset: o.PresetName = "draftwise",
     policy: o.PolicySpec = None,
     svg: Path | None = option(None, "Also save all of it as a picture."),
-    compile_: o.Compile = False,
 ) -> None:
     """Compare plain decoding and draftwise on the same prompts; tokens are coloured by drafter."""
-    wanted = models.settings(seed=seed, compile=compile_, preset=preset, policy=policy)
+    wanted = models.settings(seed=seed, preset=preset, policy=policy)
     params = o.request({"temperature": temperature}, max_new_tokens=max_new_tokens, seed=seed)
     with refused_values():
         choose_prompts(prompts)

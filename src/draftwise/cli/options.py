@@ -148,7 +148,6 @@ def _typer_option(name: str, own: Option, hint: Any) -> Any:
 
 
 Target = Annotated[str, annotated(Models, "target")]
-Compile = Annotated[bool, annotated(Settings, "compile")]
 PresetName = Annotated[str, annotated(Settings, "preset")]
 PolicySpec = Annotated[str | None, annotated(Settings, "policy")]
 Temperature = Annotated[float, annotated(SamplingParams, "temperature")]

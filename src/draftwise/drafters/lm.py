@@ -112,8 +112,8 @@ class LMRunner(DraftModelRunner):
     def shows_hidden(self) -> bool:
         return self._model.num_layers in self._model.taps
 
-    def open(self, row: int, expected: int) -> None:
-        super().open(row, expected)
+    def open(self, row: int) -> None:
+        super().open(row)
         self._skipped[row] = 0
 
     def close(self, row: int) -> None:

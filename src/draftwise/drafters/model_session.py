@@ -120,8 +120,8 @@ class DraftModelRunner(ABC):
         """Whether it returns hidden states with the logits."""
         return False
 
-    def open(self, row: int, expected: int) -> None:
-        self._cache.open(row, min(expected, self._cache.capacity))
+    def open(self, row: int) -> None:
+        self._cache.open(row)
 
     def close(self, row: int) -> None:
         self._cache.close(row)
@@ -658,7 +658,7 @@ class NeuralSession:
         self._rows: dict[int, _ScoredRow] = {}
 
     def open(self, context: Context, expected: int) -> None:
-        self._reader.open(context.row, expected)
+        self._reader.open(context.row)
         self._rows[context.row] = _ScoredRow()
 
     def close(self, row: int) -> None:

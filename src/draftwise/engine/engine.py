@@ -475,7 +475,7 @@ class Engine:
             self._cache.crop(source, length)
         else:
             context.row = heapq.heappop(self._free) if self._free else next(self._rows)
-            self._cache.open(context.row, row_tokens)
+            self._cache.open(context.row)
             if found is not None:
                 self._cache.copy(source, context.row, length)
         self._open_for_drafters(context, row_tokens, source, length)

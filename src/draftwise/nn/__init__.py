@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         BLOCK, UNLIMITED, RaggedCache, RowKVCache, RowSpan, Windows, from_first,
     )  # fmt: skip
     from draftwise.nn.check import check_model
-    from draftwise.nn.cpu.compiled import CompiledSteps
     from draftwise.nn.cpu.layout import Prepacked, lay_out, put_back, weights_of
     from draftwise.nn.cpu.packed import GROUP, PRECISIONS, four_bits, pack
     from draftwise.nn.heads.eagle import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from torch.nn.functional import pad
 from transformers import Cache
 
 from draftwise.nn.hybrid.states import LibraryStates, States
-
-if TYPE_CHECKING:
-    from draftwise.nn.cpu.compiled import CompiledSteps
 
 UNLIMITED = 1 << 30  # tokens: no limit but memory
 BLOCK, WINDOW_BLOCK = 32, 8
@@ -207,22 +204,20 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
     ``lengths``: valid tokens of each row, 0 if closed; no forward attends beyond them, so rollback
     lowers a number. Storage grows by blocks and is freed when its row is closed
-    (``docs/kv_cache.md``). capacity: maximum tokens of a row. pool: provides storage of fixed
-    sizes; None = blocks. states: of recurrent layers. longrope: state of a rope with two tables.
-    windows: layers that drop old tokens, or None.
+    (``docs/kv_cache.md``). capacity: maximum tokens of a row. states: of recurrent layers.
+    longrope: state of a rope with two tables. windows: layers that drop old tokens, or None.
     """
 
     def __init__(
         self,
         num_rows: int = 0,
         capacity: int = UNLIMITED,
-        pool: CompiledSteps | None = None,
         states: States | None = None,
         longrope: LongRopeState | None = None,
         windows: Windows | None = None,
     ) -> None:
         Cache.__init__(self, layers=[])
-        self.capacity, self._pool = capacity, pool
+        self.capacity = capacity
         self.lengths: list[int] = []
         self.states, self.longrope = states or States(), longrope
         self._storage: list[RowKVCache] = []
@@ -234,36 +229,27 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         # by layer, [1, H, used, D] keys and values of each row of a packed forward
         self.views: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for row in range(num_rows):
-            self.open(row, None if capacity == UNLIMITED else capacity)
+            self.open(row)
 
-    def open(self, row: int, expected: int | None = None) -> None:
-        """Open an empty row. expected: its final length, for storage from the pool."""
+    def open(self, row: int) -> None:
+        """Open an empty row."""
         missing = row + 1 - len(self.lengths)
         self.lengths += [0] * missing
         self._settled += [0] * missing
         self._storage += [RowKVCache() for _ in range(missing)]
         self._recent += [RowKVCache() for _ in range(missing)]
-        if self._pool is not None and expected is not None:
-            self._storage[row] = self._pool.take(expected)
         self.states.open(row)
         if self.longrope is not None:
             self.longrope.open(row)
 
     def close(self, row: int) -> None:
-        if self._pool is not None:
-            self._pool.give(self._storage[row])
         self.lengths[row], self._storage[row] = 0, RowKVCache()
         self._settled[row], self._recent[row] = 0, RowKVCache()
         self.states.open(row)
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Copy the first ``length`` (``reachable``) tokens of a row to an empty ``row``."""
-        if self._pool is None:
-            self._storage[row] = self._storage[source].grown(length, self._num_slots(length))
-        else:
-            if length > self._storage[row].num_slots:
-                self._storage[row] = self._pool.take(length)
-            self._fill(self._storage[row], self._storage[source], length)
+        self._storage[row] = self._storage[source].grown(length, self._num_slots(length))
         if self._windows is not None:
             recent = self._recent[source]
             first = min(recent.first, length)
@@ -399,15 +385,10 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
     def _grow(self, row: int, num_tokens: int) -> None:
         old = self._storage[row]
-        if self._pool is None:
-            old = old if old.keys else self._empty
-            new = self._storage[row] = old.grown(self.lengths[row], self._num_slots(num_tokens))
-            if new.blocks and not self._empty.blocks:
-                self._empty = new.grown(0, 0)
-            return
-        self._storage[row] = self._pool.take(num_tokens)
-        self._fill(self._storage[row], old, self.lengths[row])
-        self._pool.give(old)
+        old = old if old.keys else self._empty
+        new = self._storage[row] = old.grown(self.lengths[row], self._num_slots(num_tokens))
+        if new.blocks and not self._empty.blocks:
+            self._empty = new.grown(0, 0)
 
     def _slide(self, windows: Windows, span: RowSpan) -> None:
         """Make room for a span in windowed layers; ValueError if needed slots were dropped."""
@@ -421,10 +402,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     def _is_whole(self, row: int, length: int) -> bool:
         """Whether all slots that a token at position ``length`` attends to are kept."""
         return self._windows is None or self._recent[row].first <= self._windows.first(length)
-
-    def _fill(self, new: RowKVCache, old: RowKVCache, length: int) -> None:
-        for layer, keys in old.keys.items():
-            new.write(layer, 0, keys[:, :, :length], old.values[layer][:, :, :length])
 
 
 def _side_by_side(views: Sequence[Tensor]) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from draftwise.nn.cache import UNLIMITED, LongRopeState, RaggedCache, RowSpan, Windows, switch_of
-from draftwise.nn.cpu.compiled import WIDTHS, CompiledSteps
 from draftwise.nn.hidden_states import HiddenStateHooks
 from draftwise.nn.hybrid.states import Key, StateCheckpoint, States
 from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow
@@ -26,7 +25,6 @@ from draftwise.nn.trees import (
     Masks,
     Trees,
     packed_ids,
-    ragged_slots,
     stacked_ids,
 )
 
@@ -231,7 +229,6 @@ class CausalModel:
         self.serves_trees = True
         self.num_layers = int(config.num_hidden_layers)
         self.hidden_size = int(config.hidden_size)
-        self.compiled: CompiledSteps | None = None
         self.token_bytes = self._limited_bytes = 0  # of all layers, and of those with windows
         self.num_parameters = sum(p.numel() for p in module.parameters())
         # of a module on several devices, the first one with weights, which gets the tokens
@@ -273,12 +270,12 @@ class CausalModel:
         longrope = LongRopeState() if self.switch else None
         windows, states = self.windows if forgets else None, States(self.has_states)
         new = self._call.cache_type
-        return new(num_rows, capacity, self.compiled, states, longrope, windows)
+        return new(num_rows, capacity, states, longrope, windows)
 
     @property
     def windows(self) -> Windows | None:
         """Windows of layers that drop old tokens; None = all keep them, e.g. to recompute."""
-        keeps = self.has_states or self.switch or self.compiled is not None or not self.forgets
+        keeps = self.has_states or self.switch or not self.forgets
         return None if keeps else self._masks.windows
 
     def measure(self, cache: RaggedCache) -> None:
@@ -294,11 +291,6 @@ class CausalModel:
         most = num_tokens if self.windows is None else self.windows.most_slots(num_fed)
         gone = max(0, num_tokens - most) * self._limited_bytes
         return num_tokens * self.token_bytes - gone
-
-    def compile(self, widths: Sequence[int] = WIDTHS, backend: Any = "inductor") -> None:
-        """Use compiled forwards of these widths for single rows; models with states ignore it."""
-        if not self.has_states:
-            self.compiled = CompiledSteps(self.module, self.name, widths, backend)
 
     def extend(
         self,
@@ -348,30 +340,10 @@ class CausalModel:
         fed = zip(feed.rows, feed.tokens, strict=True)
         spans = [RowSpan(row, cache.lengths[row], len(tokens)) for row, tokens in fed]
         forward = self._packed_forward if self.packs and len(spans) > 1 else self._padded_forward
-        output = self._compiled_forward(feed, spans) or forward(feed, spans)
+        output = forward(feed, spans)
         for span in spans:
             cache.lengths[span.row] = span.end
         return output
-
-    def _compiled_forward(self, feed: ForwardInputs, spans: Sequence[RowSpan]) -> Forward | None:
-        """A compiled forward of one row, at a fixed width over all slots; None if impossible."""
-        if self.compiled is None or len(spans) > 1:
-            return None
-        cache = feed.cache
-        span = spans[0]
-        if (width := self.compiled.width(cache, span.row, span.count)) is None:
-            return None
-        storage = cache.storage(span.row)
-        places = ragged_slots([span.start], [span.count], width)
-        positions, mask = self._sight.of_places(feed.trees, places, storage.num_slots)
-        ids = stacked_ids(feed.tokens, width, self.device)
-        slots = self._sight.tensor(places)
-        output = self.compiled(storage, ids, positions, slots, mask, taps=self.taps)
-        if output is None:
-            return None
-        logits, states = output
-        hidden = {tap: [h[0, : span.count]] for tap, h in zip(self.taps, states, strict=True)}
-        return logits[0, : span.count], hidden, [span.count]
 
     def _padded_forward(self, feed: ForwardInputs, spans: Sequence[RowSpan]) -> Forward:
         """A forward over rows [R, T], padded at the end to the longest."""

@@ -1,1 +1,1 @@
-"""Faster forwards on CPUs: packed weights, blocked layouts and compiled graphs."""
+"""Faster forwards on CPUs: packed weights and blocked layouts."""

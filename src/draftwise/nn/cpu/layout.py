@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +15,6 @@ ROWS = 16  # rows that blocks are optimised for: 8 and 32 are no better over 2 t
 _LEAST_ROWS = {torch.float32: 3, torch.bfloat16: 4}
 """Fewer rows take longer and are padded to these: 1,536 x 576 in bfloat16 takes 153 us for one row,
 169 for two, 134 for four (``docs/real_models.md``)."""
-_PREPACKED: WeakValueDictionary[int, Prepacked] = WeakValueDictionary()
-"""Layers by number; compiled graphs cannot hold blocks, whose layout is opaque to them."""
-
-
-@torch.library.custom_op("draftwise::from_blocks", mutates_args=())
-def from_blocks(states: Tensor, number: int, width: int) -> Tensor:
-    """[..., in] to [..., width] by the layer with this number, for compiled graphs."""
-    return _PREPACKED[number].product(states.contiguous())
-
-
-@from_blocks.register_fake
-def _(states: Tensor, number: int, width: int) -> Tensor:
-    return states.new_empty((*states.shape[:-1], width))
 
 
 class Prepacked(nn.Linear):
@@ -42,7 +28,6 @@ class Prepacked(nn.Linear):
     _blocks: Tensor | None = None
     _packed_from = (0, 0)
     _least_numel = 0
-    _number = 0  # 0: no blocks
 
     def pack(self, least_rows: int) -> None:
         """Create the blocks; products of fewer rows read the weight itself."""
@@ -50,33 +35,26 @@ class Prepacked(nn.Linear):
         self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
         self._packed_from = _mark(self.weight)
         self._least_numel = least_rows * self.in_features
-        self._number = id(self)
-        _PREPACKED[self._number] = self
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or not self._number or input.numel() < self._least_numel:
+        is_long = self._blocks is not None and input.numel() >= self._least_numel
+        if torch.is_grad_enabled() or not is_long or not self._are_blocks_of(input.dtype):
             return super().forward(input)
-        if torch.compiler.is_compiling():
-            made: Tensor = from_blocks(input, self._number, self.out_features)
-            return made
-        return self.product(input)
-
-    def product(self, states: Tensor) -> Tensor:
-        is_theirs = states.dtype == self.weight.dtype and _mark(self.weight) == self._packed_from
-        if self._blocks is None or not is_theirs:
-            return super().forward(states)
-        flat = states.flatten(0, -2)
+        flat = input.flatten(0, -2)
         num, least = flat.shape[0], _LEAST_ROWS[flat.dtype]
         if num < least:
             flat = nn.functional.pad(flat, (0, 0, 0, least - num))
         found: Tensor = torch.ops.mkldnn._linear_pointwise(
             flat, self._blocks, self.bias, "none", [], ""
         )
-        return found[:num].view(*states.shape[:-1], self.out_features)
+        return found[:num].view(*input.shape[:-1], self.out_features)
+
+    def _are_blocks_of(self, dtype: torch.dtype) -> bool:
+        """Whether the blocks hold the present weight, for inputs of this dtype."""
+        return dtype == self.weight.dtype and _mark(self.weight) == self._packed_from
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_blocks", "_number"}
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        return {name: value for name, value in self.__dict__.items() if name != "_blocks"}
 
 
 def _mark(weight: Tensor) -> tuple[int, int]:
@@ -117,7 +95,7 @@ def put_back(module: nn.Module) -> None:
     """Undo ``lay_out``: weights become row-major, which ``save_pretrained`` requires."""
     for layer in module.modules():
         if isinstance(layer, Prepacked):
-            layer._blocks, layer._number = None, 0
+            layer._blocks = None
             layer.__class__ = nn.Linear  # type: ignore[assignment]
     for weight in module.parameters():
         weight.data = weight.data.contiguous()
