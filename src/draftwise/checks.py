@@ -23,6 +23,7 @@ MANY = 100_000  # the largest number of rounds, tokens or tries in an option
 _LARGEST_SEED = 2**128 - 1
 _HEADS = "train an EAGLE head for this target (draftwise train eagle) and write eagle:FOLDER"
 _RULES = "what it revealed of other stop rules was biased by selection; leave it out"
+_PACKED = "name a checkpoint with such weights (torchao, bitsandbytes), or a .gguf file"
 REMOVED: Mapping[str, str] = {
     "drafter medusa": _HEADS,
     "drafter mtp": _HEADS,
@@ -30,6 +31,8 @@ REMOVED: Mapping[str, str] = {
     "option rules of feedback 'prefix'": _RULES,
     "option rules of feedback 'free'": _RULES,
     "option --adapt": "train the head on texts like yours (draftwise train eagle)",
+    "dtype int8": _PACKED,
+    "dtype int4": _PACKED,
     "option --compile": "leave it out: it paid only after about 10,000 tokens",
 }
 """What draftwise has no more, and what to do instead. Keys: ``KIND NAME`` of a name in the registry

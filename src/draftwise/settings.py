@@ -79,8 +79,7 @@ class Hardware:
     """dtype: also a ``torch.dtype``; device: also a dict, the target's ``device_map``."""
 
     dtype: Any = option(
-        "auto", f"{', '.join(DTYPES)}; int8 and int4 on CPUs only.",
-        metavar="TYPE", panel="Models", known=DTYPES, kind=str,
+        "auto", f"{', '.join(DTYPES)}.", metavar="TYPE", panel="Models", known=DTYPES, kind=str,
     )  # fmt: skip
     device: Any = option(
         "auto",

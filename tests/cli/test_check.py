@@ -12,7 +12,7 @@ import torch
 
 from cli.conftest import run_command
 from draftwise.engine import LosslessnessReport, rounding_bound
-from draftwise.nn import CausalModel, pack
+from draftwise.nn import CausalModel
 from models import CONFIGS, tiny_model
 
 PROMPT, NUM = [3, 1, 4, 1, 5, 9, 2, 6], 40
@@ -122,15 +122,6 @@ def test_the_bound_follows_the_dtype() -> None:
     # 2 layers; the longest sum is the MLP's, of 64 terms
     assert exact == pytest.approx((2 * 3 * (12 + 6 * 64)) ** 0.5 * 2**-24)
     assert half == pytest.approx((2 * 3 * (12 * 2**-16 + 6 * 64 * 2**-48)) ** 0.5)
-
-
-def test_packed_weights_are_judged_as_what_they_are_multiplied_in() -> None:
-    module = tiny_model(hidden_size=64, intermediate_size=128, head_dim=16)
-    pack(module, "int8")
-    report = report_on(CausalModel(module, "packed"))
-    assert not report.is_exact_dtype
-    assert report.is_lossless
-    assert report.as_json()["dtype"] == "bfloat16"
 
 
 @pytest.fixture

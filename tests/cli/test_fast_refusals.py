@@ -29,7 +29,7 @@ LINES: tuple[tuple[str, str], ...] = (
     ("generate hi --device cuda:x", "unknown device 'cuda:x'"),
     ("generate hi --device map:banana", "balanced"),
     ("generate hi --dtype int3", ", ".join(DTYPES)),
-    ("generate hi --dtype int8 --device cuda", "cuda"),
+    ("generate hi --dtype int8", "dtype int8 has been removed"),
     ("generate hi --policy ucb1:gamma=3", "its options are: beta"),
     ("generate hi --policy ucb1:beta=-1", "beta"),
     ("generate hi --policy delayed:base=nope", "unknown policy 'nope'"),

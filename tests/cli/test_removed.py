@@ -25,6 +25,13 @@ def test_names_in_the_registry(kind: str, name: str) -> None:
         registry.build(kind, name, {})
 
 
+@pytest.mark.parametrize("what", ["option --compile", "dtype int8", "dtype int4"])
+def test_options_of_models(generate: Run, what: str) -> None:
+    kind, name = what.split()
+    given = [name] if kind == "option" else [f"--{kind}", name]
+    assert generate("Hello", *given).refusal == f"{what} has been removed: {REMOVED[what]}\n"
+
+
 def test_no_name_is_both_there_and_removed() -> None:
     assert not [(kind, name) for kind, name in TABLES if name in registry.TABLES[kind]]
 

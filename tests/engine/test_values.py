@@ -224,7 +224,6 @@ def test_arrays_of_the_right_shape_are_taken(convert: Any) -> None:
         ({"device": "gpu"}, "unknown device 'gpu'; write auto, cpu, cuda"),
         ({"device": "map:foo"}, "device is 'map:foo': it must be map: and one of auto, balanced"),
         ({"device": 0}, "unknown device 0; write auto"),
-        ({"dtype": "int8", "device": "xpu"}, "device is 'xpu': it must be cpu or auto"),
         ({"lengths": 4}, "lengths is 4"),
         ({"lengths": [2.5]}, "lengths is"),
         ({"lengths": "12"}, "lengths is '12'"),

@@ -25,7 +25,7 @@ from draftwise.chat import encode
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.pool import resolve_target
 
-DTYPES = ("float32", "bfloat16", "int8", "int4")
+DTYPES = ("float32", "bfloat16")
 LLAMA = "llama.cpp, plain"
 
 

@@ -15,7 +15,7 @@ import torch
 from shared.compare import interleaved_ms
 from shared.script import run, show, track
 
-from draftwise.nn.cpu.layout import put_back
+from draftwise.nn.layout import put_back
 from draftwise.nn.load import load_model
 from draftwise.nn.model import CausalModel
 from draftwise.pool import resolve_target

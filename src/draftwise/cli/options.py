@@ -257,7 +257,7 @@ def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
         if chat_template is not None:
             speculator.tokenizer.chat_template = read_template(chat_template)
     if wanted.dtype == "auto" and is_pretrained(wanted.target):
-        from draftwise.nn.cpu.layout import weights_of
+        from draftwise.nn.layout import weights_of
 
         note(f"--dtype auto: {weights_of(speculator.target.module)}")
     return speculator

@@ -352,7 +352,7 @@ def _start(
 
 
 def _save(base: Speculator, model: Any, out: Path, lends: bool) -> None:
-    from draftwise.nn.cpu.layout import put_back
+    from draftwise.nn.layout import put_back
     from draftwise.nn.load import save_borrower
 
     out.mkdir(parents=True, exist_ok=True)

@@ -17,19 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.nn.cpu.packed import PackedInt4, PackedInt8
 from draftwise.nn.model import CausalModel
 from draftwise.types import Floats
 
 _ROUNDINGS, _PRODUCTS = 12, 6
 """Sequential operations of a layer: rounded results (two norms, queries, rotation, scores, softmax,
 weighted sum, output, two residual sums, activation, gating), and matrix products."""
-
-
-def arithmetic(model: CausalModel) -> torch.dtype:
-    """The dtype of the model's arithmetic: bfloat16 if its weights are packed in 8 or 4 bits."""
-    packed = any(isinstance(part, (PackedInt8, PackedInt4)) for part in model.module.modules())
-    return torch.bfloat16 if packed else model.dtype
 
 
 def rounding_bound(model: CausalModel) -> float:
@@ -41,9 +34,8 @@ def rounding_bound(model: CausalModel) -> float:
     analysis, SIAM J. Sci. Comput. 41(5), 2019); two forwards differ by sqrt(2) times that. Measured
     in docs/losslessness.md.
     """
-    dtype = arithmetic(model)
-    unit = torch.finfo(dtype).eps / 2
-    sums = unit if dtype == torch.float64 else torch.finfo(torch.float32).eps / 2
+    unit = torch.finfo(model.dtype).eps / 2
+    sums = unit if model.dtype == torch.float64 else torch.finfo(torch.float32).eps / 2
     shapes = (weights.shape for weights in model.module.parameters())
     longest = max([model.hidden_size, *(max(s[1:]) for s in shapes if len(s) == 2)])
     each = _ROUNDINGS * unit**2 + _PRODUCTS * longest * sums**2
@@ -108,7 +100,7 @@ class LosslessnessReport:
     """
 
     def __init__(self, model: CausalModel, widths: Sequence[int]) -> None:
-        self._model, self._dtype = model, arithmetic(model)
+        self._model, self._dtype = model, model.dtype
         self.bound = rounding_bound(model)
         self.widths = {width: Width() for width in widths}
         self.margins: list[float] = []

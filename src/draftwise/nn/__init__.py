@@ -14,8 +14,7 @@ if TYPE_CHECKING:
         BLOCK, UNLIMITED, RaggedCache, RowKVCache, RowSpan, Windows, from_first,
     )  # fmt: skip
     from draftwise.nn.check import check_model
-    from draftwise.nn.cpu.layout import Prepacked, lay_out, put_back, weights_of
-    from draftwise.nn.cpu.packed import GROUP, PRECISIONS, four_bits, pack
+    from draftwise.nn.layout import Prepacked, lay_out, put_back, weights_of
     from draftwise.nn.heads.eagle import (
         LAYOUTS, EagleConfig, EagleHead, LentHead, default_taps, load_head, read as read_head,
         rope_of, rotary_table, save_head, turned,

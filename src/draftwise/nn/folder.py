@@ -17,7 +17,7 @@ from draftwise.files import STATE_BYTES, read_text, strict_json
 from draftwise.types import DraftwiseError
 
 CONFIGS = ("config.json", "adapter_config.json")
-DTYPES = ("auto", "float32", "bfloat16", "float16", "float64", "int8", "int4")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """How accelerate spreads a model over devices."""
@@ -125,8 +125,6 @@ def check_hardware(dtype: Any, device: Any) -> None:
         _check_cuda(device, int(rest or 0))
     elif kind == "mps" and sys.platform != "darwin":
         raise BadValue("device", device, "cpu, cuda or auto: mps is for Macs")
-    if dtype in ("int8", "int4") and kind not in {"auto", "cpu"}:
-        raise BadValue("device", device, f"cpu or auto for {dtype}")
 
 
 def _check_cuda(device: str, index: int) -> None:

@@ -17,11 +17,10 @@ from draftwise.errors import shown
 from draftwise.install import hint
 from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
-from draftwise.nn.cpu.layout import lay_out
-from draftwise.nn.cpu.packed import PRECISIONS, pack
 from draftwise.nn.folder import BORROWS, borrows, check_hardware, place, read_object
 from draftwise.nn.heads.eagle import LentHead
 from draftwise.nn.heads.files import read_weights, refuse_mismatch, refuse_other_target
+from draftwise.nn.layout import lay_out
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
@@ -91,11 +90,10 @@ def load_model(
 ) -> CausalModel:
     """A checked model from a folder, a hub id, or a ``transformers`` module, which stays unchanged.
 
-    dtype: ``auto`` (the checkpoint's) or a torch dtype; on a CPU also ``int8`` and ``int4``
-    (weights only, the rest in bfloat16). device: ``auto`` is CUDA if available; ``map:auto``,
-    ``map:balanced``, ... or a dict of devices by module become the library's ``device_map``. A PEFT
-    adapter's folder loads its base and merges the adapter. Raises DraftwiseError for a model that
-    cannot be found, read or served.
+    dtype: ``auto`` (the checkpoint's) or a torch dtype. device: ``auto`` is CUDA if available;
+    ``map:auto``, ``map:balanced``, ... or a dict of devices by module become the library's
+    ``device_map``. A PEFT adapter's folder loads its base and merges the adapter. Raises
+    DraftwiseError for a model that cannot be found, read or served.
     """
     if isinstance(source, (str, Path)):
         name, module = str(source), _from_pretrained(str(source), dtype, device)
@@ -131,20 +129,17 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> A
         spread = device.removeprefix("map:")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    precision = dtype if isinstance(dtype, str) and dtype in PRECISIONS else None
     if borrows(source):
         raise DraftwiseError(
             f"{source} has no embeddings of its own: it is a drafter, --drafter lm:{source}"
         )
     try:
-        module = _read(place(source), "float32" if precision else dtype, spread)
+        module = _read(place(source), dtype, spread)
         if spread is None:
             module = module.to(device)
         if module.config._attn_implementation == "sdpa":
             attend_raggedly(module)
-        if precision:
-            pack(module, precision)
-        elif spread is None:
+        if spread is None:
             lay_out(module)
         return module
     except DraftwiseError:

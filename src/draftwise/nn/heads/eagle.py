@@ -17,8 +17,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedd
 
 from draftwise.checks import known
 from draftwise.nn.cache import RaggedCache, RowSpan
-from draftwise.nn.cpu.layout import lay_out
 from draftwise.nn.heads import files
+from draftwise.nn.layout import lay_out
 from draftwise.nn.model import CausalModel
 from draftwise.nn.trees import Branches, ragged_slots, stacked_ids, stacked_rows, tree_masks
 from draftwise.types import DraftwiseError

@@ -1,1 +1,0 @@
-"""Faster forwards on CPUs: packed weights and blocked layouts."""
