@@ -33,7 +33,7 @@ class Scripted:
         self.name, self.vocab_size, self.max_positions, self.num_parameters = name, VOCAB, 10**6, 1
         self.module: Any = None
         self.device = torch.device("cpu")
-        self.packs, self.token_bytes, self.switch = False, 8, 0
+        self.packs, self.token_bytes = False, 8
         self.serves_trees, self.taps = False, frozenset[int]()
         self.num_layers = self.hidden_size = 1
         self._script = [0, *script, *[0] * 100]

@@ -169,27 +169,6 @@ def test_windows_that_no_check_reaches_are_crossed_in_a_twin() -> None:
         load_model(tiny_module(config))
 
 
-def test_texts_end_where_a_rope_changes_tables() -> None:
-    """This ``generate`` keeps keys of the first table, so texts must end at the switch."""
-    config = hf.LlamaConfig(
-        **SIZE,
-        max_position_embeddings=64,
-        original_max_position_embeddings=24,
-        rope_parameters={
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "short_factor": [1.0] * 4,
-            "long_factor": [3.0] * 4,
-            "original_max_position_embeddings": 24,
-        },
-    )
-    made = Speculator.from_pretrained(build(config), ["lookup"])
-    assert made.target.max_positions == 24
-    assert len(made.generate([1, 2, 3] * 4, max_new_tokens=40, ignore_eos=True).tokens) == 12
-    with pytest.raises(DraftwiseError, match="positions"):
-        made.generate([1, 2, 3] * 9)
-
-
 def test_weights_that_are_not_finite() -> None:
     module = tiny_model()
     with torch.no_grad():

@@ -112,10 +112,7 @@ class PrefillScheduler:
         fed: list[tuple[Request, list[int]]] = []
         for request in requests:
             start = self._cache.lengths[request.context.row]
-            end, switch = len(request.prompt) - 1, self._target.switch
-            # cross LongRoPE's switch in one chunk, or earlier tokens would be recomputed
-            most = max(budget, switch + 1) if start < switch < end else budget
-            piece = list(request.prompt[start:end][:most])
+            piece = list(request.prompt[start : len(request.prompt) - 1][:budget])
             if piece:
                 fed.append((request, piece))
                 budget -= len(piece)
@@ -466,7 +463,6 @@ class Engine:
         found = self._cached_prefix(request)
         context, row_tokens = request.context, request.num_room
         source, length = (-1, 0) if found is None else (found.context.row, found.length)
-        request.switch = self._pool.target.switch
         if self._pool.target.taps and context.is_drafted:
             context.features = HiddenStates()
         # a private request is not cached afterwards, so it must not take a cached row

@@ -414,9 +414,8 @@ class Request:
     tokens in the outputs so far.
     is_idle: drafting is disabled, because the policy or feedback raised. is_resting: no draft in
     this round. num_unseen: emitted tokens that the policy has not learnt from. pending: a decision
-    that waits for its drafter to catch up. switch: positions of LongRoPE's short table; 0 = one
-    table. longest: maximum tokens per draft. probing, mixing: the policy, if it has the capability.
-    is_guarded: whether the guard may suspend drafting.
+    that waits for its drafter to catch up. longest: maximum tokens per draft. probing, mixing: the
+    policy, if it has the capability. is_guarded: whether the guard may suspend drafting.
     """
 
     id: int
@@ -445,7 +444,6 @@ class Request:
     sink: Callable[[RequestOutput], None] | None = None
     emitted: tuple[int, int] = (0, 0)
     pending: Decision | None = None
-    switch: int = 0
     longest: int = field(init=False)
     probing: ProbingPolicy | None = field(init=False)
     mixing: Mixing | None = field(init=False)
@@ -517,9 +515,8 @@ class Request:
 
     @property
     def num_draftable(self) -> int:
-        """Maximum draft length: leaves room for a bonus token, and ends at LongRoPE's switch."""
-        left, below = self.answer.num_left - 1, self.switch - len(self.context.tokens)
-        return max(0, left if below < 0 else min(left, below))
+        """Maximum draft length, which leaves room for a bonus token."""
+        return max(0, self.answer.num_left - 1)
 
     @property
     def mixer(self) -> Mixer | None:

@@ -1,9 +1,4 @@
-"""The ragged KV cache: storage per row, sliding windows, LongRoPE's two frequency tables.
-
-LongRoPE: transformers picks one rope table per forward, from its last position, and ``generate``
-recomputes a text that outgrows the first table (Phi-3). So p after n tokens is that of one forward
-over them, and a row whose keys were computed with the other table is recomputed.
-"""
+"""The ragged KV cache: storage per row, sliding windows."""
 
 from __future__ import annotations
 
@@ -27,53 +22,6 @@ Block = tuple[Tensor, list[tuple[bool, int]]]
 """n tensors as one, [n, H, slots, D], and of each whether it holds values, and its layer."""
 WindowSlots = tuple[Sequence[int], Sequence[int]]
 """The first slot of each row that windowed layers read, and the end of each row."""
-
-
-def switch_of(module: Any, can_recompute: bool) -> tuple[int, int]:
-    """Tokens covered by the first rope table, and the longest supported text; 0 = none.
-
-    Model types whose ``generate`` keeps keys of the first table support no text beyond it.
-    """
-    config = module.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    own = getattr(config, "original_max_position_embeddings", None)
-    limits = [
-        int(limit)
-        for one in ([rope] if "rope_type" in rope else rope.values())
-        if isinstance(one, dict) and "longrope" in str(one.get("rope_type"))
-        if (limit := one.get("original_max_position_embeddings") or own)
-    ]
-    limit = min(limits, default=0)
-    can = limit and can_recompute and _recomputes(module)
-    return (limit, 0) if can else (0, limit)
-
-
-def _recomputes(module: Any) -> bool:
-    """Whether ``generate`` recomputes a text that outgrows the first table."""
-    code = getattr(getattr(module, "prepare_inputs_for_generation", None), "__code__", None)
-    name = "original_max_position_embeddings"
-    own = getattr(module.config, name, None)
-    rope = getattr(module.config, "rope_parameters", None) or {}
-    return bool(own) and rope.get(name) == own and name in getattr(code, "co_consts", ())
-
-
-class LongRopeState:
-    """Tokens of each row by slot, and whether its keys use the second table."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self.is_long: dict[int, bool] = {}
-
-    def open(self, row: int) -> None:
-        self.tokens[row], self.is_long[row] = [], False
-
-    def copy(self, source: int, row: int, length: int) -> None:
-        self.tokens[row] = self.tokens[source][:length]
-        self.is_long[row] = self.is_long[source]
-
-    def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
-        known = self.tokens[row]
-        known[base:] = [known[base + offset] for offset in path]
 
 
 @dataclass(slots=True)
@@ -205,7 +153,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     ``lengths``: valid tokens of each row, 0 if closed; no forward attends beyond them, so rollback
     lowers a number. Storage grows by blocks and is freed when its row is closed
     (``docs/kv_cache.md``). capacity: maximum tokens of a row. states: of recurrent layers.
-    longrope: state of a rope with two tables. windows: layers that drop old tokens, or None.
+    windows: layers that drop old tokens, or None.
     """
 
     def __init__(
@@ -213,13 +161,12 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         num_rows: int = 0,
         capacity: int = UNLIMITED,
         states: States | None = None,
-        longrope: LongRopeState | None = None,
         windows: Windows | None = None,
     ) -> None:
         Cache.__init__(self, layers=[])
         self.capacity = capacity
         self.lengths: list[int] = []
-        self.states, self.longrope = states or States(), longrope
+        self.states = states or States()
         self._storage: list[RowKVCache] = []
         self._empty = RowKVCache()  # the blocks of a row without slots, once they are known
         self._windows, self._recent = windows, list[RowKVCache]()  # storage of windowed layers
@@ -239,8 +186,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self._storage += [RowKVCache() for _ in range(missing)]
         self._recent += [RowKVCache() for _ in range(missing)]
         self.states.open(row)
-        if self.longrope is not None:
-            self.longrope.open(row)
 
     def close(self, row: int) -> None:
         self.lengths[row], self._storage[row] = 0, RowKVCache()
@@ -255,8 +200,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             first = min(recent.first, length)
             self._recent[row] = recent.grown(length, length - first, first)
         self.states.copy(source, row, length)
-        if self.longrope is not None:
-            self.longrope.copy(source, row, length)
         self.lengths[row] = self._settled[row] = length
 
     def place(
@@ -351,8 +294,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.settle([row], [base + len(path)])
         if list(path) == list(range(len(path))):
             return
-        if self.longrope is not None:
-            self.longrope.keep_path(row, base, path)
         for storage in (self._storage[row], self._recent[row]):
             first = base - storage.first
             for tensor in storage.tensors:

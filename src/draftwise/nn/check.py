@@ -27,7 +27,7 @@ def check_model(model: CausalModel) -> None:
     """Compare ragged, cropped and batched forwards with plain ones on random tokens.
 
     Selects the fastest correct way to feed several rows: packed, padded, or one by one. Features
-    that matter only after many tokens (windows, chunks, a rope's second table, recurrent kernels)
+    that matter only after many tokens (windows, chunks, recurrent kernels)
     are checked on a tiny twin of the same configuration. Cost: a few forwards over at most ten
     tokens (64 for a model with states), and a few tenths of a second for the twin. Source:
     docs/kv_cache.md.
@@ -79,13 +79,13 @@ def _try(model: CausalModel, way: tuple[bool, bool], lengths: Sequence[int], who
 
 def _far(twin: CausalModel) -> tuple[int, int]:
     longest = _FAR if twin.has_states else 2 * _WIDE
-    return min(longest, twin.max_positions), 23
+    return min(longest, twin.max_positions - 4), 18
 
 
 def _twin(model: CausalModel) -> CausalModel | None:
     config = model.module.config
     try:
-        if not (model.switch or model.has_states or has_far_edges(config.get_text_config())):
+        if not (model.has_states or has_far_edges(config.get_text_config())):
             return None
         module = tiny_module(tiny_config(config))
         module.set_attn_implementation(config._attn_implementation)
@@ -162,9 +162,6 @@ class _Trial:
         logits = self._model.extend(self.cache, rows, fed, keep=max(map(len, fed)))
         for index, (row, start, tokens) in enumerate(zip(rows, starts, fed, strict=True)):
             found = logits.last(index, len(tokens))[: counts[row]]
-            if self._model.switch:  # the rope table depends on the whole input
-                whole = [*self._texts[row][:start], *tokens]
-                self._plain[row] = _plain_logits(self._model.module, whole)
             plain = self._plain[row][start : start + counts[row]]
             self.errors.append(_relative_error(found, plain))
             self.cache.keep_path(row, start, range(counts[row]))
@@ -180,9 +177,8 @@ class _Trial:
         finally:
             self._model.bulk_logits = usual
         self.cache.settle([0], [start + num])
-        if not self._model.switch:  # the rope table depends on later inputs
-            plain = self._plain[0][start + num - keep : start + num]
-            self.errors.append(_relative_error(logits.last(0, keep), plain))
+        plain = self._plain[0][start + num - keep : start + num]
+        self.errors.append(_relative_error(logits.last(0, keep), plain))
 
     def finish(self) -> None:
         self.cache.settle([0, 1], self.cache.lengths)

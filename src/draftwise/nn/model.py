@@ -6,20 +6,18 @@ import bisect
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from draftwise.nn.cache import UNLIMITED, LongRopeState, RaggedCache, RowSpan, Windows, switch_of
+from draftwise.nn.cache import UNLIMITED, RaggedCache, RowSpan, Windows
 from draftwise.nn.hidden_states import HiddenStateHooks
 from draftwise.nn.hybrid.states import Key, StateCheckpoint, States
 from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow
 from draftwise.nn.trees import (
     AttentionInputs,
-    Branches,
     Fed,
     Mask,
     Masks,
@@ -189,29 +187,21 @@ def recompute_last(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence
     return replace(found, hidden=hidden)
 
 
-def recompute_longrope(extend: Extend, feed: ForwardInputs, switch: int) -> Logits:
-    """Use the rope table of each row's last position, and recompute keys of the other table.
-    switch: tokens of the first table. Rows that need different tables are fed one by one.
+def served_positions(config: Any) -> int:
+    """The longest text that a model serves.
+
+    LongRoPE takes its frequencies from one of two tables, by the length of the text. A text ends
+    with the first table, as keys of both cannot be mixed.
     """
-    cache, longrope = feed.cache, feed.cache.longrope
-    assert longrope is not None
-    each = list(zip(feed.rows, feed.tokens, feed.all_trees, strict=True))
-    needs = [_end(cache.lengths[row], fed, tree) > switch for row, fed, tree in each]
-    if len(set(needs)) > 1:
-        return forward_per_row(partial(recompute_longrope, extend, switch=switch), feed)
-    again, whole = [], []
-    for row, fed, tree in each:
-        start = cache.lengths[row]
-        missed = longrope.tokens[row][:start] if longrope.is_long[row] != needs[0] else []
-        again.append(missed)
-        whole.append(tree.fed_again(start) if tree is not None and missed else tree)
-        longrope.tokens[row] = [*longrope.tokens[row][:start], *fed]
-        longrope.is_long[row] = needs[0]
-    return recompute_last(extend, replace(feed, trees=whole), again)
-
-
-def _end(start: int, fed: Fed, tree: Branches | None) -> int:
-    return start + len(fed) if tree is None else int(tree.positions.max()) + 1
+    rope = getattr(config, "rope_parameters", None) or {}
+    name = "original_max_position_embeddings"
+    limits = [
+        one.get(name) or getattr(config, name, None)
+        for one in ([rope] if "rope_type" in rope else rope.values())
+        if isinstance(one, dict) and "longrope" in str(one.get("rope_type"))
+    ]
+    found = [getattr(config, "max_position_embeddings", None), *limits]
+    return min([int(positions) for positions in found if positions], default=UNLIMITED)
 
 
 class CausalModel:
@@ -241,10 +231,7 @@ class CausalModel:
         self._sight = AttentionInputs(self._masks, self.device)
         self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
-        # positions of the rope's first table; 0 = the rope has one table
-        self.switch, limit = switch_of(module, self._call.can_keep and not self.has_states)
-        positions = int(getattr(config, "max_position_embeddings", None) or UNLIMITED)
-        self.max_positions = min(limit or positions, positions)
+        self.max_positions = served_positions(config)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -267,15 +254,14 @@ class CausalModel:
         self, num_rows: int = 0, capacity: int = UNLIMITED, forgets: bool = False
     ) -> RaggedCache:
         """A cache of rows of up to ``capacity`` tokens. forgets: drop tokens outside windows."""
-        longrope = LongRopeState() if self.switch else None
         windows, states = self.windows if forgets else None, States(self.has_states)
         new = self._call.cache_type
-        return new(num_rows, capacity, states, longrope, windows)
+        return new(num_rows, capacity, states, windows)
 
     @property
     def windows(self) -> Windows | None:
         """Windows of layers that drop old tokens; None = all keep them, e.g. to recompute."""
-        keeps = self.has_states or self.switch or not self.forgets
+        keeps = self.has_states or not self.forgets
         return None if keeps else self._masks.windows
 
     def measure(self, cache: RaggedCache) -> None:
@@ -311,12 +297,9 @@ class CausalModel:
     def _read(self, feed: ForwardInputs) -> Logits:
         if self.is_alone and len(feed.rows) > 1:
             return forward_per_row(self._read, feed)
-        if self.has_states or self.switch:  # recomputation needs the tokens on the host
+        if self.has_states:  # recomputation needs the tokens on the host
             known = [fed.tolist() if isinstance(fed, Tensor) else fed for fed in feed.tokens]
-            feed = replace(feed, tokens=known)
-            if self.has_states:
-                return recompute_states(self._extend, feed)
-            return recompute_longrope(self._extend, feed, self.switch)
+            return recompute_states(self._extend, replace(feed, tokens=known))
         return self._extend(feed)
 
     def _extend(self, feed: ForwardInputs) -> Logits:
@@ -324,7 +307,7 @@ class CausalModel:
         hidden: dict[int, list[Tensor]] = {}
         longest = max(map(len, tokens))
         size = len(tokens) * (keep if self._call.can_keep else longest) * self.vocab_size
-        if longest > keep and size > self.bulk_logits and not self.switch:
+        if longest > keep and size > self.bulk_logits:
             head = [t[: max(0, len(t) - keep)] for t in tokens]
             hidden = self._forward(replace(feed, tokens=head, trees=(), keep=0))[1]
             feed = replace(feed, tokens=[t[max(0, len(t) - keep) :] for t in tokens])

@@ -1,7 +1,7 @@
 """Tiny models of any type: small sizes, one layer of each kind, windows of 3 tokens.
 
-On such a model a few tokens exceed windows and rope tables that the full model exceeds after
-thousands. ``draftwise models --check`` builds one of every type.
+On such a model a few tokens exceed windows that the full model exceeds after thousands.
+``draftwise models --check`` builds one of every type.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 WINDOW = 3
-ROPE_SWITCH = 30  # positions of the first table of a rope with two
 _VOCAB = 99
 _QUERIES_AND_KEYS = ("q_proj", "k_proj", "c_attn", "qkv_proj")
 """Parts of the names of query and key weights."""
@@ -30,7 +29,6 @@ _WINDOWS = (
 )
 _SIZES = _named(
     (WINDOW, _WINDOWS),
-    (ROPE_SWITCH, "original_max_position_embeddings"),
     (12, "floor_scale log_scaling_n_floor"),
     (_VOCAB, "vocab_size vocab_size_per_layer_input pronunciation_vocab_size shape_vocab_size"),
     (
@@ -204,10 +202,8 @@ def _kept(config: Any, given: Mapping[str, Any], made: Mapping[str, Any]) -> dic
 
 
 def _tiny_rope(rope: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """The same rope for small heads, with a short first table."""
+    """The same rope for small heads."""
     found = dict(rope)
-    if "original_max_position_embeddings" in found:
-        found["original_max_position_embeddings"] = ROPE_SWITCH
     width = made.get("head_dim") or made.get("hidden_size", 64) // 4
     half = int(width * found.get("partial_rotary_factor", 1.0)) // 2
     for name in ("short_factor", "long_factor"):

@@ -31,13 +31,6 @@ class Branches:
     def end(self) -> int:
         return self.base + len(self.positions)
 
-    def fed_again(self, start: int) -> Branches:
-        """The tree for a forward that first recomputes the ``start`` cached tokens, as a chain."""
-        fed = self.seen.numpy(force=True) if isinstance(self.seen, Tensor) else self.seen
-        seen = np.tri(start + len(fed), self.end, dtype=np.bool_)
-        seen[start:, self.base :] = fed
-        return Branches(0, np.concatenate((np.arange(self.base), self.positions)), seen)
-
 
 def branches(parents: Sequence[int], base: int, num_fed: int | None = None) -> Branches:
     """A tree after ``base`` tokens of text. parents: of each token; -1 = the text. num_fed: number
