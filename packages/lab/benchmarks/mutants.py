@@ -40,7 +40,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "nn/verify": ("tests/nn/test_verify.py",),
     "nn/cache": (
         "tests/nn/test_storage.py", "tests/nn/test_cache.py", "tests/nn/test_trees.py",
-        "tests/nn/test_switch.py", "tests/engine/test_windows.py",
+        "tests/nn/test_longrope.py", "tests/engine/test_windows.py",
     ),
     "engine/costs": (
         "tests/engine/test_costs.py", "tests/engine/test_pace.py", "tests/engine/test_records.py",
