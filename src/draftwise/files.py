@@ -21,6 +21,34 @@ STATE_BYTES = 64 << 20  # limit for saved states, cost tables and lists of shard
 TRACE_BYTES = 1 << 30  # limit for traces and files of prompts or texts, which are read whole
 
 
+def local_path(text: str | Path) -> Path:
+    """A path as typed; ``~`` is the home folder unless something of this very name exists.
+
+    An unknown home leaves ``~`` as it is, where ``Path.expanduser`` would raise.
+    """
+    path = Path(text)
+    return path if _exists(path) else Path(os.path.expanduser(path))
+
+
+def longest_path(text: str, end: str = ",") -> str:
+    """The longest part of a text that exists as a path, cut at its end or at an ``end``; "" = none.
+
+    >>> longest_path(".,window=8")
+    '.'
+    """
+    found = text
+    while found and not _exists(local_path(found)):
+        found = found.rpartition(end)[0]
+    return found
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no path at all: too long, or with a null byte
+        return False
+
+
 def read_text(file: Path, most: int | None = None, *, pipes: bool = False) -> str:
     """Read a whole UTF-8 file, without the byte order mark that some editors write.
 

