@@ -67,7 +67,7 @@ ARROWS: dict[str, set[str]] = {
     "serve": WORDS | {"__version__", "chat", "controller", "engine", "registry", "speculator"},
     "cli": WORDS
     | {"__version__", "chat", "drafters", "engine", "nn", "registry", "train", "zoo", "real"}
-    | {"pool", "settings", "speculator", "bench", "serve"},
+    | {"pool", "settings", "speculator", "bench", "serve", "integrations"},
     "__init__": {"types", "lazy", "registry", "engine", "speculator", "integrations"},
     "__main__": {"cli"},
 }

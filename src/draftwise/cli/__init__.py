@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, str] = {
     ),
     "check": "Compare answers with and without drafts in this dtype and on this device.",
     "bench": "Time draftwise, its presets, fixed plans and transformers' own methods side by side.",
+    "doctor": "Print what is installed, what will be used, and what is missing.",
     "datastore": "Build a datastore to draft from.",
     "prompts": "Let an instruct model write training prompts.",
     "train": "Train drafters, EAGLE heads and stop heads.",
