@@ -61,7 +61,7 @@ ARROWS: dict[str, set[str]] = {
     "pool": WORDS | {"registry", "settings", "nn", "drafters", "zoo", "real"},
     "speculator": WORDS
     | {"chat", "nn", "drafters.protocol", "engine", "feedback", "pool", "registry", "settings"},
-    "integrations": WORDS | {"__version__", "controller", "engine", "speculator"},
+    "integrations": WORDS | {"__version__", "controller", "engine", "nn.model", "speculator"},
     "bench": WORDS
     | {"__version__", "chat", "drafters", "engine", "registry", "settings", "speculator", "zoo"},
     "serve": WORDS | {"__version__", "chat", "controller", "engine", "registry", "speculator"},

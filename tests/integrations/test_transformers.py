@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, TextStreamer
+from transformers import (
+    CONFIG_MAPPING,
+    DynamicCache,
+    LogitsProcessor,
+    StoppingCriteria,
+    TextStreamer,
+)
 from transformers.generation import GenerateDecoderOnlyOutput
 
 import draftwise
 from draftwise import DraftwiseError
+from draftwise.nn import cache_argument, tiny_config, tiny_module
 from engine.scripted import byte_tokenizer
 from models import tiny_model
 
@@ -246,11 +253,25 @@ def test_what_cannot_be_honoured_is_refused(
 
 
 @covers("your `past_key_values`")
-def test_a_cache_with_tokens_in_it_is_refused(model: Any, ours: Any) -> None:
-    cache = DynamicCache(config=model.config)
-    model(PROMPTS[:, :3], past_key_values=cache)
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")  # transformers 5.24
+@pytest.mark.filterwarnings("ignore:`cache_params` is deprecated")
+@pytest.mark.parametrize("name", ["past_key_values", "cache_params", "cache"])
+@pytest.mark.parametrize("kind", ["llama", "mamba2"])
+def test_a_cache_with_tokens_in_it_is_refused(kind: str, name: str) -> None:
+    """Under each name that a release has for it; a cache of recurrent states has no length."""
+    target = tiny_module(tiny_config(CONFIG_MAPPING[kind]())).eval()
+    own, names = cache_argument(target)
+    if own != "cache" and name not in names:
+        pytest.skip(f"this transformers has no {name} of {kind}")
+    hook = draftwise.transformers(["lookup"])
+    options = {"custom_generate": hook, "max_new_tokens": 4, "do_sample": False}
+    options["attention_mask"] = torch.ones_like(PROMPTS)
+    full, empty = DynamicCache(config=target.config), DynamicCache(config=target.config)
+    expected = target.generate(PROMPTS, **options)
+    assert torch.equal(target.generate(PROMPTS, **options, **{name: empty}), expected)
+    target(PROMPTS[:, :3], **{own: full})
     with pytest.raises(DraftwiseError, match="already holds tokens"):
-        model.generate(PROMPTS, custom_generate=ours, past_key_values=cache, max_new_tokens=4)
+        target.generate(PROMPTS, **options, **{name: full})
 
 
 def test_a_model_that_nobody_needs_is_given_back() -> None:

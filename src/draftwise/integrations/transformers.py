@@ -19,6 +19,7 @@ from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
 
 from draftwise.engine.engine import Result
+from draftwise.nn.model import CACHE_NAMES
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams
 
@@ -137,10 +138,10 @@ def _receive_all_arguments() -> None:
 
 
 def _refuse(config: Any, model_kwargs: dict[str, Any], processors: Any) -> None:
-    cache = model_kwargs.get("past_key_values")
+    caches = [model_kwargs.get(name) for name in CACHE_NAMES]
     refusals = {
         "beam search": (config.num_beams or 1) > 1,
-        "a cache that already holds tokens": cache is not None and cache.get_seq_length() > 0,
+        "a cache that already holds tokens": any(map(_holds_tokens, caches)),
         f"cache_implementation={config.cache_implementation!r}": bool(config.cache_implementation),
         "inputs_embeds": model_kwargs.get("inputs_embeds") is not None,
         **{name: bool(getattr(config, name, False)) for name in (*_OUTPUTS, *_OTHER_LOOPS)},
@@ -152,6 +153,15 @@ def _refuse(config: Any, model_kwargs: dict[str, Any], processors: Any) -> None:
             f"draftwise cannot honour {', '.join(found)}: leave it out, or call generate without "
             "custom_generate"
         )
+
+
+def _holds_tokens(cache: Any) -> bool:
+    if cache is None:
+        return False
+    try:
+        return bool(cache.get_seq_length() > 0)
+    except ValueError:  # a cache of recurrent states alone counts no tokens
+        return bool(cache.has_previous_state())
 
 
 def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from draftwise.nn.hybrid.states import MOST_STEPS, States
     from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow as shadow_of
     from draftwise.nn.load import load_borrower, load_model, load_tokenizer, save_borrower
-    from draftwise.nn.model import CausalModel, Logits, recompute_states, served_positions
+    from draftwise.nn.model import (
+        CACHE_NAMES, CausalModel, Logits, cache_argument, recompute_states, served_positions,
+    )
     from draftwise.nn.sampling import (
         Occurrences, Shared, SampledSpan, distributions, draw, warped,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -25,9 +25,13 @@ from draftwise.nn.trees import (
     packed_ids,
     stacked_ids,
 )
+from draftwise.types import DraftwiseError
 
 BULK_LOGITS = 1 << 24
 """Maximum number of logits (tokens x vocabulary) that one prefill forward may return."""
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""Names of a forward's cache, newest first. Source: transformers, since 5.24, and before it."""
+_CACHE_NAMES = (*CACHE_NAMES, "state")
 _NUM_RWKV = 5  # tensors of an RWKV state, each of all layers
 Forward = tuple[Tensor, dict[int, list[Tensor]], list[int]]
 """Logits [M, V], hidden states by tap and row, and the index after each row's last logits."""
@@ -60,6 +64,22 @@ def last_places(counts: Sequence[int], num: int) -> list[int]:
     return sorted({place for count in counts for place in range(max(0, count - num), count)})
 
 
+def cache_argument(module: Any) -> tuple[str, Collection[str]]:
+    """The name under which a module's forward takes a cache, and all its arguments' names.
+
+    They are those of the first module in it whose ``forward`` names a cache, since wrappers (of
+    PEFT, for instance) pass on what they do not name. Raises DraftwiseError if there is none.
+    """
+    for layer in module.modules():
+        names = inspect.signature(layer.forward).parameters
+        if found := [name for name in _CACHE_NAMES if name in names]:
+            return found[0], names
+    raise DraftwiseError(
+        f"cannot speculate with {module.__class__.__name__}: its forward takes no KV cache "
+        f"({', '.join(CACHE_NAMES)}). docs/models.md lists the types that are served."
+    )
+
+
 class Caller:
     """Calls a module, or for a recurrent one a view that records kernels (``nn.hybrid.view``).
 
@@ -67,13 +87,9 @@ class Caller:
     """
 
     def __init__(self, module: Any, num_layers: int) -> None:
-        names = inspect.signature(module.forward).parameters
+        self._cache_name, names = cache_argument(module)
         self.can_keep = "logits_to_keep" in names
         self._config = module.config
-        self._cache_name = next(
-            (n for n in ("cache_params", "state") if n in names), "past_key_values"
-        )
-        self._positions = "position_ids" in names or self._cache_name == "past_key_values"
         self._is_xlstm = self._config.model_type == "xlstm"  # its configuration is slow to read
         self.has_states = keeps_states(module) or self._cache_name == "state" or self._is_xlstm
         self._watch = KernelRecorder()
@@ -93,8 +109,7 @@ class Caller:
     ) -> tuple[Any, Mapping[int, Tensor]]:
         """The output and the tapped hidden states; tokens, positions: [R, T]."""
         trace = cache.states.trace
-        if self._positions:
-            extra["position_ids"] = positions
+        extra["position_ids"] = positions
         extra[self._cache_name] = cache
         if self._cache_name == "state":
             extra["state"] = _rwkv_state(trace)
