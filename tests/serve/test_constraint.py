@@ -23,7 +23,7 @@ GRAMMARS = Grammars(TOKENIZER, VOCAB, {EOS})
 
 
 def regex(text: str) -> Any:
-    grammar = grammar_of(None, StructuredOutputs(regex=text))
+    grammar = grammar_of(StructuredOutputs(regex=text))
     assert grammar is not None
     return next(GRAMMARS.constraints(grammar, [2]))
 
@@ -79,12 +79,12 @@ def test_random_walks_end_in_the_language(seed: int) -> None:
 
 
 def test_forms() -> None:
-    assert grammar_of(None, None) is None
-    assert grammar_of(ResponseFormat(type="text"), None) is None
-    made = grammar_of(None, StructuredOutputs(choice=["ab", "cd"]))
+    assert grammar_of(None) is None
+    assert ResponseFormat(type="text").schema_of_answer is None
+    made = grammar_of(StructuredOutputs(choice=["ab", "cd"]))
     assert made is not None
     assert allowed(next(GRAMMARS.constraints(made, [2])), []) == {*ids("a"), *ids("c")}
-    made = grammar_of(None, StructuredOutputs(grammar='start: "a" "b"'))
+    made = grammar_of(StructuredOutputs(grammar='start: "a" "b"'))
     assert made is not None
     assert allowed(next(GRAMMARS.constraints(made, [2])), ids("a")) == set(ids("b"))
     assert json.loads(json_grammar({"type": "object"}))
@@ -92,7 +92,7 @@ def test_forms() -> None:
 
 @pytest.mark.parametrize("wanted", [{"regex": "(a"}, {"grammar": "start: nothing"}])
 def test_grammars_that_cannot_be_read(wanted: dict[str, str]) -> None:
-    grammar = grammar_of(None, StructuredOutputs(**wanted))
+    grammar = grammar_of(StructuredOutputs(**wanted))
     assert grammar is not None
     with pytest.raises(DraftwiseError, match="grammar"):
         next(GRAMMARS.constraints(grammar, [0]))

@@ -21,10 +21,10 @@ from draftwise.serve import (
     MAX_BIASES,
     MAX_KEYS,
     MAX_PLANS,
+    CallParser,
     ServerSettings,
     Worker,
     hosts_of,
-    read_calls,
 )
 from draftwise.speculator import Learning, Speculator
 from engine.scripted import byte_tokenizer
@@ -239,8 +239,8 @@ def test_nesting_is_a_clients_error(depth: int, end: bool) -> None:
 
 def test_a_models_own_nesting_is_content() -> None:
     for text in ("[" * 100_000, nested(100_000), '{"name": "f", "arguments": ' + nested(50_000)):
-        assert read_calls(text, {"f"}) == []
-        assert read_calls(f"<tool_call>{text}</tool_call>", {"f"}) == []
+        for given in (text, f"<tool_call>{text}</tool_call>"):
+            assert CallParser(["f"]).push(given, is_last=True) == (given, [])
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_stop_strings(live: Live) -> None:
         ({"frobnicate": 1}, "frobnicate"),
         ({"best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"max_tokens": 10**6}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
@@ -179,17 +179,13 @@ def test_stop_strings(live: Live) -> None:
         ({"n": 17}, "n"),
         ({"prompt": ["a"] * 9, "n": 2}, "n"),
         ({"temperature": -1}, "temperature"),
-        ({"temperature": 1e-9}, None),
-        ({"top_p": 0}, "top_p"),
         ({"repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"logit_bias": {"9999": 1}}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"stop": [""]}, "stop.0"),
-        ({"stream_options": {"include_usage": True}}, None),
-        ({"stream": True, "stream_options": {"nope": True}}, "stream_options.nope"),
+        ({"stop": [5]}, "stop.0"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"structured_outputs": {"regex": "(a"}}, None),
-        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"draftwise": {"preset": "nope"}}, None),
         ({"draftwise": {"policy": "nope"}}, None),
         ({"draftwise": {"policy": "router:examples=/etc/passwd"}}, "policy"),
@@ -224,9 +220,7 @@ def test_refused_by_name(live: Live, fields: dict[str, object], named: str | Non
         ({"prompt": [[]]}, "prompt.0", "at least 1 item"),
         ({"prompt": [1, -5]}, "prompt.1", "greater than or equal to 0"),
         ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
-        ({"stop": ""}, "stop", "at least 1 character"),
         ({"maxTokens": 5}, "maxTokens", "not honoured"),
-        ({"stream_options": {}}, None, "stream_options only goes with"),
         ({"": 5}, None, "not honoured"),
     ],
 )
@@ -236,7 +230,7 @@ def test_refusals_say_the_field_in_the_clients_words(
     error = live.complete(**{"prompt": "abc", **fields}).error
     assert error["param"] == param
     assert message in error["message"]
-    assert error["message"].startswith((f"{param}: ", "the field", "stream_options"))
+    assert error["message"].startswith((f"{param}: ", "the field"))
 
 
 def test_fields_that_ask_for_nothing_are_let_pass(live: Live) -> None:
@@ -289,8 +283,6 @@ def test_messages_that_are_refused(live: Live) -> None:
     assert said.json["choices"][0]["message"]["content"] == told(live, "abc", 4)
     tool = {"type": "function", "function": {"name": "f"}}
     assert "chat template" in live.chat(tools=[tool]).error["message"]
-    tool["function"]["strict"] = True
-    assert "strict" in live.chat(tools=[tool]).error["message"]
     assert live.chat(tools=[tool], tool_choice="none", max_tokens=2).status == 200
 
 

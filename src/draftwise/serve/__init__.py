@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise.serve.app import PAGE, Service, make_app
+    from draftwise.serve.calls import CallParser, CallTags, calls_schema, free_grammar
     from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
     from draftwise.serve.metrics import History, Metrics
     from draftwise.serve.middleware import LARGE_BODY, give_back, uncollected
-    from draftwise.serve.parse import Codec, RequestParser, ToolText, calls_schema, read_calls
+    from draftwise.serve.parse import Codec, RequestParser
     from draftwise.serve.responses import EventStream
     from draftwise.serve.run import Server, StateSaver, make_service
     from draftwise.serve.schemas import (

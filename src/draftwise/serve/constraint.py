@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftwise.serve.schemas import MAX_GRAMMAR_CHARS, ResponseFormat, StructuredOutputs
+from draftwise.serve.schemas import MAX_GRAMMAR_CHARS, StructuredOutputs
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -112,6 +113,25 @@ class Constraint:
         return np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(np.bool_)
 
 
+@dataclass(frozen=True, slots=True)
+class MinTokens:
+    """A ``SamplingParams.process`` that forbids tokens that end an answer before its least length.
+
+    num_prompt: tokens of the prompt. least: of the answer. ends: the forbidden tokens.
+    """
+
+    num_prompt: int
+    least: int
+    ends: Sequence[int]
+
+    def __call__(self, text: Sequence[int], logits: Tensor) -> Tensor:
+        if len(text) - self.num_prompt >= self.least:
+            return logits
+        allowed = logits.clone()
+        allowed[list(self.ends)] = float("-inf")
+        return allowed
+
+
 def _check(matcher: Any) -> None:
     """A matcher beyond its limits allows everything, so the answer ends with an error instead."""
     if matcher.is_error():
@@ -119,36 +139,87 @@ def _check(matcher: Any) -> None:
         raise DraftwiseError(f"no text fits the grammar, or it is too large to follow: {why}")
 
 
-def grammar_of(form: ResponseFormat | None, structured: StructuredOutputs | None) -> str | None:
-    """The grammar that these fields specify, or None. ValueError if it cannot be parsed."""
-    if structured is None:
-        if form is None or form.type == "text":
-            return None
-        schema = form.json_schema
-        return json_grammar({"type": "object"} if schema is None else schema.schema_)
+def grammar_of(form: StructuredOutputs | None) -> str | None:
+    """The grammar of a form, or None for free text. ValueError if it cannot be parsed."""
+    if form is None:
+        return None
     from llguidance import LLMatcher, grammar_from
 
-    if structured.json_ is not None:
-        return json_grammar(structured.json_)
-    if structured.regex is not None:
-        return LLMatcher.grammar_from_regex(structured.regex)
-    if structured.choice is not None:
-        return grammar_from("choice", json.dumps(structured.choice))
-    return grammar_from("grammar", structured.grammar or "")
+    if (schema := form.schema_of_answer) is not None:
+        return json_grammar(schema)
+    if form.regex is not None:
+        return LLMatcher.grammar_from_regex(form.regex)
+    if form.choice is not None:
+        return grammar_from("choice", json.dumps(form.choice))
+    return grammar_from("grammar", form.grammar or "")
+
+
+_JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Fixed whitespace: small models otherwise fill their answers with blanks."""
 
 
 def json_grammar(schema: Mapping[str, Any]) -> str:
     """The grammar of values that match a JSON schema. DraftwiseError if it is too large."""
     from llguidance import LLMatcher
 
-    text = json.dumps(schema)
-    if len(text) > MAX_GRAMMAR_CHARS:
-        why = f"the schema has {len(text)} characters, and at most {MAX_GRAMMAR_CHARS} are read"
-        raise DraftwiseError(why)
-    try:  # fixed whitespace: small models otherwise fill their answers with blanks
-        return LLMatcher.grammar_from_json_schema(
-            text,
-            overrides={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-        )
+    try:
+        return LLMatcher.grammar_from_json_schema(_checked(schema), overrides=_JSON_STYLE)
     except ValueError as error:
         raise DraftwiseError(f"the schema cannot be used: {error}") from None
+
+
+def tagged_grammar(
+    tags: tuple[str, str], call: Mapping[str, Any], answer: Mapping[str, Any] | None,
+    most: int | None, are_tokens: bool,
+) -> str:  # fmt: skip
+    """The grammar of calls between two tags, which match the schema ``call``.
+
+    answer: the schema of an answer without calls; None = free text around the calls. most: maximum
+    number of calls. are_tokens: whether the tags are tokens of the vocabulary, which llguidance
+    tells from their text. Errors: DraftwiseError.
+    """
+    from llguidance import LLMatcher
+
+    begin, end = (json.dumps(tag) for tag in tags)
+    if are_tokens:
+        begin, end = f"{begin} | {tags[0]}", f"{end} | {tags[1]}"
+    times = "*" if most is None else f"{{0,{most}}}"
+    calls = (
+        f"call{times}" if answer is None else f"(call{times.replace('*', '+').replace('0', '1')})"
+    )
+    lines = [
+        "%llguidance {}",
+        f"start: {calls} TEXT" if answer is None else f"start: answer | {calls}",
+        f"call: open GAP {_json_rule(call)} GAP close GAP",
+        f"open: head | TEXT {tags[0]}"
+        if are_tokens and answer is None
+        else "open: head"
+        if answer is None
+        else f"open: {begin}",
+        f"head[lazy]: TEXT {json.dumps(tags[0])}",
+        f"close: {end}",
+        r"GAP: /[ \n]*/",
+        r"TEXT: /(.|\n)*/",
+    ]
+    if answer is not None:
+        lines.append(f"answer: {_json_rule(answer)}")
+    try:
+        return LLMatcher.grammar_from_lark("\n".join(lines))
+    except ValueError as error:
+        raise DraftwiseError(f"the schema of a tool cannot be used: {error}") from None
+
+
+def _json_rule(schema: Mapping[str, Any]) -> str:
+    return f"%json {_checked({'x-guidance': _JSON_STYLE, **schema})}"
+
+
+def rootless(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema without what it says of its own origin, where llguidance would look for it."""
+    return {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
+
+
+def _checked(schema: Mapping[str, Any]) -> str:
+    if len(text := json.dumps(rootless(schema))) > MAX_GRAMMAR_CHARS:
+        why = f"the schema has {len(text)} characters, and at most {MAX_GRAMMAR_CHARS} are read"
+        raise DraftwiseError(why)
+    return text

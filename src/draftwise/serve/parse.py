@@ -1,113 +1,32 @@
-"""Converts request bodies to engine requests, and parses tool calls in a model's text.
-
-Two forms of calls are supported: ``<tool_call>{...}</tool_call>`` (Hermes, Qwen, SmolLM) and bare
-JSON, one object or a list (Llama 3, and the output under ``tool_choice``), with arguments under
-``arguments`` or ``parameters``.
-"""
+"""Converts request bodies to engine requests."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from draftwise import registry
-from draftwise.chat import Prompt, check_size, encode, render
+from draftwise.chat import Prompt, check_size, check_unicode, encode, render
 from draftwise.registry import preset
 from draftwise.serve import schemas
-from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
+from draftwise.serve.calls import CallTags, calls_schema, free_grammar
+from draftwise.serve.constraint import Grammars, MinTokens, grammar_of, json_grammar
 from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import GenerationRequest
 from draftwise.types import DraftwiseError, SamplingParams
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """For base models: the concatenated messages are the text to continue."""
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 """Bytes by the characters that stand for them in byte-level vocabularies (GPT-2's table)."""
-
-
-def calls_schema(tools: Sequence[schemas.Tool], choice: Any) -> dict[str, Any]:
-    """The JSON schema of a call that ``tool_choice`` forces: of one tool, or of any."""
-    if isinstance(choice, schemas.NamedTool):
-        tools = [tool for tool in tools if tool.function.name == choice.function.name]
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool.function.name},
-                "arguments": tool.function.parameters or {"type": "object"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    return calls[0] if len(calls) == 1 else {"anyOf": calls}
-
-
-class ToolText:
-    """Separates content from tool calls in a growing answer; holds back a possible call's start."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = set(names)
-        self._text, self._num_shown = "", 0
-
-    def push(self, piece: str) -> str:
-        """Add a piece of text; return the content that is certain not to be a call."""
-        self._text += piece
-        return self._show(self._certain())
-
-    def finish(self) -> tuple[str, list[dict[str, Any]]]:
-        """The rest of the content, and the calls; an invalid call is content."""
-        at = self._certain()
-        calls = read_calls(self._text[at:], self._names)
-        return self._show(at if calls else len(self._text)), calls
-
-    def _certain(self) -> int:
-        text = self._text
-        if text.lstrip()[:1] in ("{", "[", ""):
-            return 0
-        if (at := text.find(_OPEN)) >= 0:
-            return at
-        held = (n for n in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:n]))
-        return len(text) - next(held, 0)
-
-    def _show(self, end: int) -> str:
-        shown, self._num_shown = self._text[self._num_shown : end], max(end, self._num_shown)
-        return shown
-
-
-def read_calls(text: str, names: set[str]) -> list[dict[str, Any]]:
-    """The calls in a text that consists of calls, as OpenAI writes them; empty if it does not.
-
-    >>> read_calls('{"name": "add", "arguments": {"a": 1}}', {"add"})[0]["function"]
-    {'name': 'add', 'arguments': '{"a": 1}'}
-    """
-    bodies = [part.split(_CLOSE)[0] for part in text.split(_OPEN)[1:]] or [text]
-    calls: list[dict[str, Any]] = []
-    try:
-        for body in bodies:
-            found = json.loads(body)
-            for call in found if isinstance(found, list) else [found]:
-                name = call.get("name") if isinstance(call, dict) else None
-                if not isinstance(name, str) or name not in names:
-                    return []
-                given = call.get("arguments", call.get("parameters", {}))
-                text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-                function = {"name": name, "arguments": text}
-                id_ = f"call_{uuid.uuid4().hex[:24]}"
-                calls.append({"id": id_, "type": "function", "function": function})
-    except (ValueError, RecursionError):  # a model may write endless brackets
-        return []
-    return calls
 
 
 class Codec:
@@ -129,40 +48,62 @@ class Codec:
             except DraftwiseError as error:
                 raise DraftwiseError(f"--chat-template: {error}") from None
         self.takes_tools = "tools" in str(tokenizer.chat_template)
+        self.call_tags = CallTags.of(tokenizer)
         self.text_of = lru_cache(maxsize=65_536)(self._text_of)
         self.bytes_of = lru_cache(maxsize=65_536)(self._bytes_of)
 
     def chat(
-        self, messages: Sequence[schemas.Message], tools: Sequence[schemas.Tool] | None
-    ) -> Prompt:
-        """A conversation as the prompt of the next turn. Errors: DraftwiseError."""
-        turns = [_turn(message) for message in messages]
+        self, messages: Sequence[schemas.Message], tools: Sequence[schemas.Tool],
+        options: Mapping[str, Any],
+    ) -> Prompt:  # fmt: skip
+        """A conversation as the prompt of the next turn; options: variables of the template.
+
+        Errors: DraftwiseError.
+        """
+        has_developer = "developer" in str(self.tokenizer.chat_template)
+        turns = [_turn(message, has_developer) for message in messages]
         check_size(turns, self.tokenizer, self.max_positions)
         if tools and not self.takes_tools:
             raise DraftwiseError(
                 "tools: this model's chat template has no place for them; serve a model whose "
                 "template has, or give one with --chat-template"
             )
-        listed = [tool.model_dump(exclude_none=True) for tool in tools or ()]
-        options = {"tools": listed} if listed else {}
-        return self._checked(render(turns, self.tokenizer, **options))
+        if reserved := sorted(options.keys() & self._reserved):
+            raise DraftwiseError(f"chat_template_kwargs: {reserved[0]!r} is the server's to say")
+        listed = [tool.model_dump(exclude_none=True) for tool in tools]
+        return self._checked(render(turns, self.tokenizer, **options, **_given(tools=listed)))
 
-    def prompts(self, given: Sequence[str | list[int]]) -> list[Prompt]:
-        """The prompts of a completion, each as text or ids. Errors: DraftwiseError."""
+    @cached_property
+    def _reserved(self) -> Collection[str]:
+        """Template variables that clients may not set: arguments of the call that renders."""
+        own = inspect.signature(self.tokenizer.apply_chat_template).parameters
+        return {*own, "messages", *self.tokenizer.special_tokens_map}
+
+    def prompts(self, given: Sequence[str | list[int]], add_special: bool = True) -> list[Prompt]:
+        """The prompts of a completion, each as text or ids. Errors: DraftwiseError.
+
+        add_special: whether a text begins with the tokens that the tokenizer puts there.
+        """
         found = []
         for one in given:
             if one == "":
                 raise DraftwiseError("prompt: it is empty: there is nothing to continue")
             if isinstance(one, str):
                 check_size(one, self.tokenizer, self.max_positions)
-            prompt = encode(one, self.tokenizer) if isinstance(one, str) else Prompt(one)
+                prompt = encode(one, self.tokenizer) if add_special else self._bare(one)
+            else:
+                prompt = Prompt(one)
             found.append(self._checked(prompt))
         return found
+
+    def _bare(self, text: str) -> Prompt:
+        check_unicode("the prompt", text)
+        return Prompt(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def tokens(self, body: schemas.TokenizeRequest) -> list[int]:
         """The token ids for ``/tokenize``. Errors: DraftwiseError."""
         if body.messages is not None:
-            return list(self.chat(body.messages, None).tokens)
+            return list(self.chat(body.messages, (), {}).tokens)
         text = body.prompt or ""
         check_size(text, self.tokenizer, self.max_positions)
         encoded = self.tokenizer(text, add_special_tokens=body.add_special_tokens)
@@ -213,18 +154,48 @@ class Codec:
         return text.encode()
 
 
-def _turn(message: schemas.Message) -> dict[str, Any]:
-    """A message as templates expect it: without empty fields, arguments of calls as objects."""
-    turn = message.model_dump(exclude_none=True)
-    for call in turn.get("tool_calls", ()):
-        try:
-            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        except ValueError:
-            continue  # models write arguments as text, and templates print text unchanged
-        except RecursionError:
-            why = "messages: the arguments of a call are nested too deeply"
-            raise DraftwiseError(why) from None
-    return turn
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value}
+
+
+def _turn(message: schemas.Message, has_developer: bool) -> dict[str, Any]:
+    """A message as templates expect it: without empty fields, arguments of calls as objects.
+
+    has_developer: whether the template knows the role ``developer``, elsewhere called ``system``.
+    """
+    turn = message.model_dump(exclude_none=True, exclude={"refusal", "reasoning", "function_call"})
+    role = {"function": "tool"} if has_developer else {"function": "tool", "developer": "system"}
+    turn["role"] = role.get(message.role, message.role)
+    turn["content"] = _text(message)
+    if message.reasoning is not None:
+        turn.setdefault("reasoning_content", message.reasoning)
+    calls = list(turn.get("tool_calls", ()))
+    if message.function_call is not None:  # the old form of one call
+        called = message.function_call.model_dump(exclude_none=True)
+        calls.append({"id": message.function_call.name, "type": "function", "function": called})
+    for call in calls:
+        call["function"]["arguments"] = _arguments(call["function"]["arguments"])
+    return turn | _given(tool_calls=calls)
+
+
+def _text(message: schemas.Message) -> str | None:
+    """The text of a message; None where the client gave none and has to."""
+    content = message.content
+    if isinstance(content, list):
+        return "".join(p if isinstance(p, str) else p.text or p.refusal for p in content)
+    may_be_empty = message.role in ("assistant", "tool", "function")
+    return content or message.refusal or ("" if may_be_empty else content)
+
+
+def _arguments(given: str | dict[str, Any]) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given or "{}")
+    except ValueError:
+        return given  # models write arguments as text, and templates print text unchanged
+    except RecursionError:
+        raise DraftwiseError("messages: the arguments of a call are nested too deeply") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,28 +206,32 @@ class RequestParser:
     grammars: Grammars
     eos: frozenset[int]
     limits: ServerSettings
+    defaults: SamplingParams = field(default_factory=partial(SamplingParams, temperature=1.0))
 
     def chat(self, body: schemas.ChatRequest) -> list[GenerationRequest]:
         """The requests of a chat. Errors: DraftwiseError, ValueError."""
-        tools = None if body.tool_choice == "none" else body.tools
         self._check_num(body.n)
-        prompt = self.codec.chat(body.messages, tools)
+        prompt = self.codec.chat(body.messages, body.offered, body.template_options)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        grammar = grammar_of(body.response_format, body.structured_outputs)
-        if isinstance(body.tool_choice, schemas.NamedTool) or body.tool_choice == "required":
-            if grammar is not None:
+        return self._requests(body, [prompt], self._chat_grammar(body), body.budget, logprobs)
+
+    def _chat_grammar(self, body: schemas.ChatRequest) -> str | None:
+        form, most = body.form, None if body.parallel_tool_calls else 1
+        if body.forced:
+            if form is not None:
                 raise DraftwiseError("tool_choice already says which form the answer has")
-            grammar = json_grammar(calls_schema(body.tools or (), body.tool_choice))
-        budget = body.max_completion_tokens or body.max_tokens
-        return self._requests(body, [prompt], grammar, budget, logprobs)
+            return json_grammar(calls_schema(body.forced))
+        if body.offered and (form is None or form.schema_of_answer is not None):
+            return free_grammar(body.offered, form, self.codec.call_tags, most)
+        return grammar_of(form)
 
     def completion(self, body: schemas.CompletionRequest) -> list[GenerationRequest]:
         """The requests of a completion. Errors: DraftwiseError, ValueError (out of range)."""
         self._check_num(body.n * len(body.prompts))
-        prompts = self.codec.prompts(body.prompts)
-        grammar = grammar_of(body.response_format, body.structured_outputs)
-        budget = 16 if body.max_tokens is None else max(1, body.max_tokens)  # as in OpenAI's API
+        prompts = self.codec.prompts(body.prompts, body.add_special_tokens)
+        budget = 16 if body.budget is None else body.budget or 1  # as in OpenAI's API
         prompt_logprobs = body.echo and body.logprobs is not None
+        grammar = grammar_of(body.form)
         return self._requests(body, prompts, grammar, budget, body.logprobs, prompt_logprobs)
 
     def _check_num(self, num: int) -> None:
@@ -274,7 +249,7 @@ class RequestParser:
         if own.policy is not None:
             registry.check_remote_spec("policy", own.policy)
         options = own.model_dump(exclude={"plans", "deadline_s", "pieces"}) | {
-            "lengths": own.plans, "tenant": own.tenant or body.user, "stop": body.stops,
+            "lengths": own.plans, "tenant": body.tenant, "stop": body.stops,
             "logprobs": logprobs, "prompt_logprobs": prompt_logprobs,
         }  # fmt: skip
         given = {name: value for name, value in options.items() if value is not None}
@@ -286,11 +261,14 @@ class RequestParser:
             held = self.grammars.constraints(grammar, [len(prompt.tokens) for prompt in prompts])
         for index, prompt in enumerate(prompts):
             ends = {*(body.stop_token_ids or ())}
-            if not body.ignore_eos:
+            if not body.ignore_eos or grammar is not None:  # a form ends where it says
                 ends |= self.eos | prompt.turn_ends
+            process = next(held)
+            if body.min_tokens and ends:
+                process = MinTokens(len(prompt.tokens), body.min_tokens, sorted(ends))
             each = {
                 "max_new_tokens": self._room(prompt, budget),
-                "sampling": self._sampling(body, next(held)),
+                "sampling": self._sampling(body, process),
                 "eos_token_ids": sorted(ends),
                 "seed": seed_of(body.seed, index),
             }
@@ -303,7 +281,7 @@ class RequestParser:
         if num > most:
             raise DraftwiseError(f"the prompt has {num} tokens, and at most {most} are taken")
         room, most_new = positions - num, limits.max_new_tokens or positions
-        if budget is None:
+        if budget is None or budget == -1:
             return min(room, most_new)
         if budget > room:
             raise DraftwiseError(
@@ -316,14 +294,18 @@ class RequestParser:
 
     def _sampling(self, body: schemas.BaseRequest, process: Any) -> SamplingParams:
         names = [one.name for one in fields(SamplingParams) if hasattr(body, one.name)]
-        given: dict[str, Any] = {name: getattr(body, name) for name in names}
-        given |= {"top_k": max(0, body.top_k), "logit_bias": self.codec.logit_bias(body.logit_bias)}
-        return SamplingParams(**given, process=process)
+        given = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
+        if given.get("temperature", 1) < schemas.GREEDY_BELOW:
+            given["temperature"] = 0
+        if given.get("top_p") == 0:  # the likeliest token alone, as in transformers
+            given["top_p"] = 1e-9
+        given["logit_bias"] = self.codec.logit_bias(body.logit_bias)
+        return replace(self.defaults, **given, process=process)
 
 
 def seed_of(seed: int | None, sample: int) -> int | None:
     """The seed of a sample: the request's own for the first, derived seeds for the others."""
-    if seed is None:
+    if seed is None or seed == -1:  # -1 is how llama.cpp and vLLM write none
         return None
     seed %= 2**64
     if sample == 0:

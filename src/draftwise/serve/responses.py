@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from draftwise.engine.attribution import SourceAttribution
 from draftwise.engine.request import RequestOutput, Stats, TokenLogprobs
 from draftwise.serve import schemas
-from draftwise.serve.parse import ToolText
+from draftwise.serve.calls import CallParser
 from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused
 from draftwise.serve.worker import GenerationRequest, Worker
 
@@ -208,16 +208,18 @@ class CompletionReply(Reply):
 
 
 class ChatReply(Reply):
-    """The response of ``/v1/chat/completions``. State: a ``ToolText`` for each choice."""
+    """The response of ``/v1/chat/completions``. State: a ``CallParser`` for each choice."""
 
     kind, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, service: Service, body: ChatRequest, requests: Requests) -> None:
         super().__init__(service, body, requests)
         self._has_logprobs = body.logprobs
-        names = [tool.function.name for tool in body.tools or ()]
-        calls = names and body.tool_choice != "none"
-        self._tools = [ToolText(names) for _ in requests] if calls else []
+        names = [tool.function.name for tool in body.offered]
+        self._is_old = bool(body.functions)  # calls are ``function_call``, one at most
+        most = None if body.parallel_tool_calls and not self._is_old else 1
+        self._parsers = [CallParser(names, most) for _ in requests] if names else []
+        self._nums_calls = [0 for _ in requests]
         self._opened: set[int] = set()
 
     def chunk_choices(self, index: int, delta: RequestOutput) -> Iterator[dict[str, Any]]:
@@ -229,24 +231,36 @@ class ChatReply(Reply):
 
     def choice(self, index: int, part: RequestOutput, *, is_whole: bool) -> dict[str, Any]:
         content, calls = part.text, list[dict[str, Any]]()
-        if self._tools:
-            content = self._tools[index].push(part.text)
-            if part.finish_reason is not None:
-                rest, calls = self._tools[index].finish()
-                content += rest
+        if self._parsers:
+            is_last = part.finish_reason is not None
+            content, calls = self._parsers[index].push(part.text, is_last)
         said: dict[str, Any] = {"content": content} if content or not calls else {}
         if is_whole:
             said = {"role": "assistant", "content": None, "refusal": None, **said}
-        if calls:
-            numbered = [{"index": i, **call} for i, call in enumerate(calls)]
+        first, self._nums_calls[index] = (
+            self._nums_calls[index],
+            self._nums_calls[index] + len(calls),
+        )
+        if calls and self._is_old:
+            said["function_call"] = calls[0]["function"]
+        elif calls:
+            numbered = [{"index": first + i, **call} for i, call in enumerate(calls)]
             said["tool_calls"] = calls if is_whole else numbered
         return {
             "index": index,
             "message" if is_whole else "delta": said,
             "logprobs": self._logprobs(part.logprobs) if self._has_logprobs else None,
-            "finish_reason": "tool_calls" if calls else REASONS.get(part.finish_reason or ""),
+            "finish_reason": self._reason(index, part.finish_reason),
             **self._pieces(index, part),
         }
+
+    def _reason(self, index: int, reason: str | None) -> str | None:
+        """An answer that was cut off says so, even if it has called before."""
+        if reason is None or not self._nums_calls[index]:
+            return REASONS.get(reason or "")
+        if reason == "length" and self._parsers[index].is_cut:
+            return "length"
+        return "function_call" if self._is_old else "tool_calls"
 
     def _logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
         content = [

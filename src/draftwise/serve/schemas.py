@@ -1,14 +1,18 @@
-"""Request schemas: OpenAI's fields, vLLM's where they mean the same, and draftwise's own.
+"""Request schemas: OpenAI's fields, those of other servers that mean the same, and draftwise's own.
 
-Every field of a schema is honoured. Any other field is refused by name, unless it cannot change
-an answer (``IGNORED``) or its value has no effect (``null``, or a value in ``NEUTRAL``), since some
-clients always send such fields. Every list and object has a maximum size, and validation stops at
-its first invalid item: a body of 8 MB would otherwise take minutes to refuse
-(``tests/serve/test_hostile.py`` checks every field).
+What cannot change an answer is ignored: ``null``, empty values, ``IGNORED`` fields, and values of
+``NEUTRAL`` fields that switch a feature off. What the server can honour is a field of a schema. Any
+other field is refused by the name that the client gave it, since ignoring it would silently change
+the answer. In messages and tools an unknown field goes to the chat template, which alone decides
+what it means; those in ``_CARRIERS``, which hold content, are refused.
+
+Every list and object has a maximum size, and validation stops at its first invalid item: a body of
+8 MB would otherwise take minutes to refuse (``tests/serve/test_hostile.py`` checks every field).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -18,42 +22,99 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from draftwise.types import LONGEST_PLAN
 
-MAX_KEYS = 64  # of an object; draftwise's own schemas have less than half as many fields
+MAX_KEYS = 64  # of an object; no schema has as many fields
 MAX_TOKEN_IDS, MAX_PROMPTS = 2**20, 1024
 MAX_BIASES = 1024
 MAX_PLANS = 128
 MAX_GRAMMAR_CHARS = 100_000
 MAX_TOP_LOGPROBS = 20
+GREEDY_BELOW = 1e-3  # a temperature; logits divided by less overflow, and its answers are greedy
 
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "length_penalty": (1, 1.0),
-    **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output"), (False,)),
-    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
-    **dict.fromkeys(("add_special_tokens", "parallel_tool_calls"), (True,)),
-    **dict.fromkeys(("suffix", "user"), ("",)),
-    "min_tokens": (0,),
-    "modalities": (["text"],),
-    "functions": ([],),
-    "function_call": ("none",),
-}
+_OFF: Sequence[tuple[Sequence[Any], str]] = (
+    ((1,), "best_of length_penalty typical_p tfs tfs_z num_beams"),
+    (
+        (0,),
+        "mirostat mirostat_mode top_a dynatemp_range smoothing_factor xtc_probability n_keep "
+        "dry_multiplier n_probs min_keep n_indent t_max_predict_ms no_repeat_ngram_size",
+    ),
+    ((0, 1), "repeat_penalty epsilon_cutoff eta_cutoff"),
+    ((0, -1), "top_n_sigma nsigma truncate_prompt_tokens prompt_logprobs"),
+    (
+        (False,),
+        "use_beam_search early_stopping include_stop_str_in_output continue_final_message echo "
+        "return_hidden_states return_routed_experts return_token_ids return_tokens_as_token_ids "
+        "no_stop_trim raw ban_eos_token return_full_text logprobs",
+    ),
+    ((True,), "skip_special_tokens spaces_between_special_tokens do_sample add_generation_prompt"),
+    ((True, False), "add_special_tokens"),  # a chat's template writes them, whatever this says
+    ((["text"],), "modalities"),
+)
+NEUTRAL = {name: values for values, names in _OFF for name in names.split()}
 """Unsupported fields, with the values at which they have no effect."""
 
-IGNORED = frozenset(
-    {"metadata", "store", "reasoning_effort", "verbosity", "service_tier", "safety_identifier"}
-    | {"prompt_cache_key", "prompt_cache_retention"}
+_IGNORED = (
+    # OpenAI's own service, and hints that any answer satisfies
+    "metadata store verbosity service_tier safety_identifier moderation",
+    "prompt_cache_key prompt_cache_retention prompt_cache_options",
+    # other servers: ids, caches, queues, back ends, and what a response reports beside the answer
+    "request_id rid session_id conversation_id cache_prompt id_slot slot_id keep_alive priority",
+    "kv_transfer_params guided_decoding_backend chat_template_content_format timings_per_token",
+    "return_progress include_reasoning separate_reasoning stream_reasoning reasoning_format usage",
+    # parameters of samplers; what switches such a sampler on is refused
+    "mirostat_tau mirostat_eta repeat_last_n dynatemp_exponent smoothing_curve xtc_threshold",
+    "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers penalize_nl",
+    # what only a chat's template reads; in a chat these are fields
+    "reasoning_effort enable_thinking think chat_template_kwargs parallel_tool_calls tool_choice",
 )
-"""Accepted and unused: fields about OpenAI's own service, and hints that any answer satisfies."""
+IGNORED = frozenset(name for names in _IGNORED for name in names.split())
+"""Accepted and unused."""
 
+_CARRIERS = frozenset(
+    {"audio", "image", "images", "image_url", "video", "videos", "file", "files", "documents"}
+    | {"input_audio", "attachments", "prefix", "partial"}
+)
+"""Fields of a message whose content no template is given."""
+
+
+def _whole(given: Any) -> Any:
+    """Clients whose language has one type of number write 5 as 5.0."""
+    return int(given) if isinstance(given, float) and given.is_integer() else given
+
+
+def _off_below_0(given: Any) -> Any:
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    return 0 if is_number and given < 0 else given
+
+
+def _without_empty(given: Any) -> Any:
+    if isinstance(given, list):
+        return [one for one in given if one not in ("", None)]
+    return None if given == "" else given
+
+
+def _as_object(given: Any) -> Any:
+    """A schema, or the JSON text of one."""
+    if isinstance(given, str) and len(given) <= MAX_GRAMMAR_CHARS:
+        try:
+            return json.loads(given)
+        except ValueError:
+            return given
+    return given
+
+
+Whole = BeforeValidator(_whole)
 Text = Annotated[str, Field(max_length=10_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
-Token = Annotated[int, Field(ge=0, lt=2**31)]
+Token = Annotated[int, Whole, Field(ge=0, lt=2**31)]
 Tokens = Annotated[list[Token], Field(min_length=1, max_length=MAX_TOKEN_IDS, fail_fast=True)]
-Length = Annotated[int, Field(ge=1, le=128)]
+Length = Annotated[int, Whole, Field(ge=1, le=128)]
 Plans = Annotated[list[Length], Field(min_length=1, max_length=MAX_PLANS, fail_fast=True)]
 Drafters = Annotated[list[Name], Field(min_length=1, max_length=64, fail_fast=True)]
 Choices = Annotated[list[Name], Field(min_length=1, max_length=1000, fail_fast=True)]
+Regex = Annotated[str, Field(min_length=1, max_length=20_000)]
+Grammar = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+Schema = Annotated[dict[str, Any], BeforeValidator(_as_object)]
 _Prompts = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
 
 
@@ -80,47 +141,97 @@ class ModelRequest(StrictModel):
     model: Name | None = None
 
 
-class StreamOptions(StrictModel):
+class Extensible(StrictModel):
+    """A model that ignores unknown fields."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class ForTemplates(StrictModel):
+    """A message, or a part of one: fields that this server does not know go to the template.
+
+    Empty ones are left out, since clients send back all fields of a response. Errors: a field that
+    holds content which the prompt would lack.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_fields(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        known = cls.model_fields
+        kept = {k: v for k, v in data.items() if v is not None and (k in known or v not in _EMPTY)}
+        for name in kept.keys() & _CARRIERS:
+            if kept[name] is not False:
+                raise ValueError(f"{name!r} is not served: messages are text alone; leave it out")
+        return kept
+
+
+class StreamOptions(Extensible):
     """Whether a stream reports usage: at its end, or in each chunk."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class JsonSchema(StrictModel):
+class JsonSchema(Extensible):
     """A schema for the answer. ``strict`` has no effect: the answer always matches."""
 
-    name: str = ""
-    description: str | None = None
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
-    strict: bool | None = None
 
 
-class ResponseFormat(StrictModel):
+class ResponseFormat(Extensible):
+    """schema: of a ``json_object``, as in llama.cpp and Fireworks."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema has to be given with the type json_schema, and only then")
+        if self.type == "json_schema" and self.json_schema is None and self.schema_ is None:
+            raise ValueError("json_schema has to be given with the type json_schema")
         return self
+
+    @property
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        """The schema that the answer has to match; None for free text."""
+        if self.type == "text":
+            return None
+        if self.json_schema is not None and self.type == "json_schema":
+            return self.json_schema.schema_
+        return {"type": "object"} if self.schema_ is None else self.schema_
 
 
 class StructuredOutputs(StrictModel):
     """vLLM's field: exactly one of a schema, a regular expression, a choice, a grammar."""
 
-    json_: dict[str, Any] | None = Field(default=None, alias="json")
-    regex: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
+    json_: Schema | None = Field(default=None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: Regex | None = None
     choice: Choices | None = None
-    grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)] | None = None
+    grammar: Grammar | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_off(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {k: v for k, v in data.items() if v is not None and v is not False}
 
     @model_validator(mode="after")
     def _is_one(self) -> StructuredOutputs:
-        given = [self.json_, self.regex, self.choice, self.grammar]
+        given = [self.json_, self.json_object, self.regex, self.choice, self.grammar]
         if sum(one is not None for one in given) != 1:
-            raise ValueError("give exactly one of json, regex, choice and grammar")
+            raise ValueError("give exactly one of json, json_object, regex, choice and grammar")
         return self
+
+    @property
+    def schema_of_answer(self) -> dict[str, Any] | None:
+        """The JSON schema of the answer; None for another form."""
+        return {"type": "object"} if self.json_object else self.json_
 
 
 class DraftwiseOptions(StrictModel):
@@ -139,12 +250,12 @@ class DraftwiseOptions(StrictModel):
     label: Name | None = None
     tenant: Name | None = None
     private: bool = False
-    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    priority: Annotated[int, Whole, Field(ge=-1000, le=1000)] = 0
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     pieces: bool = False
     speculation: bool = True
     drafters: Drafters | None = None
-    max_draft: Annotated[int, Field(ge=0, le=LONGEST_PLAN)] | None = None
+    max_draft: Annotated[int, Whole, Field(ge=0, le=LONGEST_PLAN)] | None = None
 
     @model_validator(mode="after")
     def _names_each_plan_once(self) -> DraftwiseOptions:
@@ -154,18 +265,23 @@ class DraftwiseOptions(StrictModel):
 
 
 class BaseRequest(ModelRequest):
-    """Fields that both endpoints accept."""
+    """Fields that both endpoints accept. Sampling fields that are not given are the server's."""
 
-    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    n: Annotated[int, Field(ge=1, le=64)] = 1
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
+    max_tokens: Annotated[int, Whole, Field(ge=-1, lt=2**31)] | None = None
+    n_predict: Annotated[int, Whole, Field(ge=-1, lt=2**31)] | None = None
+    min_tokens: Annotated[int, Whole, Field(ge=0, lt=2**31)] = 0
+    n: Annotated[int, Whole, Field(ge=1, le=64)] = 1
+    seed: Annotated[int, Whole, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Annotated[
+        Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None,
+        BeforeValidator(_without_empty),
+    ] = None
     stop_token_ids: Annotated[list[Token], Field(max_length=64, fail_fast=True)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Whole, BeforeValidator(_off_below_0), Field(lt=2**31)] | None = None
+    min_p: Annotated[float, BeforeValidator(_off_below_0), Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     logit_bias: Annotated[
@@ -177,8 +293,13 @@ class BaseRequest(ModelRequest):
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
     user: Name | None = None
+    cache_salt: Name | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Grammar | None = None
     draftwise: DraftwiseOptions = Field(default_factory=DraftwiseOptions)
 
     @model_validator(mode="before")
@@ -186,23 +307,45 @@ class BaseRequest(ModelRequest):
     def _without_what_asks_for_nothing(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {key: value for key, value in data.items() if not _asks_for_nothing(key, value)}
+        if _is_same(data.get("best_of"), data.get("n")):
+            data = data | {"best_of": None}
+        known = cls.model_fields
+        return {k: v for k, v in data.items() if not _asks_for_nothing(k, v, k in known)}
 
     @model_validator(mode="after")
-    def _streams_what_it_says(self) -> BaseRequest:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options only goes with stream: true")
-        if 0 < self.temperature < 1e-3:
-            raise ValueError("temperature is 0 (greedy) or at least 0.001")
-        if self.structured_outputs is not None and self.response_format is not None:
+    def _asks_for_one_form(self) -> BaseRequest:
+        own = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        is_free = self.response_format is None or self.response_format.schema_of_answer is None
+        if (not is_free) + sum(one is not None for one in (self.structured_outputs, *own)) > 1:
             raise ValueError("give response_format or structured_outputs, not both")
+        if self.min_tokens and (self.has_form or self.stops):
+            raise ValueError("min_tokens: it does not go with stop or a form, which end the answer")
         return self
+
+    @property
+    def form(self) -> StructuredOutputs | None:
+        """The form of the answer, from whichever field says it."""
+        own: dict[str, Any] = {"json": self.guided_json, "regex": self.guided_regex}
+        own |= {"choice": self.guided_choice, "grammar": self.guided_grammar}
+        if self.guided_json is None and self.response_format is not None:
+            own["json"] = self.response_format.schema_of_answer
+        if self.structured_outputs is not None or all(one is None for one in own.values()):
+            return self.structured_outputs
+        return StructuredOutputs.model_validate(own)
 
     @property
     def has_form(self) -> bool:
         """Whether the answer follows a grammar, which takes long to compile."""
-        is_free = self.response_format is None or self.response_format.type == "text"
-        return self.structured_outputs is not None or not is_free
+        return self.form is not None
+
+    @property
+    def budget(self) -> int | None:
+        """Maximum tokens of the answer; None = the default, -1 = as many as there is room for."""
+        return self.n_predict if self.max_tokens is None else self.max_tokens
+
+    @property
+    def tenant(self) -> str | None:
+        return self.draftwise.tenant or self.cache_salt or self.user
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -213,8 +356,9 @@ class CompletionRequest(BaseRequest):
     """Body of ``/v1/completions``: one prompt or many, as text or token ids."""
 
     prompt: Text | Tokens | Annotated[list[Text], _Prompts] | Annotated[list[Tokens], _Prompts]
+    add_special_tokens: bool = True
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @property
     def prompts(self) -> list[Any]:
@@ -222,100 +366,196 @@ class CompletionRequest(BaseRequest):
         return [self.prompt] if is_one else list(self.prompt)
 
 
-class Part(StrictModel):
+class Part(ForTemplates):
     """A part of a message's content; only text is supported."""
 
-    type: Literal["text"]
-    text: Text
+    type: Literal["text", "input_text", "output_text", "refusal"] = "text"
+    text: Text = ""
+    refusal: Text = ""
 
 
-class Called(StrictModel):
-    """The function that an earlier answer called; arguments are JSON text."""
+class Called(ForTemplates):
+    """The function that an earlier answer called; arguments are a JSON object or its text."""
 
     name: Name
-    arguments: Text
+    arguments: Text | dict[str, Any] = Field(default_factory=dict)
 
 
-class ToolCall(StrictModel):
-    id: Name
+class ToolCall(ForTemplates):
+    id: Name | None = None
     type: Literal["function"] = "function"
     function: Called
 
 
-class Message(StrictModel):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[Part], Field(max_length=1000, fail_fast=True)] | None = None
+Content = Annotated[list[Part | Text], Field(max_length=1000, fail_fast=True)]
+
+
+class Message(ForTemplates):
+    """refusal, reasoning: what an earlier answer had in place of content, or before it."""
+
+    role: Name
+    content: Text | Content | None = None
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=128, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
+    function_call: Called | None = None
+    refusal: Text | None = None
+    reasoning: Text | None = None
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)]
 
 
-class Function(StrictModel):
-    """A function that the model may call. strict: only affects calls forced by ``tool_choice``."""
+class Function(ForTemplates):
+    """A function that the model may call. strict: its arguments match ``parameters``."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^\S{1,256}$")]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool = False
 
 
-class Tool(StrictModel):
+class Tool(ForTemplates):
     """A tool; only functions are supported."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
 
 
-class NamedFunction(StrictModel):
+class NamedFunction(Extensible):
     name: Name
 
 
-class NamedTool(StrictModel):
+class NamedTool(Extensible):
     """A tool choice that names the tool to call."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: NamedFunction
+
+
+def _choice(given: Any) -> Any:
+    """Other ways to write a choice: ``any``, ``{"type": "auto"}``, a name beside the type."""
+    if isinstance(given, dict) and "function" not in given:
+        named = {"type": "function", "function": {"name": given.get("name")}}
+        given = named if "name" in given else given.get("type", given)
+    return "required" if given == "any" else given
 
 
 class ChatRequest(BaseRequest):
     """Body of ``/v1/chat/completions``."""
 
     messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Whole, Field(ge=-1, lt=2**31)] | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | NamedTool | None, BeforeValidator(_choice)
+    ] = None
+    parallel_tool_calls: bool = True
+    functions: Annotated[list[Function], Field(max_length=128, fail_fast=True)] | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
+    chat_template_kwargs: dict[Name, Any] = Field(default_factory=dict)
+    reasoning_effort: Name | None = None
+    enable_thinking: bool | None = None
+    think: bool | Name | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_allowed_tools(cls, data: Any) -> Any:
+        """OpenAI's ``allowed_tools``: some of the tools, and whether one has to be called."""
+        choice = data.get("tool_choice") if isinstance(data, dict) else None
+        if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+            return data
+        asked = choice.get("allowed_tools", choice)
+        allowed = asked.get("tools") if isinstance(asked, dict) else None
+        if not isinstance(allowed, list) or not isinstance(tools := data.get("tools"), list):
+            raise ValueError("tool_choice: allowed_tools has a mode and tools, which are in tools")
+        names = [_name_of(one) for one in allowed]
+        return data | {
+            "tools": [one for one in tools if _name_of(one) in names],
+            "tool_choice": asked.get("mode", "auto"),
+        }
+
+    @property
+    def offered(self) -> Sequence[Tool]:
+        """The tools that the model may call."""
+        if self.choice == "none":
+            return ()
+        return [Tool(function=function) for function in self.functions or ()] or self.tools or ()
+
+    @property
+    def forced(self) -> Sequence[Tool]:
+        """The tools one of which the answer has to call; none if it may be text."""
+        if isinstance(choice := self.choice, (NamedTool, NamedFunction)):
+            name = _name_of(choice.model_dump())
+            return [tool for tool in self.offered if tool.function.name == name]
+        return self.offered if choice == "required" else ()
+
+    @property
+    def choice(self) -> str | NamedTool | NamedFunction | None:
+        return self.function_call if self.functions else self.tool_choice
 
     @property
     def has_form(self) -> bool:
         """Whether the answer follows a grammar, including that of a tool call."""
-        return super().has_form or self.tool_choice not in (None, "auto", "none")
+        strict = any(tool.function.strict for tool in self.offered)
+        return super().has_form or bool(self.forced) or strict
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """What the client says to the chat template, and how much it wants the model to think."""
+        thinks = {
+            "enable_thinking": self.enable_thinking,
+            "reasoning_effort": self.reasoning_effort,
+        }
+        if isinstance(self.think, str):
+            thinks["reasoning_effort"] = self.think
+        elif self.think is not None:
+            thinks["enable_thinking"] = self.think
+        if self.reasoning_effort == "none":
+            thinks["enable_thinking"] = False
+        given = {name: value for name, value in thinks.items() if value is not None}
+        return given | self.chat_template_kwargs
+
+    @property
+    def budget(self) -> int | None:
+        own = self.max_completion_tokens
+        return super().budget if own is None else own
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs only goes with logprobs: true")
-        names = {tool.function.name for tool in self.tools or ()}
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise ValueError(f"tool_choice names no tool; the tools are: {sorted(names)}")
-        if self.tool_choice == "required" and not names:
-            raise ValueError("tool_choice is required, and there are no tools")
-        holds = isinstance(self.tool_choice, NamedTool) or self.tool_choice in ("required", "none")
-        if not holds and any(tool.function.strict for tool in self.tools or ()):
-            raise ValueError("tools: strict only goes with a tool_choice that forces a call")
-        both = self.max_tokens is not None and self.max_completion_tokens is not None
-        if both and self.max_tokens != self.max_completion_tokens:
+        if self.choice not in (None, "auto", "none") and not self.forced:
+            names = sorted(tool.function.name for tool in self.offered)
+            raise ValueError(f"tool_choice names no tool; the tools are: {names}")
+        both = super().budget is not None and self.max_completion_tokens is not None
+        if both and super().budget != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens differ: give one")
         return self
 
 
-def _asks_for_nothing(key: Any, value: Any) -> bool:
-    neutral = ((type(one), one) for one in NEUTRAL.get(key, ()))  # 1 is not True
-    return value is None or key in IGNORED or (type(value), value) in neutral
+def _name_of(tool: Any) -> Any:
+    """The name in ``{"function": {"name": ...}}`` or in ``{"name": ...}``."""
+    found = tool.get("function", tool) if isinstance(tool, dict) else None
+    return found.get("name") if isinstance(found, dict) else None
+
+
+_EMPTY: tuple[Any, ...] = ("", [], {})
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Equality of JSON values: 1 is 1.0, and not true."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _asks_for_nothing(key: Any, value: Any, is_known: bool) -> bool:
+    if value is None or (value in _EMPTY and key not in ("prompt", "messages")):
+        return True
+    if is_known:
+        return key == "logprobs" and value is False
+    return key in IGNORED or any(_is_same(value, one) for one in NEUTRAL.get(key, ()))
 
 
 class TokenizeRequest(ModelRequest):
@@ -356,10 +596,11 @@ _EXPECTED: Mapping[str, str] = {
 _NOT_SERVED: Mapping[str, str] = {
     "best_of": "one candidate is drawn for each answer; use n for several answers",
     "suffix": "text is continued, not filled in; leave the field out",
-    "functions": "this is the old form of tools; use tools and tool_choice",
-    "function_call": "this is the old form of tool_choice; use tools and tool_choice",
-    "min_tokens": "no least length is enforced; use ignore_eos with max_tokens",
     "modalities": "answers are text alone",
+    **dict.fromkeys(
+        ("regex", "ebnf", "grammar", "json_schema", "format"),
+        "say the answer's form in response_format or structured_outputs",
+    ),
 }
 _FIELD = re.compile(r"[a-z_][a-z0-9_]*|[0-9]+", re.ASCII)
 
