@@ -41,13 +41,8 @@ class Scripted:
             self._script[position] = (self._script[position] + 1) % VOCAB
         self.fed = 0
 
-    def new_cache(
-        self, num_rows: int = 0, capacity: int = UNLIMITED, forgets: bool = False
-    ) -> RaggedCache:
+    def new_cache(self, num_rows: int = 0, capacity: int = UNLIMITED) -> RaggedCache:
         return RaggedCache(num_rows, capacity)
-
-    def row_bytes(self, num_tokens: int, num_fed: int) -> int:
-        return num_tokens * self.token_bytes
 
     def extend(
         self,

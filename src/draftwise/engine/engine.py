@@ -21,7 +21,7 @@ import torch
 
 from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import Context
-from draftwise.engine.costs import LARGEST_PIECE, PrefillBudget
+from draftwise.engine.costs import PrefillBudget
 from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.loop import Loop, as_logprobs, logprobs
 from draftwise.engine.request import Request, RequestOutput, Round, Stats, TokenLogprobs
@@ -218,7 +218,7 @@ class Engine:
     def __init__(self, pool: Pool, max_rows: int, max_bytes: int | None, num_prefixes: int) -> None:
         self._pool, self._max_rows, self._max_bytes = pool, max_rows, max_bytes
         self._drafter_bytes = sum(drafter.token_bytes for drafter in pool.drafters)
-        self._cache = pool.target.new_cache(forgets=True)
+        self._cache = pool.target.new_cache()
         self._drafting = Drafting(pool)
         self._loop = Loop(pool, self._cache, self._drafting)
         self._prefill_scheduler = PrefillScheduler(
@@ -397,8 +397,7 @@ class Engine:
         return {request.id: request for request in found}
 
     def _bytes(self, num_tokens: int) -> int:
-        target_bytes = self._pool.target.row_bytes(num_tokens, LARGEST_PIECE)
-        return target_bytes + num_tokens * self._drafter_bytes
+        return num_tokens * (self._pool.target.token_bytes + self._drafter_bytes)
 
     def _schedule(self) -> None:
         """Start waiting requests in order while they fit.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     # isort: off
     from draftwise.nn.attention import RAGGED, attend_raggedly
     from draftwise.nn.cache import (
-        BLOCK, UNLIMITED, RaggedCache, RowKVCache, RowSpan, Windows, from_first,
+        BLOCK, UNLIMITED, RaggedCache, RowKVCache, RowSpan,
     )  # fmt: skip
     from draftwise.nn.check import check_model
     from draftwise.nn.layout import Prepacked, lay_out, put_back, weights_of

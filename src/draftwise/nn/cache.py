@@ -1,4 +1,4 @@
-"""The ragged KV cache: storage per row, sliding windows."""
+"""The ragged KV cache: storage per row."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import Cache
 
 from draftwise.nn.hybrid.states import LibraryStates, States
 
 UNLIMITED = 1 << 30  # tokens: no limit but memory
-BLOCK, WINDOW_BLOCK = 32, 8
-"""Tokens by which storage of a row, and of its windowed layers, grows; or an eighth if more."""
-SPARE = 32
-"""Tokens below its settled length, at most a window, to which a windowed row can be cut back."""
+BLOCK = 32
+"""Tokens by which storage of a row grows; an eighth of it if that is more."""
 Block = tuple[Tensor, list[tuple[bool, int]]]
 """n tensors as one, [n, H, slots, D], and of each whether it holds values, and its layer."""
-WindowSlots = tuple[Sequence[int], Sequence[int]]
-"""The first slot of each row that windowed layers read, and the end of each row."""
 
 
 @dataclass(slots=True)
@@ -29,14 +24,13 @@ class RowKVCache:
     """Keys and values [1, H, slots, D] of one row, by layer; allocated at a layer's first write.
 
     num_slots: slots of each layer's tensors. blocks: the tensors that keys and values are views of;
-    empty before the row has grown. first: the position of slot 0.
+    empty before the row has grown.
     """
 
     num_slots: int = 0
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=list)
-    first: int = 0
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -47,27 +41,25 @@ class RowKVCache:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's [1, H, n, D] from position ``start`` on; return all up to its end."""
+        """Write a layer's [1, H, n, D] from slot ``start`` on; return all up to its end."""
         if layer not in self.keys:  # zeros: values beyond a row's length must be finite
             for tensors, new in ((self.keys, keys), (self.values, values)):
                 tensors[layer] = new.new_zeros((1, new.shape[1], self.num_slots, new.shape[3]))
             self.blocks = []
-        first = start - self.first
-        end = first + keys.shape[2]
+        end = start + keys.shape[2]
         all_keys, all_values = self.keys[layer], self.values[layer]
-        all_keys[:, :, first:end] = keys
-        all_values[:, :, first:end] = values
+        all_keys[:, :, start:end] = keys
+        all_values[:, :, start:end] = values
         return all_keys[:, :, :end], all_values[:, :, :end]
 
-    def grown(self, length: int, num_slots: int, first: int = 0) -> RowKVCache:
-        """A copy of the tokens from ``first`` to ``length``, with ``num_slots`` slots."""
-        new, num = RowKVCache(num_slots, first=first), length - first
-        kept = slice(first - self.first, length - self.first)
+    def grown(self, length: int, num_slots: int) -> RowKVCache:
+        """A copy of the first ``length`` tokens, with ``num_slots`` slots."""
+        new = RowKVCache(num_slots)
         for old, places in self.blocks or self._joined():
             count, heads, _, size = old.shape
             block = old.new_empty((count, heads, num_slots, size))
-            block[:, :, :num] = old[:, :, kept]
-            block[:, :, num:] = 0  # values beyond a row's length must be finite
+            block[:, :, :length] = old[:, :, :length]
+            block[:, :, length:] = 0  # values beyond a row's length must be finite
             new.blocks.append((block, places))
             for index, (is_value, layer) in enumerate(places):
                 (new.values if is_value else new.keys)[layer] = block[index : index + 1]
@@ -83,55 +75,6 @@ class RowKVCache:
             (torch.cat([(self.values if v else self.keys)[layer] for v, layer in places]), places)
             for places in groups.values()
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Layers with limited attention, and their limit in tokens: a window or a chunk (0 = none)."""
-
-    layers: frozenset[int]
-    window: int = 0
-    chunk: int = 0
-
-    def first(self, position: int) -> int:
-        """The first slot that a token at this position or later may attend to."""
-        firsts = [position - self.window + 1] if self.window else []
-        if self.chunk:
-            firsts.append(position // self.chunk * self.chunk)
-        return max(0, min(firsts))
-
-    def slid(self, storage: RowKVCache, settled: int, length: int, end: int) -> RowKVCache:
-        """Storage up to ``end`` with at most twice the slots needed: the same or a copy, from the
-        first slot that tokens after ``settled``, less the spare ones, attend to.
-        """
-        kept_from = self.first(max(0, settled - self._spare))
-        wanted = self._num_slots(end - kept_from)
-        if end - storage.first <= storage.num_slots <= 2 * wanted:
-            return storage
-        first = max(storage.first, kept_from)
-        return storage.grown(length, self._num_slots(end - first), first)
-
-    def most_slots(self, num_fed: int) -> int:
-        """Maximum slots of a row of any length that is fed at most ``num_fed`` tokens at once."""
-        return self._num_slots(max(self.window, self.chunk) + self._spare + num_fed)
-
-    @property
-    def _spare(self) -> int:
-        return min(SPARE, max(self.window, self.chunk))
-
-    def _num_slots(self, num_tokens: int) -> int:
-        """Add an eighth, so that sliding does not copy the storage in every round."""
-        return num_tokens + max(WINDOW_BLOCK, num_tokens // 8)
-
-
-def from_first(mask: Tensor, firsts: Sequence[int], ends: Sequence[int]) -> Tensor:
-    """Cut a mask [R or 1, 1, T, slots] to [R, 1, T, used], from each row's first slot on."""
-    if len(set(firsts)) == 1:
-        return mask[..., firsts[0] :]
-    used = max(end - first for first, end in zip(firsts, ends, strict=True))
-    rows = mask.expand(len(firsts), *mask.shape[1:])
-    cut = [row[..., first : first + used] for row, first in zip(rows, firsts, strict=True)]
-    return torch.stack([pad(row, (0, used - row.shape[-1])) for row in cut])
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +96,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     ``lengths``: valid tokens of each row, 0 if closed; no forward attends beyond them, so rollback
     lowers a number. Storage grows by blocks and is freed when its row is closed
     (``docs/kv_cache.md``). capacity: maximum tokens of a row. states: of recurrent layers.
-    windows: layers that drop old tokens, or None.
     """
 
     def __init__(
@@ -161,7 +103,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         num_rows: int = 0,
         capacity: int = UNLIMITED,
         states: States | None = None,
-        windows: Windows | None = None,
     ) -> None:
         Cache.__init__(self, layers=[])
         self.capacity = capacity
@@ -169,8 +110,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.states = states or States()
         self._storage: list[RowKVCache] = []
         self._empty = RowKVCache()  # the blocks of a row without slots, once they are known
-        self._windows, self._recent = windows, list[RowKVCache]()  # storage of windowed layers
-        self._settled: list[int] = []
         self._spans: Sequence[RowSpan] = ()
         self._is_packed = False
         # by layer, [1, H, used, D] keys and values of each row of a packed forward
@@ -182,25 +121,18 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         """Open an empty row."""
         missing = row + 1 - len(self.lengths)
         self.lengths += [0] * missing
-        self._settled += [0] * missing
         self._storage += [RowKVCache() for _ in range(missing)]
-        self._recent += [RowKVCache() for _ in range(missing)]
         self.states.open(row)
 
     def close(self, row: int) -> None:
         self.lengths[row], self._storage[row] = 0, RowKVCache()
-        self._settled[row], self._recent[row] = 0, RowKVCache()
         self.states.open(row)
 
     def copy(self, source: int, row: int, length: int) -> None:
         """Copy the first ``length`` (``reachable``) tokens of a row to an empty ``row``."""
         self._storage[row] = self._storage[source].grown(length, self._num_slots(length))
-        if self._windows is not None:
-            recent = self._recent[source]
-            first = min(recent.first, length)
-            self._recent[row] = recent.grown(length, length - first, first)
         self.states.copy(source, row, length)
-        self.lengths[row] = self._settled[row] = length
+        self.lengths[row] = length
 
     def place(
         self, spans: Sequence[RowSpan], packed: bool = False, fed: Sequence[Any] = ()
@@ -219,8 +151,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         for span in spans:
             if span.end > self._storage[span.row].num_slots:
                 self._grow(span.row, span.end)
-            if self._windows is not None:
-                self._slide(self._windows, span)
         if fed and self.states.is_used:
             self.states.begin([span.row for span in spans], [span.start for span in spans], fed)
 
@@ -236,11 +166,11 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             raise RuntimeError("place() comes before a forward through this cache")
         if len(self._spans) == 1 and not self._is_packed:
             span = self._spans[0]
-            storage = self.storage(span.row, layer_idx)
+            storage = self._storage[span.row]
             return storage.write(layer_idx, span.start, key_states, value_states)
         views, first = [], 0
         for index, span in enumerate(self._spans):
-            storage = self.storage(span.row, layer_idx)
+            storage = self._storage[span.row]
             row, begin = (0, first) if self._is_packed else (index, 0)
             taken = (slice(row, row + 1), slice(None), slice(begin, begin + span.count))
             new = key_states[taken], value_states[taken]
@@ -251,38 +181,26 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
             return key_states, value_states
         return _side_by_side([k for k, _ in views]), _side_by_side([v for _, v in views])
 
-    def storage(self, row: int, layer_idx: int = -1) -> RowKVCache:
-        """The storage of one row for a layer; -1 = any layer without a window."""
-        forgets = self._windows is not None and layer_idx in self._windows.layers
-        return (self._recent if forgets else self._storage)[row]
-
-    def window_slots(self, index: int | None = None) -> WindowSlots | None:
-        """Slots that windowed layers read, of all placed rows or of one; None = no window."""
-        if self._windows is None:
-            return None
-        spans = self._spans if index is None else [self._spans[index]]
-        return [self._recent[span.row].first for span in spans], [span.end for span in spans]
+    def storage(self, row: int) -> RowKVCache:
+        return self._storage[row]
 
     def reachable(self, row: int, length: int) -> int:
-        """The longest length up to ``length`` that a row can be cut back to; 0 = recompute all.
-        A length is reachable if its windows are complete and its recurrent state is known.
-        """
-        found = max(0, self.states.reachable(row, length))
-        return found if self._is_whole(row, found) else 0
+        """The longest length up to ``length`` that a row can be cut back to, because its recurrent
+        state is known; 0 = recompute all."""
+        return max(0, self.states.reachable(row, length))
 
     def crop(self, row: int, length: int) -> int:
         """Cut a row back to the longest reachable length up to ``length``, and return it."""
         found = self.reachable(row, min(length, self.lengths[row]))
         if not found:
             self.states.open(row)
-            self._recent[row] = RowKVCache()
-        self.lengths[row], self._settled[row] = found, min(found, self._settled[row])
+        self.lengths[row] = found
         return found
 
     def settle(self, rows: Sequence[int], counts: Sequence[int]) -> None:
         """Commit rows at ``counts`` tokens, and free states that only a longer rollback needs."""
         for row, count in zip(rows, counts, strict=True):
-            self.lengths[row] = self._settled[row] = count
+            self.lengths[row] = count
             self.states.settle(row, count)
 
     def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
@@ -294,16 +212,13 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         self.settle([row], [base + len(path)])
         if list(path) == list(range(len(path))):
             return
-        for storage in (self._storage[row], self._recent[row]):
-            first = base - storage.first
-            for tensor in storage.tensors:
-                index = torch.as_tensor(path, device=tensor.device) + first
-                tensor[:, :, first : first + len(path)] = tensor[:, :, index]
+        for tensor in self._storage[row].tensors:
+            index = torch.as_tensor(path, device=tensor.device) + base
+            tensor[:, :, base : base + len(path)] = tensor[:, :, index]
 
     @property
     def num_bytes(self) -> int:
-        stored = (*self._storage, *self._recent)
-        return sum(storage.num_bytes for storage in stored) + self.states.num_bytes
+        return sum(storage.num_bytes for storage in self._storage) + self.states.num_bytes
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The first slot of the next write; read by transformers, not by the masks here."""
@@ -330,19 +245,6 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         new = self._storage[row] = old.grown(self.lengths[row], self._num_slots(num_tokens))
         if new.blocks and not self._empty.blocks:
             self._empty = new.grown(0, 0)
-
-    def _slide(self, windows: Windows, span: RowSpan) -> None:
-        """Make room for a span in windowed layers; ValueError if needed slots were dropped."""
-        if not self._is_whole(span.row, span.start):
-            raise ValueError(
-                f"row {span.row} was cut back to {span.start} tokens, and its windows were not kept"
-            )
-        recent, settled = self._recent[span.row], min(self._settled[span.row], span.start)
-        self._recent[span.row] = windows.slid(recent, settled, span.start, span.end)
-
-    def _is_whole(self, row: int, length: int) -> bool:
-        """Whether all slots that a token at position ``length`` attends to are kept."""
-        return self._windows is None or self._recent[row].first <= self._windows.first(length)
 
 
 def _side_by_side(views: Sequence[Tensor]) -> Tensor:

@@ -36,7 +36,7 @@ def check_model(model: CausalModel) -> None:
     attention by slot) loads with ``serves_trees`` unset.
     """
     _refuse_broken(model)
-    twin, model.forgets = _twin(model), False
+    twin = _twin(model)
     found = "nothing was tried"
     # (packs, is_alone): rows packed, padded, or one by one
     ways = [(True, False)] if model.packs and not model.has_states else []
@@ -51,9 +51,6 @@ def check_model(model: CausalModel) -> None:
             f"cannot speculate with {model.name}: {found}. docs/models.md lists the types that are "
             "served."
         )
-    if twin is not None:
-        twin.forgets = True
-        model.forgets = twin.windows is not None and not _try(twin, way, _far(twin))
     # is_alone: the model counts slots, which differ from positions in a tree
     model.serves_trees = not (model.has_states or model.is_alone) and all(
         _grows_trees(one) for one in (model, twin) if one is not None
@@ -92,9 +89,7 @@ def _twin(model: CausalModel) -> CausalModel | None:
         _plain_logits(module, [0] * (2 * WINDOW))
     except Exception:  # a configuration that the table of sizes does not fit
         return None
-    twin = CausalModel(module, model.name)
-    twin.forgets = False
-    return twin
+    return CausalModel(module, model.name)
 
 
 def _refuse_broken(model: CausalModel) -> None:
@@ -125,8 +120,7 @@ def _largest_error(model: CausalModel, lengths: Sequence[int]) -> float:
     trial.feed([1, 1], [[], []])
     trial.feed([left - 3 for left in trial.left], [[], []])
     trial.finish()
-    if not model.forgets:
-        model.measure(trial.cache)
+    model.measure(trial.cache)
     prefill = _Trial(model, lengths)
     prefill.read(lengths[0] * 2 // 3)
     prefill.read(lengths[0] - 3 - prefill.cache.lengths[0])
@@ -144,7 +138,7 @@ class _Trial:
         self._model = model
         *self._texts, self.wrong = (_random_tokens(model, n, draws) for n in (*lengths, 3))
         self._plain = [_plain_logits(model.module, text) for text in self._texts]
-        self.cache = model.new_cache(num_rows=2, capacity=max(lengths) + 8, forgets=True)
+        self.cache = model.new_cache(num_rows=2, capacity=max(lengths) + 8)
         self.errors: list[float] = []
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.nn.cache import UNLIMITED, RaggedCache, RowSpan, Windows
+from draftwise.nn.cache import UNLIMITED, RaggedCache, RowSpan
 from draftwise.nn.hidden_states import HiddenStateHooks
 from draftwise.nn.hybrid.states import Key, StateCheckpoint, States
 from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow
@@ -222,7 +222,7 @@ def served_positions(config: Any) -> int:
 class CausalModel:
     """A causal LM that extends a ``RaggedCache``, with explicit masks and positions.
 
-    The module is never changed. The self-check sets ``packs``, ``serves_trees``, ``forgets``,
+    The module is never changed. The self-check sets ``packs``, ``serves_trees``,
     ``is_alone`` (one forward per row) and ``token_bytes``.
     """
 
@@ -234,7 +234,7 @@ class CausalModel:
         self.serves_trees = True
         self.num_layers = int(config.num_hidden_layers)
         self.hidden_size = int(config.hidden_size)
-        self.token_bytes = self._limited_bytes = 0  # of all layers, and of those with windows
+        self.token_bytes = 0
         self.num_parameters = sum(p.numel() for p in module.parameters())
         # of a module on several devices, the first one with weights, which gets the tokens
         places = (weights.device for weights in module.parameters() if not weights.is_meta)
@@ -242,7 +242,7 @@ class CausalModel:
         self.dtype: torch.dtype = module.dtype
         self._masks = Masks(config, self.dtype, self.device)
         self.packs = self._masks.is_packable
-        self.forgets, self.is_alone = True, False
+        self.is_alone = False
         self._sight = AttentionInputs(self._masks, self.device)
         self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
@@ -265,33 +265,14 @@ class CausalModel:
                 f"{self.num_layers} layers"
             ) from None
 
-    def new_cache(
-        self, num_rows: int = 0, capacity: int = UNLIMITED, forgets: bool = False
-    ) -> RaggedCache:
-        """A cache of rows of up to ``capacity`` tokens. forgets: drop tokens outside windows."""
-        windows, states = self.windows if forgets else None, States(self.has_states)
-        new = self._call.cache_type
-        return new(num_rows, capacity, states, windows)
-
-    @property
-    def windows(self) -> Windows | None:
-        """Windows of layers that drop old tokens; None = all keep them, e.g. to recompute."""
-        keeps = self.has_states or not self.forgets
-        return None if keeps else self._masks.windows
+    def new_cache(self, num_rows: int = 0, capacity: int = UNLIMITED) -> RaggedCache:
+        """A cache of rows of up to ``capacity`` tokens."""
+        return self._call.cache_type(num_rows, capacity, States(self.has_states))
 
     def measure(self, cache: RaggedCache) -> None:
         """Set ``token_bytes`` from the first row of a cache, which must hold tokens."""
         storage = cache.storage(0)
-        limited = self._masks.windows.layers if self._masks.windows else ()
-        each = {n: keys.nbytes + storage.values[n].nbytes for n, keys in storage.keys.items()}
-        self.token_bytes = sum(each.values()) // max(1, storage.num_slots)
-        self._limited_bytes = sum(each.get(n, 0) for n in limited) // max(1, storage.num_slots)
-
-    def row_bytes(self, num_tokens: int, num_fed: int) -> int:
-        """Cache bytes of a row of ``num_tokens`` tokens, fed at most ``num_fed`` at once."""
-        most = num_tokens if self.windows is None else self.windows.most_slots(num_fed)
-        gone = max(0, num_tokens - most) * self._limited_bytes
-        return num_tokens * self.token_bytes - gone
+        self.token_bytes = storage.num_bytes // max(1, storage.num_slots)
 
     def extend(
         self,
@@ -348,7 +329,7 @@ class CausalModel:
         counts = [span.count for span in spans]
         width, cache = max(counts), feed.cache
         cache.place(spans, fed=feed.tokens)
-        positions, mask = self._sight.of_rows(spans, feed.trees, cache.window_slots())
+        positions, mask = self._sight.of_rows(spans, feed.trees)
         kept = last_places(counts, feed.keep) or [0]
         extra: dict[str, Any] = {}
         if len(kept) < width and self._call.can_keep:
@@ -368,10 +349,7 @@ class CausalModel:
         counts, cache = [span.count for span in spans], feed.cache
         cache.place([spans[index] for index in fed], packed=True)
         trees = feed.all_trees
-        inputs = [
-            self._sight.of_rows([spans[i]], trees[i : i + 1], cache.window_slots(place))
-            for place, i in enumerate(fed)
-        ]
+        inputs = [self._sight.of_rows([spans[i]], trees[i : i + 1]) for i in fed]
         positions, masks = zip(*inputs, strict=True)
         edges = [0, *accumulate(counts)]
         extra: dict[str, Any] = {}

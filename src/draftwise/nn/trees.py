@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwise.nn.attention import IN_ORDER, RAGGED, packed_mask
-from draftwise.nn.cache import RaggedCache, RowSpan, Windows, WindowSlots, from_first
+from draftwise.nn.cache import RaggedCache, RowSpan
 from draftwise.types import Bools, Draft, Ints
 
 
@@ -125,17 +125,13 @@ class Masks:
     """The masks that one model's attention layers expect."""
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
-        layers, self._dtype = _layer_kinds(config), dtype
-        kinds = set(layers)
+        kinds, self._dtype = set(_layer_kinds(config)), dtype
         wanted = {_KINDS.get(kind, kind) for kind in kinds}
         # a hybrid layer attends and keeps a state, which takes a separate mask (Inkling)
         self._has_blind = "" in wanted or any("hybrid" in kind for kind in kinds)
         self._wanted = wanted - {""}
         self._window = int(getattr(config, "sliding_window", None) or 0)
         self._chunk = int(getattr(config, "attention_chunk_size", None) or 0)
-        limited = {n for n, kind in enumerate(layers) if _KINDS.get(kind) in ("sliding", "chunked")}
-        sizes = (self._window * ("sliding" in wanted), self._chunk * ("chunked" in wanted))
-        self.windows = Windows(frozenset(limited), *sizes) if limited and any(sizes) else None
         self.is_packable = config._attn_implementation == RAGGED  # unless the self-check fails
         self._additive = config._attn_implementation == "eager"
         self._only = next(iter(self._wanted)) if len(kinds) == 1 and self._wanted else ""
@@ -144,14 +140,11 @@ class Masks:
         # whether attention needs no mask for tokens in order
         self.knows_order = device.type == "cuda" and self.is_packable and self.can_skip
 
-    def make(
-        self, queries: Tensor, keys: Tensor, seen: Tensor | None = None,
-        window: WindowSlots | None = None,
-    ) -> Mask:  # fmt: skip
+    def make(self, queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Mask:
         """[R or 1, 1, T, used] masks, by kind if layers differ; None = no layer attends.
 
         queries: [R or 1, T] and keys: broadcastable to [R, 1, T, used], positions. seen: [R, T,
-        used] of trees, which positions do not determine. window: slots that windowed layers read.
+        used] of trees, which positions do not determine.
         """
         if not self._wanted:
             return None
@@ -165,15 +158,14 @@ class Masks:
                 is_inside = keys > queries - self._window
             else:
                 is_inside = keys // self._chunk == queries // self._chunk
-            seen_inside = full & is_inside
-            made[kind] = self._as_bias(from_first(seen_inside, *window) if window else seen_inside)
+            made[kind] = self._as_bias(full & is_inside)
         if self._only in made and self._only:
             return made[self._only]
         return {kind: made[name] for kind, name in _KINDS.items() if name in made}
 
-    def in_order(self, queries: Tensor, keys: Tensor, window: WindowSlots | None = None) -> Mask:
+    def in_order(self, queries: Tensor, keys: Tensor) -> Mask:
         """The same as ``make`` for consecutive tokens in the last of the slots [used]."""
-        return IN_ORDER if self.knows_order else self.make(queries, keys, window=window)
+        return IN_ORDER if self.knows_order else self.make(queries, keys)
 
     def pack(self, rows: Sequence[Mask], counts: Sequence[int], cache: RaggedCache) -> Mask:
         """Combine the masks of single rows (``make``) for a packed forward."""
@@ -206,38 +198,34 @@ def ragged_slots(starts: Sequence[int], counts: Sequence[int], width: int | None
 
 
 class AttentionInputs:
-    """Builds positions and masks. window: as ``RaggedCache.window_slots``; trees: [R] or ()."""
+    """Builds positions and masks. trees: [R] or ()."""
 
     def __init__(self, masks: Masks, device: torch.device) -> None:
         self._masks, self._device = masks, device
         self._numbers, self._num_numbers = torch.arange(0, device=device), 0
 
-    def of_rows(
-        self, spans: Sequence[RowSpan], trees: Trees, window: WindowSlots | None
-    ) -> tuple[Tensor, Mask]:
+    def of_rows(self, spans: Sequence[RowSpan], trees: Trees) -> tuple[Tensor, Mask]:
         """Positions [R, T] of padded rows, and their mask; None = they attend to all slots."""
         counts = [span.count for span in spans]
         used, width = max([span.end for span in spans]), max(counts)
         is_even = min([span.start for span in spans]) == used - width and min(counts) == width
         if any(trees) or not is_even:
             places = ragged_slots([span.start for span in spans], counts)
-            return self.of_places(trees, places, used, window)
+            return self.of_places(trees, places, used)
         slots = self._slots(used)
         positions = slots[None, used - width :].expand(len(counts), width)
         # one token attends to all slots; a text from its start is plain causal attention
         if self._masks.can_skip and (width == 1 or width == used):
             return positions, None
-        return positions, self._masks.in_order(positions, slots, window)
+        return positions, self._masks.in_order(positions, slots)
 
-    def of_places(
-        self, trees: Trees, places: Ints, used: int, window: WindowSlots | None = None
-    ) -> tuple[Tensor, Mask]:
+    def of_places(self, trees: Trees, places: Ints, used: int) -> tuple[Tensor, Mask]:
         """Positions [R, T] of the tokens at slots ``places`` [R, T], and their mask [.., used]."""
         if not any(trees):
             positions = self.tensor(places)
-            return positions, self._masks.make(positions, self._slots(used), window=window)
+            return positions, self._masks.make(positions, self._slots(used))
         positions, keys, seen = tree_masks(trees, places, used, self._device)
-        return positions, self._masks.make(positions, keys[:, None, None], seen, window)
+        return positions, self._masks.make(positions, keys[:, None, None], seen)
 
     def tensor(self, values: Any) -> Tensor:
         return torch.as_tensor(values, device=self._device)
