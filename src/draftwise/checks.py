@@ -24,6 +24,7 @@ _LARGEST_SEED = 2**128 - 1
 _HEADS = "train an EAGLE head for this target (draftwise train eagle) and write eagle:FOLDER"
 _RULES = "what it revealed of other stop rules was biased by selection; leave it out"
 _PACKED = "name a checkpoint with such weights (torchao, bitsandbytes), or a .gguf file"
+_RECURRENT = "take a model of attention, Mamba-2 or gated delta rules"
 REMOVED: Mapping[str, str] = {
     "drafter medusa": _HEADS,
     "drafter mtp": _HEADS,
@@ -31,13 +32,17 @@ REMOVED: Mapping[str, str] = {
     "option rules of feedback 'prefix'": _RULES,
     "option rules of feedback 'free'": _RULES,
     "option --adapt": "train the head on texts like yours (draftwise train eagle)",
+    **{
+        f"model type {name}": _RECURRENT
+        for name in ("falcon_mamba", "jamba", "mamba", "minimax", "rwkv", "xlstm", "zamba")
+    },
     "dtype int8": _PACKED,
     "dtype int4": _PACKED,
     "option --compile": "leave it out: it paid only after about 10,000 tokens",
 }
 """What draftwise has no more, and what to do instead. Keys: ``KIND NAME`` of a name in the registry
-or in a list of values, ``option NAME of KIND 'NAME'`` of a spec's option, ``option --NAME``, and
-``command NAME`` or ``command GROUP NAME``."""
+or in a list of values, ``model type NAME``, ``option NAME of KIND 'NAME'`` of a spec's option,
+``option --NAME``, and ``command NAME`` or ``command GROUP NAME``."""
 
 
 def whole(

@@ -16,6 +16,7 @@ import torch
 import transformers as hf
 
 from draftwise import DraftwiseError, Speculator
+from draftwise.checks import REMOVED
 from draftwise.nn import (
     CausalModel,
     Masks,
@@ -44,24 +45,8 @@ SIZE: dict[str, Any] = {
 SMALL_STATE: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
 
 RECURRENT: dict[str, Callable[[], Any]] = {
-    "mamba": lambda: hf.MambaConfig(**SMALL_STATE, state_size=4, **NO_TOKENS),
     "mamba2": lambda: hf.Mamba2Config(
         **SMALL_STATE, state_size=8, num_heads=4, head_dim=16, n_groups=1, **NO_TOKENS
-    ),
-    "rwkv": lambda: hf.RwkvConfig(
-        **SMALL_STATE,
-        attention_hidden_size=32,
-        intermediate_size=64,
-        bos_token_id=None,
-        eos_token_id=None,
-    ),
-    "jamba": lambda: hf.JambaConfig(
-        **SIZE,
-        num_experts=2,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        use_mamba_kernels=False,
-        mamba_d_state=4,
     ),
     "falcon-h1": lambda: hf.FalconH1Config(
         **SIZE,
@@ -125,6 +110,23 @@ BY_SLOT: dict[str, Callable[[], Any]] = {
 def build(config: Any) -> Any:
     torch.manual_seed(0)
     return hf.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize(
+    "kind", [key.removeprefix("model type ") for key in REMOVED if key.startswith("model type ")]
+)
+def test_types_that_left_are_refused(kind: str) -> None:
+    """An object, whose type nothing but its configuration tells."""
+    module = tiny_model()
+    module.config.model_type = kind
+    with pytest.raises(DraftwiseError, match=f"^model type {kind} has been removed: take a model"):
+        load_model(module)
+
+
+def test_a_recurrent_layer_that_left_is_refused() -> None:
+    config = hf.MambaConfig(**SMALL_STATE, state_size=4, **NO_TOKENS)
+    with pytest.raises(DraftwiseError, match="model type mamba has been removed"):
+        load_model(build(config))
 
 
 @pytest.mark.parametrize("kind", RECURRENT)
@@ -207,7 +209,7 @@ def saved(folder: Path, model: Any) -> Path:
 
 
 def test_a_recurrent_folder_is_served(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "model", build(RECURRENT["mamba"]()))
+    folder = saved(tmp_path / "model", build(RECURRENT["mamba2"]()))
     assert load_model(folder).has_states
 
 

@@ -45,7 +45,7 @@ from draftwise.registry import Preset
 from draftwise.types import Decision, SamplingParams
 from models import CONFIGS, near_copy
 
-KINDS = (*CONFIGS, "qwen3_next", "rwkv")
+KINDS = (*CONFIGS, "qwen3_next", "mamba2")
 POLICIES = ("random", "goodput", "ucb1", "exp3")
 ROWS, REQUESTS, MOST_TOKENS, MOST_STEPS = 6, 40, 12, 5000
 GAP = 1e-4

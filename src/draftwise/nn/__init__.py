@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     )
     from draftwise.nn.heads.files import read_weights
     from draftwise.nn.hidden_states import HiddenStates, HiddenStateHooks
-    from draftwise.nn.hybrid.kernels import (
-        FAMILIES, STEPS, Call, Family, bound_arguments, states_after,
-    )
-    from draftwise.nn.hybrid.states import MOST_STEPS, States
-    from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow as shadow_of
     from draftwise.nn.load import load_borrower, load_model, load_tokenizer, save_borrower
     from draftwise.nn.model import (
         CACHE_NAMES, CausalModel, Logits, cache_argument, recompute_states, served_positions,
+    )
+    from draftwise.nn.recurrent import (
+        FAMILIES, MOST_STEPS, STEPS, Call, Family, KernelRecorder, States, bound_arguments,
+        keeps_states, shadow as shadow_of, states_after,
     )
     from draftwise.nn.sampling import (
         Occurrences, Shared, SampledSpan, distributions, draw, warped,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from draftwise.nn.hybrid.states import LibraryStates, States
+from draftwise.nn.recurrent import LibraryStates, States
 
 UNLIMITED = 1 << 30  # tokens: no limit but memory
 BLOCK = 32

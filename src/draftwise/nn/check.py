@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwise.nn.hybrid.kernels import STEPS
 from draftwise.nn.model import CausalModel
+from draftwise.nn.recurrent import STEPS
 from draftwise.nn.tiny import WINDOW, has_far_edges, tiny_config, tiny_module
 from draftwise.nn.trees import branches
 from draftwise.types import DraftwiseError

@@ -20,7 +20,7 @@ class HiddenStateHooks:
 
     The hooks' states are compared once with ``output_hidden_states``, which is used instead if they
     differ or the layers are not in one list. view: called in place of the module
-    (``nn.hybrid.view``).
+    (``nn.recurrent``).
     """
 
     def __init__(self, module: Any, view: Any, num_layers: int) -> None:

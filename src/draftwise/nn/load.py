@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from draftwise.checks import refuse_removed
 from draftwise.errors import shown
 from draftwise.install import hint
 from draftwise.nn.attention import RAGGED, attend_raggedly
@@ -109,6 +110,7 @@ def load_model(
             f"{name} uses attn_implementation={module.config._attn_implementation!r}, which takes "
             "no masks of our own; load it with attn_implementation='sdpa'"
         )
+    refuse_removed(f"model type {module.config.get_text_config().model_type}")
     module.eval()
     model = CausalModel(module, name)
     check_model(model)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from draftwise.nn.cache import UNLIMITED, RaggedCache, RowSpan
 from draftwise.nn.hidden_states import HiddenStateHooks
-from draftwise.nn.hybrid.states import Key, StateCheckpoint, States
-from draftwise.nn.hybrid.view import KernelRecorder, keeps_states, shadow
+from draftwise.nn.recurrent import KernelRecorder, States, keeps_states, shadow
 from draftwise.nn.trees import (
     AttentionInputs,
     Fed,
@@ -31,8 +30,6 @@ BULK_LOGITS = 1 << 24
 """Maximum number of logits (tokens x vocabulary) that one prefill forward may return."""
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 """Names of a forward's cache, newest first. Source: transformers, since 5.24, and before it."""
-_CACHE_NAMES = (*CACHE_NAMES, "state")
-_NUM_RWKV = 5  # tensors of an RWKV state, each of all layers
 Forward = tuple[Tensor, dict[int, list[Tensor]], list[int]]
 """Logits [M, V], hidden states by tap and row, and the index after each row's last logits."""
 
@@ -72,7 +69,7 @@ def cache_argument(module: Any) -> tuple[str, Collection[str]]:
     """
     for layer in module.modules():
         names = inspect.signature(layer.forward).parameters
-        if found := [name for name in _CACHE_NAMES if name in names]:
+        if found := [name for name in CACHE_NAMES if name in names]:
             return found[0], names
     raise DraftwiseError(
         f"cannot speculate with {module.__class__.__name__}: its forward takes no KV cache "
@@ -81,7 +78,7 @@ def cache_argument(module: Any) -> tuple[str, Collection[str]]:
 
 
 class Caller:
-    """Calls a module, or for a recurrent one a view that records kernels (``nn.hybrid.view``).
+    """Calls a module, or for a recurrent one a view that records kernels (``nn.recurrent``).
 
     can_keep: whether it takes ``logits_to_keep``. has_states: whether layers have recurrent states.
     """
@@ -89,65 +86,26 @@ class Caller:
     def __init__(self, module: Any, num_layers: int) -> None:
         self._cache_name, names = cache_argument(module)
         self.can_keep = "logits_to_keep" in names
-        self._config = module.config
-        self._is_xlstm = self._config.model_type == "xlstm"  # its configuration is slow to read
-        self.has_states = keeps_states(module) or self._cache_name == "state" or self._is_xlstm
+        self.has_states = keeps_states(module)
         self._watch = KernelRecorder()
         self._view = shadow(module, self._watch)
         self.taps = HiddenStateHooks(module, self._view, num_layers)
-
-    @property
-    def cache_type(self) -> type[RaggedCache]:
-        if self._config.model_type != "minimax":
-            return RaggedCache
-        from transformers.models.minimax.modeling_minimax import MiniMaxCache  # a checked class
-
-        return type("RaggedMiniMaxCache", (RaggedCache, MiniMaxCache), {})
 
     def __call__(
         self, cache: RaggedCache, tokens: Tensor, positions: Tensor, mask: Mask, **extra: Any
     ) -> tuple[Any, Mapping[int, Tensor]]:
         """The output and the tapped hidden states; tokens, positions: [R, T]."""
-        trace = cache.states.trace
         extra["position_ids"] = positions
         extra[self._cache_name] = cache
-        if self._cache_name == "state":
-            extra["state"] = _rwkv_state(trace)
-        elif self._is_xlstm:
-            extra[self._cache_name] = _xlstm_cache(trace, self._config, tokens, self._view.dtype)
-        self._watch.trace = trace
+        self._watch.trace = cache.states.trace
         try:
             output, hidden = self.taps.call(
                 self._view, input_ids=tokens, attention_mask=mask, use_cache=True, **extra
             )
         finally:
             self._watch.trace = None
-        if self._cache_name == "state":
-            states = {0: output.state}
-        else:
-            states = output.cache_params.rnn_state if self._is_xlstm else {}
-        for layer, own in states.items():
-            for number, state in enumerate(own):
-                trace.put_recurrent(Key(layer, number), state)
         cache.states.finish()  # keeps only the final state of a wide forward, so this comes last
         return output, hidden
-
-
-def _rwkv_state(trace: StateCheckpoint) -> list[Tensor] | None:
-    """Five tensors [R, D, layers]; None at the start of all texts."""
-    found = [trace.recurrent(Key(0, number)) for number in range(_NUM_RWKV)]
-    return None if found[0] is None else [state for state in found if state is not None]
-
-
-def _xlstm_cache(trace: StateCheckpoint, config: Any, tokens: Tensor, dtype: Any) -> Any:
-    from transformers.models.xlstm.modeling_xlstm import xLSTMCache
-
-    cache = xLSTMCache(config, len(tokens), dtype=dtype, device=tokens.device)
-    for layer, states in cache.rnn_state.items():
-        ours = [trace.recurrent(Key(layer, number)) for number in range(len(states))]
-        if ours[0] is not None:
-            cache.rnn_state[layer] = tuple(ours)
-    return cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +225,7 @@ class CausalModel:
 
     def new_cache(self, num_rows: int = 0, capacity: int = UNLIMITED) -> RaggedCache:
         """A cache of rows of up to ``capacity`` tokens."""
-        return self._call.cache_type(num_rows, capacity, States(self.has_states))
+        return RaggedCache(num_rows, capacity, States(self.has_states))
 
     def measure(self, cache: RaggedCache) -> None:
         """Set ``token_bytes`` from the first row of a cache, which must hold tokens."""

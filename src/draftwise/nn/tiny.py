@@ -69,12 +69,6 @@ _SIZES = _named(
     (1, "topk_group n_group num_expert_group first_k_dense_replace"),
 )
 _TWO = ["sliding_attention", "full_attention"]
-_SHARED = ["linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"]
-_ZAMBA = {
-    **_named((128, "attention_hidden_size"), (32, "attention_head_dim")),
-    **_named((5, "num_hidden_layers"), (4, "num_key_value_heads")),
-    "layers_block_type": _SHARED,
-}
 _OWN: Mapping[str, Mapping[str, Any]] = {
     **{kind: {"head_dim": 8} for kind in ("axk1", "deepseek_v3", "longcat_flash", "youtu")},
     **{kind: {"head_dim": 16} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe")},
@@ -122,10 +116,14 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
         (1, "indexer_kv_heads split_ngram_parts"),
     ),
     "reformer": {"axial_pos_shape": [16, 32], "axial_pos_embds_dim": [32, 32]},
-    "xlstm": {"qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
-    "zamba": {**_ZAMBA, "mamba_dt_rank": 8},
-    "zamba2": {**_ZAMBA, "hybrid_layer_ids": [1, 3], "mamba_headdim": 32, "n_mamba_heads": 4},
+    "zamba2": {
+        **_named((128, "attention_hidden_size"), (32, "attention_head_dim")),
+        **_named((5, "num_hidden_layers"), (4, "num_key_value_heads")),
+        **_named((32, "mamba_headdim"), (4, "n_mamba_heads")),
+        "layers_block_type": ["linear_attention", "hybrid"] * 2 + ["linear_attention"],
+        "hybrid_layer_ids": [1, 3],
+    },
     "zaya": {"num_experts_per_tok": 1},
 }
 """Per type: sizes that depend on each other, and lists by layer."""

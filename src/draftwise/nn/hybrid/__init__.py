@@ -1,1 +1,0 @@
-"""Recurrent and hybrid targets: state checkpoints and rollback to the accepted tokens."""
