@@ -29,6 +29,7 @@ REMOVED: Mapping[str, str] = {
     "drafter medusa": _HEADS,
     "drafter mtp": _HEADS,
     "drafter dflash": _HEADS,
+    "drafter smollm2:layer": "write smollm2:eagle, whose tokens are accepted more often",
     "option rules of feedback 'prefix'": _RULES,
     "option rules of feedback 'free'": _RULES,
     "option --adapt": "train the head on texts like yours (draftwise train eagle)",

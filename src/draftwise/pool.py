@@ -10,8 +10,7 @@ from draftwise import registry
 from draftwise.drafters.lm import SINK, LMDrafter, Window
 from draftwise.drafters.protocol import Drafter
 from draftwise.errors import BadValue
-from draftwise.nn.folder import borrows
-from draftwise.nn.load import load_borrower, load_model, load_tokenizer
+from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.real.bundled import drafter_specs
 from draftwise.real.unpack import is_pretrained, unpacked
@@ -61,10 +60,7 @@ def load_drafters(
             named[name] = registry.build("drafter", spec, filled)
         else:
             source, window = _lm_parts(spec)
-            if borrows(source):
-                model = load_borrower(source, target)
-            else:
-                model = load_model(source, dtype=dtype, device=device)
+            model = load_model(source, dtype=dtype, device=device)
             shared = _num_shared(model, target, source, target_source)
             is_folder = isinstance(source, (str, Path)) and Path(source).is_dir()
             home = Path(source) if is_folder else None

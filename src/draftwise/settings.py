@@ -195,6 +195,7 @@ def expand(specs: Sequence[Any]) -> list[Any]:
             continue
         known = _bundled(bundle, is_named=bool(wanted))
         if wanted not in {"", *known}:
+            checks.refuse_removed(f"drafter {name}")
             raise DraftwiseError(f"no {bundle} drafter {wanted!r}; there are: {', '.join(known)}")
         expanded += [f"{n}={s}{comma}{options}" for n, s in known.items() if wanted in {"", n}]
     return expanded

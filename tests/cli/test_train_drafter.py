@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from cli.conftest import Ran, run_command
 from cli.models_on_disk import make_target, save_model
-from draftwise.drafters import LMDrafter
-from draftwise.nn import load_borrower, load_model, save_borrower
-from draftwise.pool import load_drafters
+from draftwise.nn import load_model
 from draftwise.train import (
-    LOSSES,
     MAX_LENGTH,
     DrafterOptions,
     Text,
-    answer_logits,
     break_even,
     drafter_batches,
-    drafter_settings,
     first_layers,
-    fit,
-    measure_acceptance,
     measure_costs,
-    narrow,
     speedups,
 )
 from draftwise.types import DraftwiseError
-from engine.pairs import PROMPTS as PROMPTS_READ
-from engine.pairs import plain_greedy, reader
 from models import CONFIGS, tiny_model
 from modules import module_of
 
@@ -77,116 +64,6 @@ def test_a_drafter_is_trained_and_drafts(
     assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_drafter_of_the_target_s_layers_borrows_its_embeddings(
-    prompts: Path, tmp_path: Path, tied: bool
-) -> None:
-    """The drafter learns, stores no embeddings or ``lm_head``, and loads as it was trained."""
-    home = save_model(tmp_path / "target", make_target(seed=1, tie_word_embeddings=tied))
-    out = tmp_path / "new"
-    ran = train((home, home), prompts, out, "--layers", 1, "--lend", "--epochs", 20)
-    assert ran.code == 0, ran.err
-    looks = json.loads((out / "report.json").read_text())
-    assert 1 - looks[-1]["acceptance"] < 0.8 * (1 - looks[0]["acceptance"])
-    with safe_open(out / "model.safetensors", "pt") as file:
-        names = set(file.keys())
-    assert names
-    assert not [name for name in names if "embed_tokens" in name or "lm_head" in name]
-    target = load_model(str(home))
-    (drafter,) = load_drafters([f"lm:{out}"], target, str(home), dtype="auto", device="cpu")
-    assert isinstance(drafter, LMDrafter)
-    assert drafter.model.module.get_input_embeddings() is target.module.get_input_embeddings()
-    text = ("say one", "--target", home, "--max-new-tokens", 20, "--json")
-    plain, ours = (
-        run_command("generate", *text, *extra).objects[0]["tokens"]
-        for extra in (("--preset", "plain"), ("--drafter", f"lm:{out}"))
-    )
-    assert plain == ours
-
-
-def test_what_borrows_is_bound_to_its_target(tmp_path: Path) -> None:
-    module = first_layers(make_target(seed=1), 1, lends=True)
-    save_borrower(module, tmp_path, torch.float32)
-    with pytest.raises(DraftwiseError, match=r"no embeddings of its own: .*--drafter lm:"):
-        load_model(str(tmp_path))
-    other = load_model(make_target(seed=1, hidden_size=48))
-    with pytest.raises(DraftwiseError, match=r"target of hidden size 32, and .* has 48"):
-        load_borrower(tmp_path, other)
-    weights = load_file(tmp_path / "model.safetensors")
-    save_file(weights | {"model.extra.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(DraftwiseError, match=r"has 'model\.extra\.weight', which has no place"):
-        load_borrower(tmp_path, load_model(make_target(seed=1)))
-
-
-def test_a_narrow_drafter_learns(tmp_path: Path) -> None:
-    """The loss falls, and acceptance nears the maximum for a vocabulary of these tokens."""
-    target = reader()
-    texts = [Text((*prompt, *plain_greedy(prompt, 40)), len(prompt)) for prompt in PROMPTS_READ]
-    drafter, options = first_layers(target, 1, lends=True), DrafterOptions(lr=5e-3, epochs=60)
-    ids = narrow(drafter, texts, 24)
-    assert ids is not None
-    held = {"drafter": drafter}
-    before = measure_acceptance(target, held, texts)["drafter"]
-    read = drafter_batches(target, texts, options, tmp_path, ids)
-    said = read(0)
-    assert said.logits.shape == (len(said.positions), 24)
-    with torch.inference_mode():
-        whole = answer_logits(target, said.tokens, said.positions)
-    assert torch.allclose(said.logits, whole[:, ids], atol=2e-2)
-    most = float(whole.softmax(-1)[:, ids].sum(-1).mean())
-    settings = drafter_settings(texts, options)
-    losses = fit(drafter, LOSSES["logits"], read, settings, checkpoint=tmp_path / "run.pt")
-    assert losses[-1] < 0.7 * losses[0]
-    after = measure_acceptance(target, held, texts)["drafter"]
-    assert before < 0.75 * most < 0.9 * most < after <= most + 1e-4
-
-
-def test_a_drafter_learns_to_draft_the_frequent_tokens_alone(prompts: Path, tmp_path: Path) -> None:
-    """The saved drafter proposes only the frequent tokens and is lossless."""
-    home, out = save_model(tmp_path / "target", make_target(seed=1)), tmp_path / "new"
-    ran = train(
-        (home, home), prompts, out, "--layers", 1, "--lend", "--draft-vocab", 20, "--epochs", 20
-    )
-    assert ran.code == 0, ran.err
-    ids = load_file(out / "model.safetensors")["draft_ids"].tolist()
-    kept = (out / "work" / "answers.jsonl").read_text().splitlines()
-    counts = Counter(token for line in kept for token in json.loads(line)[1:])
-    assert sorted(ids) == ids
-    assert min(counts[i] for i in ids) >= max(counts[i] for i in counts if i not in ids)
-    target = load_model(str(home))
-    drafter = load_borrower(out, target)
-    tokens = torch.tensor([[3, 5, 9]])
-    with torch.inference_mode():
-        logits = drafter.module(tokens).logits
-        states = drafter.module.base_model(tokens).last_hidden_state
-        full = states @ target.module.get_output_embeddings().weight.T
-    assert torch.allclose(logits[..., ids], full[..., ids], atol=1e-5)
-    others = [i for i in range(target.vocab_size) if i not in ids]
-    assert logits[..., others].isneginf().all()
-    layer = drafter.module.base_model.layers[0]
-    norms_and_rows = 32 + 20 * 32
-    assert drafter.num_parameters == sum(p.numel() for p in layer.parameters()) + norms_and_rows
-    text = ("say one", "--target", home, "--max-new-tokens", 20, "--json")
-    plain, ours = (
-        run_command("generate", *text, *extra).objects[0]["tokens"]
-        for extra in (("--preset", "plain"), ("--drafter", f"lm:{out}"))
-    )
-    assert plain == ours
-
-
-def test_tokens_that_the_target_does_not_have_are_refused(tmp_path: Path) -> None:
-    module = first_layers(make_target(seed=1), 1, lends=True)
-    narrow(module, [Text((1, 3, 3, 4), 1)], 2)
-    save_borrower(module, tmp_path, torch.float32)
-    file = tmp_path / "model.safetensors"
-    weights = load_file(file)
-    assert weights["draft_ids"].tolist() == [3, 4]
-    assert weights["model.norm.weight"].dtype == torch.float32
-    save_file(weights | {"draft_ids": torch.tensor([3, 4000])}, file)
-    with pytest.raises(DraftwiseError, match=r"draft_ids has tokens beyond the target's"):
-        load_borrower(tmp_path, load_model(make_target(seed=1)))
-
-
 @pytest.mark.parametrize("loss", ["logits", "sequence"])
 def test_interrupted_and_resumed_gives_the_same_weights(
     pair: tuple[Path, Path], prompts: Path, tmp_path: Path, loss: str
@@ -208,9 +85,6 @@ def test_interrupted_and_resumed_gives_the_same_weights(
         ((), "say where to start"),
         (("--layers", 1, "--init", "x"), "say where to start"),
         (("--layers", 9), "the target has 2"),
-        (("--init", "x", "--lend"), "--lend is for a start from the target's own"),
-        (("--layers", 1, "--draft-vocab", 9), "--draft-vocab is for --lend"),
-        (("--layers", 1, "--lend", "--loss", "sequence", "--draft-vocab", 9), "the loss logits"),
         (("--layers", 1, "--loss", "x"), "logits, sequence"),
         (("--layers", 1, "--temperatures", "0,a"), "numbers of 0 or more"),
         (("--layers", 1, "--lr", -1), "above 0"),

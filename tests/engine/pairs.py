@@ -21,7 +21,7 @@ from draftwise.drafters import (
     replacing,
 )
 from draftwise.drafters import write_datastore as write
-from draftwise.nn import CausalModel, LentHead
+from draftwise.nn import CausalModel
 from draftwise.registry import Preset, Table
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
@@ -38,7 +38,6 @@ POOLS = {
     "good+suffix+datastore": ["good", "suffix", "datastore"],
     "all": ["good", "bad", "lookup"],
     "longer+shorter": ["longer", "shorter"],
-    "narrow": ["narrow"],
     "eagle": ["eagle"],
     "eagle+good+lookup": ["eagle", "good", "lookup"],
 }
@@ -109,16 +108,6 @@ def padded(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
 
 
 @cache
-def narrow(kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
-    """``good`` with a draft vocabulary of five tokens in six."""
-    model = target(kind, vocab_size)
-    module = near_copy(model.module, noise=0.04)
-    ids = torch.tensor([token for token in range(vocab_size) if token % 6])
-    module.set_output_embeddings(LentHead(module.get_output_embeddings(), ids, vocab_size))
-    return LMDrafter("narrow", CausalModel(module, "narrow"), model, head_home(model.hidden_size))
-
-
-@cache
 def windowed(
     kind: str = "llama", vocab_size: int = 64, sink: int = 2, window: int = 6
 ) -> LMDrafter:
@@ -174,8 +163,6 @@ def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) ->
         if name in {"good", "bad"}
         else padded(name, kind, vocab_size)
         if name in {"longer", "shorter"}
-        else narrow(kind, vocab_size)
-        if name == "narrow"
         else store(vocab_size)
         if name == "datastore"
         else windowed(kind, vocab_size)

@@ -105,33 +105,28 @@ def test_a_target_drafts_with_retrieval_and_its_own() -> None:
 
 def test_what_comes_along_is_named_by_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """``smollm2`` is all its drafters, ``smollm2:NAME`` one; refusals list the names."""
-    there = {"eagle": "eagle:PATH", "layer": "lm:PATH"}
+    there = {"eagle": "eagle:PATH", "eagle-2": "eagle:OTHER"}
     monkeypatch.setattr(settings, "own_specs", {"smollm2": there, "gemma3": {}}.__getitem__)
-    everything = ["eagle=eagle:PATH", "layer=lm:PATH"]
+    everything = ["eagle=eagle:PATH", "eagle-2=eagle:OTHER"]
     assert settings.expand(["lookup", "smollm2"]) == ["lookup", *everything]
-    assert settings.expand(["smollm2:layer,window=64"]) == ["layer=lm:PATH,window=64"]
-    with pytest.raises(DraftwiseError, match=r"no smollm2 drafter 'x'; there are: eagle, layer"):
+    assert settings.expand(["smollm2:eagle-2,depth=2"]) == ["eagle-2=eagle:OTHER,depth=2"]
+    with pytest.raises(DraftwiseError, match=r"no smollm2 drafter 'x'; there are: eagle, eagle-2"):
         settings.expand(["smollm2:x"])
     assert (settings.ZOO, *PRETRAINED) == BUNDLED
-    check_spec("smollm2:layer")  # commands ask this before they load anything
     for name in ("zoo", "gemma3"):
         with pytest.raises(DraftwiseError, match=f"no {name} drafter 'layer'"):
             check_spec(f"{name}:layer")
+    with pytest.raises(DraftwiseError, match="drafter smollm2:layer has been removed: write"):
+        check_spec("smollm2:layer")  # commands ask this before they load anything
     with pytest.raises(DraftwiseError, match=r"unknown drafter 'smollm3'; .* zoo, smollm2, gemma3"):
         check_spec("smollm3:layer")
 
 
-def test_own_drafters_are_loaded_by_what_they_are(tmp_path: Path) -> None:
-    """A folder of weights becomes a spec: a head by its folder's name, else a causal LM."""
-    for name in ("eagle", "layer"):
-        (tmp_path / "smollm2" / name).mkdir(parents=True)
-        (tmp_path / "smollm2" / name / "config.json").write_text("{}")
+def test_own_drafters_are_heads(tmp_path: Path) -> None:
+    (tmp_path / "smollm2" / "eagle").mkdir(parents=True)
+    (tmp_path / "smollm2" / "eagle" / "config.json").write_text("{}")
     (tmp_path / "smollm2" / "prompts.jsonl").write_text("")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bundled, "_WEIGHTS", tmp_path)
-        home = tmp_path / "smollm2"
-        assert own_specs("smollm2") == {
-            "eagle": f"eagle:{home / 'eagle'}",
-            "layer": f"lm:{home / 'layer'}",
-        }
+        assert own_specs("smollm2") == {"eagle": f"eagle:{tmp_path / 'smollm2' / 'eagle'}"}
         assert own_specs("gemma3") == own_specs("./smollm2") == {}

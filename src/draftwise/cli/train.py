@@ -256,10 +256,6 @@ def drafter(
     num_layers: int | None = option(
         None, "Start from this many of the target's first layers.", "--layers"
     ),
-    lend: bool = option(False, "With --layers: share the target's embeddings and lm_head."),
-    draft_vocab: int | None = option(
-        None, "With --lend: draft only this many of the most frequent tokens.", least=2
-    ),
     temperatures: list[float] = option("0,0.3,0.7,1", TEMPERATURES, kind=str, read=_temperatures),
     samples: int = option(1, "Answers per prompt.", least=1),
     learning: DrafterOptions,
@@ -274,26 +270,21 @@ def drafter(
     """
     folder, seed = answers.folder(out), answers.seed
     with refused_values():
-        if draft_vocab is not None and not (lend and learning.loss == "logits"):
-            raise DraftwiseError("--draft-vocab is for --lend, and for the loss logits")
         if (init is None) == (num_layers is None):
             raise DraftwiseError("say where to start: --init MODEL, or --layers N of the target")
-        if lend and num_layers is None:
-            raise DraftwiseError("--lend is for a start from the target's own: --layers N")
         base, own = begin(target, hardware, prompts, init)
         options = replace(learning, seed=seed, bf16=_is_mixed(learning, base))
         encoded = encode_all(base, gather(own, base, folder, answers), answers.max_new_tokens)
         if len(encoded) < 2:
             raise DraftwiseError(f"{prompts} has one prompt: give at least two, one is held out")
-        model = _start(base, init, num_layers or 0, lend, seed, hardware.threads)
+        model = _start(base, init, num_layers or 0, seed, hardware.threads)
     inputs = {
         "target": base.target.name,
-        "start": [init, num_layers, lend],
+        "start": [init, num_layers],
         "prompts": fingerprint(encoded),
         "answers": [temperatures, samples, answers.max_new_tokens, answers.rows, seed],
-        "training": [options.loss, options.epochs, options.lr, options.batch_tokens, options.bf16,
-                     draft_vocab],
-    }  # fmt: skip
+        "training": [options.loss, options.epochs, options.lr, options.batch_tokens, options.bf16],
+    }
     with keeping(folder, inputs) as bars:
         from draftwise.nn.model import CausalModel
         from draftwise.train import drafter as d
@@ -318,16 +309,13 @@ def drafter(
         look("before training")
         taught = [p for i, p in enumerate(encoded) if i % HELD_OUT for _ in range(samples)]
         texts = answer_all(base, taught, temperatures, folder / "answers.jsonl", answers, bars)
-        ids = None
-        if draft_vocab is not None:
-            ids, costs = d.narrow(model, texts, draft_vocab), None
-        batches = d.drafter_batches(base.target.module, texts, options, folder, ids)
+        batches = d.drafter_batches(base.target.module, texts, options, folder)
         train_model(
             model, d.LOSSES[options.loss], batches, d.drafter_settings(texts, options),
             folder / "run.pt", bars, look, options.probe, probe_only=probe_only,
         )  # fmt: skip
         if not probe_only:
-            _save(base, model, out, lend)
+            _save(base, model, out)
             write_report(out, looks)
             print(f"wrote {out}; draft with it: --drafter lm:{out}")
 
@@ -336,9 +324,7 @@ def _is_mixed(learning: LearningOptions, base: Speculator) -> bool:
     return base.target.device.type == "cuda" if learning.bf16 is None else learning.bf16
 
 
-def _start(
-    base: Speculator, init: str | None, num_layers: int, lend: bool, seed: int, threads: int
-) -> Any:
+def _start(base: Speculator, init: str | None, num_layers: int, seed: int, threads: int) -> Any:
     if init is not None:
         single = o.Hardware("float32", str(base.target.device), threads)
         return load_drafter(init, base, single).model.module
@@ -348,20 +334,16 @@ def _start(
         from draftwise.train.drafter import first_layers
 
         torch.manual_seed(seed)
-        return first_layers(base.target.module, num_layers, lends=lend)
+        return first_layers(base.target.module, num_layers)
 
 
-def _save(base: Speculator, model: Any, out: Path, lends: bool) -> None:
+def _save(base: Speculator, model: Any, out: Path) -> None:
     from draftwise.nn.layout import put_back
-    from draftwise.nn.load import save_borrower
 
     out.mkdir(parents=True, exist_ok=True)
     put_back(model)
-    if lends:
-        save_borrower(model, out, base.target.dtype)
-    else:
-        model.to(base.target.dtype).save_pretrained(out)
-        base.tokenizer.save_pretrained(out)
+    model.to(base.target.dtype).save_pretrained(out)
+    base.tokenizer.save_pretrained(out)
 
 
 Example = tuple[str | Sequence[Message], str | None]

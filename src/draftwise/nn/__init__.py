@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from draftwise.nn.check import check_model
     from draftwise.nn.layout import Prepacked, lay_out, put_back, weights_of
     from draftwise.nn.heads.eagle import (
-        LAYOUTS, EagleConfig, EagleHead, LentHead, default_taps, load_head, read as read_head,
+        LAYOUTS, EagleConfig, EagleHead, default_taps, load_head, read as read_head,
         rope_of, rotary_table, save_head, turned,
     )
     from draftwise.nn.heads.files import read_weights
     from draftwise.nn.hidden_states import HiddenStates, HiddenStateHooks
-    from draftwise.nn.load import load_borrower, load_model, load_tokenizer, save_borrower
+    from draftwise.nn.load import load_model, load_tokenizer
     from draftwise.nn.model import (
         CACHE_NAMES, CausalModel, Logits, cache_argument, recompute_states, served_positions,
     )

@@ -21,8 +21,6 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """How accelerate spreads a model over devices."""
-BORROWS = "draftwise_borrows_embeddings"
-"""Key in ``config.json``, true for a draft model that shares its target's embeddings."""
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -99,10 +97,6 @@ def _refuse_escapes(index: Path) -> None:
         raise DraftwiseError(f"{index} is no list of shards ({error!r})") from error
     if outside:
         raise DraftwiseError(f"{index} names {outside[0]!r}, which is not in its folder")
-
-
-def borrows(source: Any) -> bool:
-    return isinstance(source, (str, Path)) and _has(Path(source) / "config.json", BORROWS)
 
 
 def check_hardware(dtype: Any, device: Any) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from draftwise.checks import refuse_removed
@@ -18,15 +15,11 @@ from draftwise.errors import shown
 from draftwise.install import hint
 from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
-from draftwise.nn.folder import BORROWS, borrows, check_hardware, place, read_object
-from draftwise.nn.heads.eagle import LentHead
-from draftwise.nn.heads.files import read_weights, refuse_mismatch, refuse_other_target
+from draftwise.nn.folder import check_hardware, place, read_object
 from draftwise.nn.layout import lay_out
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
-FILE = "model.safetensors"
-IDS = "draft_ids"  # tensor next to the weights: the tokens that can be drafted, if not all
 Device = str | dict[str, Any]  # one device, or how a model is spread over several
 _ROUNDING = {"Linear8bitLt", "LinearActivationQuantizedTensor"}
 """LLM.int8() of bitsandbytes; torchao before 0.14: later ones carry ``act_quant_kwargs``."""
@@ -131,10 +124,6 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> A
         spread = device.removeprefix("map:")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if borrows(source):
-        raise DraftwiseError(
-            f"{source} has no embeddings of its own: it is a drafter, --drafter lm:{source}"
-        )
     try:
         module = _read(place(source), dtype, spread)
         if spread is None:
@@ -197,55 +186,3 @@ def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:
             "load it yourself (trust_remote_code=True) and pass the object"
         )
     return DraftwiseError(f"{problem}: {error}")
-
-
-def save_borrower(module: Any, folder: Path, dtype: torch.dtype) -> None:
-    """Save a causal LM without embeddings and ``lm_head``, with the ids of its ``LentHead``."""
-    config = AutoConfig.for_model(**module.config.to_dict())
-    setattr(config, BORROWS, True)
-    config.architectures, config.dtype = [type(module).__name__], dtype
-    config.save_pretrained(folder)
-    weights = {n: tensor.to(dtype).cpu().contiguous() for n, tensor in _own(module).items()}
-    if isinstance(head := module.get_output_embeddings(), LentHead):
-        weights[IDS] = head.ids.cpu()
-    save_file(weights, folder / FILE, metadata={"format": "pt"})
-
-
-def load_borrower(folder: str | Path, target: CausalModel) -> CausalModel:
-    """A checked model from a folder of ``save_borrower``, with the target's embeddings,
-    ``lm_head``, dtype and device. Raises DraftwiseError for missing or unexpected keys, unknown
-    tokens, or other sizes.
-    """
-    what = f"drafter {folder}"
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    text = config.get_text_config()
-    refuse_other_target(what, text.hidden_size, text.vocab_size, target)
-    weights = read_weights([Path(folder) / FILE])
-    ids = weights.pop(IDS, None)
-    if ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < text.vocab_size:
-        raise DraftwiseError(f"{what}: {IDS} has tokens beyond the target's {text.vocab_size}")
-    module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(target.dtype)
-    refuse_mismatch(what, {n: tuple(own.shape) for n, own in _own(module).items()}, weights)
-    module.load_state_dict(weights, strict=False)
-    module.set_input_embeddings(nn.Identity())  # so that no module of the target is moved
-    module.set_output_embeddings(nn.Identity())
-    module.to(target.device)
-    attend_raggedly(module)
-    lay_out(module)
-    embed, theirs = target.module.get_input_embeddings(), target.module.get_output_embeddings()
-    module.set_input_embeddings(embed)
-    module.set_output_embeddings(theirs)
-    model = load_model(module.requires_grad_(False))
-    if ids is not None:  # after the check, which compares finite logits
-        module.set_output_embeddings(LentHead(theirs, ids, text.vocab_size))
-        looked_up = sum(p.numel() for p in embed.parameters())
-        model.num_parameters = sum(p.numel() for p in module.parameters()) - looked_up
-    model.name = str(folder)
-    return model
-
-
-def _own(module: Any) -> Mapping[str, Tensor]:
-    lent = (module.get_input_embeddings(), module.get_output_embeddings())
-    places = {id(tensor) for layer in lent for tensor in (*layer.parameters(), *layer.buffers())}
-    state = module.state_dict(keep_vars=True)
-    return {name: value.detach() for name, value in state.items() if id(value) not in places}

@@ -11,20 +11,13 @@ RETRIEVAL = ("lookup", "suffix")  # drafters without weights, for every pretrain
 
 
 def drafter_specs(target: str) -> list[str]:
-    """The default drafters of a pretrained target: retrieval and its EAGLE head, whose first token
-    is accepted more often than the layer drafter's in every category of Spec-Bench
-    (docs/real_models.md).
-    """
-    specs = own_specs(target).items()
-    return [*RETRIEVAL, *(f"{name}={spec}" for name, spec in specs if spec.startswith("eagle:"))]
+    """The default drafters of a pretrained target: retrieval and its EAGLE head."""
+    return [*RETRIEVAL, *(f"{name}={spec}" for name, spec in own_specs(target).items())]
 
 
 def own_specs(target: str) -> dict[str, str]:
-    """The drafters trained for this target, by name: ``eagle``, ``layer``."""
-    return {
-        folder.name: f"{'eagle' if folder.name.startswith('eagle') else 'lm'}:{folder}"
-        for folder in own_folders(target)
-    }
+    """The heads trained for this target, by name: ``eagle``."""
+    return {folder.name: f"eagle:{folder}" for folder in own_folders(target)}
 
 
 def own_folders(target: str) -> list[Path]:

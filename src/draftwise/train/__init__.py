@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     )
     from draftwise.train.drafter import (
         LOSSES, acceptance, drafter_batches, drafter_settings, first_layers,
-        measure_acceptance, narrow,
+        measure_acceptance,
     )
     from draftwise.train.eagle import (
         acceptance_by_depth, draft_vocabulary, eagle_loss, new_head, unrolled,

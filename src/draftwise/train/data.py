@@ -35,21 +35,16 @@ class Text:
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded tokens [B, T], flat positions [A] that predict a trained token, logits [A, V] of the
-    tokens ``ids`` [V] (None = all).
-    """
+    """Padded tokens [B, T], flat positions [A] that predict a trained token, logits [A, V]."""
 
     tokens: Tensor
     positions: Tensor
     logits: Tensor
-    ids: Tensor | None = None
 
 
-def answer_logits(
-    model: PreTrainedModel, tokens: Tensor, positions: Tensor, ids: Tensor | None = None
-) -> Tensor:
+def answer_logits(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
     """Logits [A, V] at flat `positions` [A] of `tokens` [B, T], computed only there."""
-    return head_logits(model, answer_hidden(model, tokens, positions), ids)
+    return head_logits(model, answer_hidden(model, tokens, positions))
 
 
 def answer_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:

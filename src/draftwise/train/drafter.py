@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from draftwise.nn.heads.eagle import LentHead
 from draftwise.train.data import Batch, Text, answer_logits, groups, observed_batches, pad, shuffled
-from draftwise.train.eagle import draft_vocabulary
 from draftwise.train.loop import Loss, TrainingSettings
 from draftwise.train.options import DrafterOptions
 from draftwise.types import DraftwiseError
@@ -20,12 +18,9 @@ from draftwise.types import DraftwiseError
 MOST_KEPT_BYTES = 2 << 30  # larger states of the target are not cached, but computed every epoch
 
 
-def first_layers(
-    target: PreTrainedModel, num_layers: int, *, lends: bool = False
-) -> PreTrainedModel:
+def first_layers(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     """A drafter initialised with the target's embeddings, first layers, norm and head.
 
-    lends: embeddings and head stay frozen, and the drafter shares the target's when it drafts.
     Errors: DraftwiseError unless the target has more layers than ``num_layers``.
     """
     config = copy.deepcopy(target.config)
@@ -40,21 +35,7 @@ def first_layers(
         own.layer_types = own.layer_types[:num_layers]
     drafter: PreTrainedModel = AutoModelForCausalLM.from_config(config).float()
     drafter.load_state_dict(target.state_dict(), strict=False)  # casts, and skips other layers
-    if lends:
-        drafter.get_input_embeddings().requires_grad_(False)
-        drafter.get_output_embeddings().requires_grad_(False)
     return drafter.to(target.device)
-
-
-def narrow(drafter: PreTrainedModel, texts: Sequence[Text], size: int) -> Tensor | None:
-    """Restrict a drafter with a shared ``lm_head`` to the [size] most frequent tokens of the
-    training texts; return them, or None if it drafts all tokens."""
-    vocab_size = drafter.config.get_text_config().vocab_size
-    ids = draft_vocabulary(texts, size, vocab_size)
-    if ids is not None:
-        lm_head = drafter.get_output_embeddings()
-        drafter.set_output_embeddings(LentHead(lm_head, ids, vocab_size))
-    return ids
 
 
 def acceptance(p_logits: Tensor, q_logits: Tensor) -> Tensor:
@@ -66,10 +47,9 @@ def distillation_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Cross-entropy against the target's distribution plus the probability of a rejection.
 
     Source: MetaSD, appendix F.1, distils on sampled text; soft targets and the second term, one
-    minus `acceptance`, are from DistillSpec (Zhou et al. 2023). If only some tokens can be drafted,
-    p is normalised over them.
+    minus `acceptance`, are from DistillSpec (Zhou et al. 2023).
     """
-    logits = answer_logits(model, batch.tokens, batch.positions, batch.ids).float()
+    logits = answer_logits(model, batch.tokens, batch.positions).float()
     soft = nn.functional.cross_entropy(logits, batch.logits.float().softmax(-1))
     return soft + 1 - acceptance(batch.logits, logits).mean()
 
@@ -91,10 +71,8 @@ def drafter_batches(
     texts: Sequence[Text],
     options: DrafterOptions,
     folder: Path,
-    ids: Tensor | None = None,
 ) -> Callable[[int], Batch]:
-    """step -> batch of these texts, with the target's logits over the tokens ``ids`` (None = all)
-    if the loss needs them.
+    """step -> batch of these texts, with the target's logits if the loss needs them.
 
     The target processes the texts only once if its states, 2 D bytes per token, fit into
     ``MOST_KEPT_BYTES`` in ``folder``. Errors: OSError if the disk has less room.
@@ -116,7 +94,7 @@ def drafter_batches(
 
     def batch(step: int) -> Batch:
         said = observed(step)
-        return Batch(said.tokens, said.positions, said.logits(ids), ids)
+        return Batch(said.tokens, said.positions, said.logits())
 
     return batch
 

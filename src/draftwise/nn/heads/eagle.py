@@ -326,33 +326,16 @@ def _look(
 
 @torch.no_grad()
 def lent_rows(layer: nn.Module, ids: Tensor) -> nn.Linear:
-    """A frozen copy [n, D] of the rows of an output layer [V, D] for the tokens [n]."""
-    if isinstance(layer, LentHead):  # it has no other rows
-        return layer.rows
+    """A frozen copy [n, D] of the rows of an output layer [V, D] for the tokens [n].
+
+    Source: FR-Spec (Zhao et al. 2025, arXiv 2502.14856): drafting over frequent tokens saves most
+    of the output layer's cost; the target verifies over all tokens.
+    """
     own = {name: weights[ids.to(weights.device)] for name, weights in layer.named_parameters()}
     with torch.device("meta"):
         lent = nn.Linear(own["weight"].shape[1], len(ids), bias="bias" in own)
     lent.load_state_dict(own, assign=True)
     return lent.requires_grad_(False)
-
-
-class LentHead(nn.Module):
-    """An output layer with the target's rows for some tokens: [..., D] to [..., V], -inf for the
-    other tokens.
-
-    Source: FR-Spec (Zhao et al. 2025, arXiv 2502.14856): drafting over frequent tokens saves most
-    of the output layer's cost; the target verifies over all tokens.
-    """
-
-    def __init__(self, layer: nn.Module, ids: Tensor, vocab_size: int) -> None:
-        """layer: the target's [V, D]. ids: [n] tokens that can be drafted, in ascending order."""
-        super().__init__()
-        self.rows, self._vocab_size = lent_rows(layer, ids), vocab_size
-        self.ids: Tensor
-        self.register_buffer("ids", ids.to(layer.get_parameter("weight").device))
-
-    def forward(self, states: Tensor) -> Tensor:
-        return spread(self.rows(states), self.ids, self._vocab_size)
 
 
 Borrowing = TypeVar("Borrowing", bound=BorrowingHead)
