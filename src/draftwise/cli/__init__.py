@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from draftwise.cli.load import alone_in, read_batch, read_template
     from draftwise.cli.show import Bars, Wrap, colours, painted, percentages, total
     from draftwise.cli.train import LAYOUTS as TRAIN_LAYOUTS, claim
+    from draftwise.cli.trial import Pair as TrialPair, paste, speed as trial_speed, verdict
 
 __getattr__, __dir__ = exports(__name__)
 COMMANDS: Mapping[str, str] = {
+    "try": "Measure in a minute whether draftwise pays on a model and your prompts.",
     "generate": "Complete a prompt with speculative decoding.",
     "chat": "Chat with a model in the terminal; tokens are coloured by drafter.",
     "demo": (
@@ -51,7 +53,12 @@ COMMANDS: Mapping[str, str] = {
     "train": "Train drafters, EAGLE heads and stop heads.",
 }
 """Name -> help line."""
-_APPS = {"datastore": "datastore:app", "prompts": "train:prompts_app", "train": "train:app"}
+_APPS = {
+    "datastore": "datastore:app",
+    "prompts": "train:prompts_app",
+    "train": "train:app",
+    "try": "trial:trial",
+}
 """Modules of commands with subcommands; any other command is a function in the file of its name."""
 
 

@@ -49,9 +49,9 @@ class Finding(NamedTuple):
 
 @o.command
 def doctor() -> None:
-    """Print what is installed, what will be used, and what is missing, one line each.
+    """Print what is installed, what will be used, and what is missing.
 
-    The exit code is 2 if something that draftwise needs is missing or has an unsupported version.
+    One line each; the exit code is 2 if something that draftwise needs is missing or too old.
     """
     with waiting("looking around"):
         found = list(findings())
