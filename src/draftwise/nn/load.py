@@ -12,10 +12,11 @@ from transformers.utils import logging
 
 from draftwise.checks import refuse_removed
 from draftwise.errors import shown
-from draftwise.install import hint
+from draftwise.nn.adapters import base_of, has_tokenizer, merged
 from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
-from draftwise.nn.folder import check_hardware, place, read_object
+from draftwise.nn.complete import read_completely
+from draftwise.nn.folder import check_hardware, place
 from draftwise.nn.layout import lay_out
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
@@ -38,45 +39,6 @@ def rounding_layer(module: Any) -> str | None:
         if marks & _ROUNDING or getattr(weight, "act_quant_kwargs", None) is not None:
             return name or type(layer).__name__
     return None
-
-
-def base_of(source: str) -> str | None:
-    """The base model of an adapter's folder; None = no adapter. DraftwiseError if it names none."""
-    file = Path(source) / "adapter_config.json"
-    if not file.is_file():
-        return None
-    try:
-        base = read_object(file).get("base_model_name_or_path")
-    except (OSError, ValueError) as error:
-        raise DraftwiseError(f"{file} names no base_model_name_or_path ({error!r})") from error
-    if not isinstance(base, str) or not base:
-        raise DraftwiseError(f"{file} names no base_model_name_or_path")
-    return base
-
-
-def merged(module: Any, folder: str) -> Any:
-    """The module with the PEFT adapter in this folder merged into its weights.
-
-    Raises DraftwiseError if ``peft`` is missing, or the adapter has other sizes or layers, is
-    incomplete, or cannot be merged.
-    """
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise DraftwiseError(
-            f"reading the PEFT adapter {folder} needs peft: {hint('peft')}"
-        ) from error
-    problem = f"the adapter {folder} does not fit {type(module).__name__}, the model that it names"
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            found = PeftModel.from_pretrained(module, folder).merge_and_unload(safe_merge=True)
-        except Exception as error:
-            raise DraftwiseError(f"{problem}: {str(error).strip()}") from error
-    missing = [str(one.message) for one in caught if "missing adapter keys" in str(one.message)]
-    if missing:
-        raise DraftwiseError(f"{problem}: {missing[0][:300]}")
-    return found
 
 
 def load_model(
@@ -139,32 +101,37 @@ def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> A
         raise _refusal("causal LM", source, error) from error
 
 
-def _read(source: str, dtype: Any, spread: Any) -> Any:
-    base, was_shown = base_of(source), logging.is_progress_bar_enabled()
-    folder = source if base is None else place(base)
+def _read(source: str, dtype: Any, spread: Any, revision: str | None = None) -> Any:
+    if (base := base_of(source)) is not None:
+        if base.source == source:
+            raise DraftwiseError(f"the adapter {source} names itself as its base model")
+        return merged(_read(base.source, dtype, spread, base.revision), source)
+    was_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # transformers would show one for each model
     try:
         # sdpa where the model has it, else eager (Gemma-2, gpt-oss)
-        module = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, device_map=spread, trust_remote_code=False
-        )
+        module = read_completely(
+            AutoModelForCausalLM, source, source, dtype=dtype, device_map=spread,
+            revision=revision or "main", trust_remote_code=False,
+        )  # fmt: skip
     finally:
         if was_shown:
             logging.enable_progress_bar()
     quantization = getattr(module.config, "quantization_config", None)
     if quantization is not None and getattr(module, "hf_quantizer", None) is None:  # a mere warning
         raise ValueError(f"this transformers knows no quantisation like {quantization}")
-    return module if base is None else merged(module, source)
+    return module
 
 
 def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
     """The tokenizer of a folder or hub id, or DraftwiseError. asks_hub: whether to download it."""
-    source = place(str(source))
-    if (base := base_of(source)) and not (Path(source) / "tokenizer_config.json").exists():
-        source = place(base)
+    source, revision = place(str(source)), "main"
+    base = base_of(source, asks_hub=asks_hub)
+    if base is not None and not has_tokenizer(source, asks_hub=asks_hub):
+        source, revision = base.source, base.revision or "main"
     try:
         return AutoTokenizer.from_pretrained(
-            source, trust_remote_code=False, local_files_only=not asks_hub
+            source, trust_remote_code=False, local_files_only=not asks_hub, revision=revision
         )
     except Exception as error:
         raise DraftwiseError(
