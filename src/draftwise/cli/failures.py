@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -38,6 +39,20 @@ def note(message: str) -> None:
     """Like ``say``, but silenced by ``--quiet``."""
     if VOICE.notes:
         say(message, style="dim")
+
+
+class Said(logging.Handler):
+    """Prints what a library logs, such as its report on weights, each message once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (message := record.getMessage()) not in self._said:
+            self._said.add(message)
+            text = Text.from_ansi(message, style="yellow")
+            Console(stderr=True).print(text, soft_wrap=True, highlight=False)
 
 
 @contextmanager
@@ -128,9 +143,12 @@ def graceful() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def own_warnings() -> Iterator[None]:
-    """Print warnings of draftwise as lines on stderr, and suppress all others."""
+    """Print warnings of draftwise and of model libraries about their users' models as lines on
+    stderr; suppress all others, which are for programmers.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        warnings.filterwarnings("once", category=UserWarning, module=r"(transformers|peft)\b")
         warnings.filterwarnings("always", module=r"draftwise\b")
         warnings.showwarning = lambda message, *_, **__: say(str(message), style="yellow")
         yield

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwise import zoo
 from draftwise.chat import Message, check_unicode, is_messages
-from draftwise.cli.failures import NOT_WRITTEN, say, waiting
+from draftwise.cli.failures import NOT_WRITTEN, Said, say, waiting
 from draftwise.files import TRACE_BYTES, holding, prompt_lines, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.real.unpack import check_pieces, is_pretrained
@@ -172,16 +172,23 @@ def alone_in(folder: Path) -> AbstractContextManager[None]:
 
 @contextmanager
 def loading(what: str, threads: int) -> Iterator[None]:
-    """Import torch and load something, with a spinner and without output of the libraries."""
+    """Import torch and load something, with a spinner; what transformers logs is said once."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with waiting(f"loading {what}", is_load=True):
         import torch
         from transformers.utils import logging
 
-        logging.set_verbosity_error()
         logging.disable_progress_bar()
+        logging.set_verbosity_warning()
+        logging.disable_default_handler()
+        logging.add_handler(handler := Said())
         torch.set_num_threads(threads)
-        yield
+        try:
+            yield
+        finally:
+            logging.remove_handler(handler)
+            logging.enable_default_handler()
+            logging.set_verbosity_error()
 
 
 @dataclass(frozen=True, slots=True)
