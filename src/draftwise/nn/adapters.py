@@ -144,7 +144,7 @@ def _grow(module: Any, config: Any, weights: Mapping[str, Tensor]) -> int:
         module.resize_token_embeddings(new, mean_resizing=False)
         with torch.no_grad():
             for layer in _embeddings(module):
-                layer.weight[old:] = torch.nan  # type: ignore[operator, index]
+                layer.weight[old:] = torch.nan  # type: ignore[operator]
     return old
 
 
