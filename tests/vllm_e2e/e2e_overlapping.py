@@ -1,8 +1,8 @@
-"""vLLM's real AsyncScheduler under draftwise, driven as by runner V2, without model or GPU.
+"""vLLM's real AsyncScheduler under draftwise, driven as by runner V2, without a model.
 
 Steps overlap as in ``EngineCore.step_with_batch_queue``: a step is scheduled before the one before
-it returns. The device is simulated: it drafts as many tokens as scheduled, and accepts them with a
-given probability.
+it returns. The device is simulated: its model drafts as many tokens as it is told, and they are
+accepted with a given probability; its texts have nothing to retrieve.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import random
 from collections import deque
 from typing import Any
 
+import numpy as np
 import pytest
 
 from draftwise import zoo
+from draftwise.controller.mixing import MODEL, NOTHING
 from draftwise.integrations.vllm import plugin
+from draftwise.integrations.vllm.ahead import NUM_FACTS, Report
 from vllm_e2e.jobs import DRAFT_MODEL
 
 # vLLM and torch, imported in this process, use what newer versions of torch deprecate
@@ -29,7 +32,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
 
     args = EngineArgs(
         model=str(zoo.target_path()),
-        scheduler_cls="draftwise.integrations.vllm.Scheduler",
+        scheduler_cls="draftwise.integrations.vllm.SynchronousScheduler",
         additional_config={"draftwise": {"state": str(tmp_path / "state.json")}},
         max_model_len=512,
         max_num_seqs=8,
@@ -54,14 +57,14 @@ class Device:
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
-        from draftwise.integrations.vllm import AsyncScheduler
+        from draftwise.integrations.vllm import Scheduler
 
         spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=torch.float32)
         cache = KVCacheConfig(600, [], [KVCacheGroupSpec(["layer"], spec)])
         config.cache_config.num_gpu_blocks = 600
         manager = StructuredOutputManager(config)
-        self.scheduler = AsyncScheduler(config, cache, manager, block_size=16, log_stats=True)
-        self.now, self.rng = 0.0, random.Random(5)
+        self.scheduler = Scheduler(config, cache, manager, block_size=16, log_stats=True)
+        self.now, self.rng, self.written = 0.0, random.Random(5), self.report([], 0)
         self.scheduler.draftwise.clock = lambda: self.now
         self.acceptance, self.token_s = acceptance, token_s
         self.emitted: dict[str, int] = {}
@@ -97,21 +100,31 @@ class Device:
             while kept < drafted and self.rng.random() < self.acceptance:
                 kept += 1
             is_chunk = request is not None and not drafted and self.num_left(request) > 0
-            sampled.append([] if is_chunk else [7] * (kept + 1))
+            sampled.append([] if is_chunk else [7] * kept + [8])
             if drafted:
                 self.verified.setdefault(name, []).append(drafted)
-        told = scheduled.num_spec_tokens_to_schedule
+        told = scheduled.draftwise.head
         self.now += 1.0 + self.token_s * scheduled.total_num_scheduled_tokens + 0.02 * told
         output = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: i for i, name in enumerate(names)},
             sampled_token_ids=sampled,
         )
+        output.draftwise, self.written = self.written, self.report(names, told)
         for one in self.scheduler.update_from_output(scheduled, output).values():
             for answer in one.outputs:
                 self.emitted[answer.request_id] = self.emitted.get(answer.request_id, 0) + len(
                     answer.new_token_ids
                 )
+
+    def report(self, names: list[str], told: int) -> Report:
+        """The drafts that a step writes."""
+        longest = self.scheduler.draftwise.controller.limits.max_draft
+        facts = np.full((len(names), 3 * longest + NUM_FACTS), -1, np.int32)
+        facts[:, 2 * longest : 2 * longest + told] = 7
+        facts[:, 3 * longest : -2] = 0
+        facts[:, -2:] = MODEL if told else NOTHING, told
+        return Report(names, facts)
 
     @staticmethod
     def num_left(request: Any) -> int:
@@ -189,7 +202,7 @@ def test_the_mark_of_a_server_reaches_its_workers(
         ({"method": "draft_model"}, "always drafts num_speculative_tokens"),
         ({"method": "mtp", "num_nextn_predict_layers": 2}, "mtp does with several layers"),
         ({"enable_adaptive_verification": True}, "enable_adaptive_verification is set"),
-        ({"method": "ngram"}, "AsyncScheduler chooses lengths"),
+        ({"method": "ngram"}, "'ngram' cannot share"),
     ],
 )
 def test_refused_with_the_reason(changes: dict[str, Any], reason: str, config: Any) -> None:

@@ -1,6 +1,7 @@
 """One vLLM engine in a process of its own: ``python engine.py JOB.json`` writes ``OUT.json``.
 
-A job holds engine arguments, options of draftwise (None = plain vLLM) and tasks, each a list of
+A job holds engine arguments, options of draftwise (None = plain vLLM), ``v2`` (whether runner V2
+with asynchronous scheduling runs), ``fault`` (what of draftwise fails) and tasks, each a list of
 concurrent requests; the output holds the answers' tokens and the adapter's counts.
 """
 
@@ -12,18 +13,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+from interpreter import use_runner_v2
+
 SCHEDULER = "draftwise.integrations.vllm.Scheduler"
 
 
 def main(path: Path) -> None:
+    job = json.loads(path.read_text())
+    if job.get("v2"):
+        use_runner_v2()
     from vllm import LLM
 
-    job = json.loads(path.read_text())
     options: dict[str, Any] = {"enforce_eager": True, "dtype": "float32", "seed": 0}
     options |= job["engine"]
     if job["draftwise"] is not None:
         options["scheduler_cls"] = SCHEDULER
         options["additional_config"] = {"draftwise": {"state": None} | job["draftwise"]}
+    if job.get("fault"):
+        FAULTS[job["fault"]]()
     llm = LLM(**options)
     done = []
     for task in job["tasks"]:
@@ -72,6 +79,63 @@ def sampling(request: dict[str, Any]) -> tuple[Any, Any]:
     return prompt, SamplingParams(**given)
 
 
+def fail(owner: Any, name: str, calls: int = 6) -> None:
+    """Let a method raise from a call on."""
+    method, left = getattr(owner, name), [calls]
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise ZeroDivisionError(f"planted in {name}")
+        return method(*args, **kwargs)
+
+    setattr(owner, name, failing)
+
+
+def garble() -> None:
+    """Let the kernels write numbers without meaning, among tokens that exist."""
+    import torch
+
+    from draftwise.integrations.vllm.kernels import Drafting
+
+    draft = Drafting.__call__
+
+    def garbled(self: Any, *args: Any, **kwargs: Any) -> None:
+        draft(self, *args, **kwargs)
+        self.drafts.random_(0, 256)
+        self.facts.copy_(torch.randint(-(2**31), 2**31 - 1, self.facts.shape))
+
+    Drafting.__call__ = garbled
+
+
+def faults() -> dict[str, Any]:
+    """Faults to plant, by name."""
+
+    def of_adapter(name: str) -> Any:
+        from draftwise.integrations.vllm.ahead import AsyncAdapter
+
+        return fail(AsyncAdapter, name)
+
+    def of_controller() -> None:
+        from draftwise.controller.controller import Controller
+
+        fail(Controller, "observe")
+
+    def of_mixer(name: str) -> None:
+        from draftwise.integrations.vllm import kernels, mixer
+
+        fail(kernels.Drafting if name == "__call__" else mixer.Report, name)
+
+    return {
+        "kernels": lambda: of_mixer("__call__"), "report": lambda: of_mixer("__init__"),
+        "rooms": lambda: of_adapter("_room"), "controller": of_controller, "garbage": garble,
+        "permission": lambda: of_adapter("_permission"), "text": lambda: of_adapter("_text"),
+    }  # fmt: skip
+
+
+FAULTS = faults()
+
+
 def scheduler_of(llm: Any) -> Any:
     """The scheduler if the engine runs in this process, else None."""
     core = getattr(llm.llm_engine.engine_core, "engine_core", None)
@@ -107,6 +171,7 @@ def counts(llm: Any) -> dict[str, Any]:
         "drafted": counts.drafted,
         "accepted": counts.accepted,
         "rows_left": adapter.num_running,
+        "has_failed": adapter.has_failed,
         "own_ms": 1e3 * counts.own_s / max(counts.steps, 1),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,3 +75,15 @@ def job_of(
 
 
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+def eagle_head(folder: Path) -> dict[str, Any]:
+    """Engine options with the zoo's EAGLE-3 head, written to ``folder`` in the form vLLM reads."""
+    source = zoo.eagle_paths()["eagle-generalist"]
+    config = json.loads((source / "config.json").read_text("utf-8"))
+    outputs = config.pop("eagle_config")["eagle_aux_hidden_state_layer_ids"]
+    config |= {"dtype": "float32", "eagle_aux_hidden_state_layer_ids": [n + 1 for n in outputs]}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    shutil.copy(source / "model.safetensors", folder)
+    head = {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 4}
+    return {"speculative_config": head}

@@ -139,6 +139,12 @@ def _factor(factors: Floats, slot: int, drafter: int) -> float:
     return float((seen + weight) / (expected + weight))
 
 
+def factors_of(slots: Ints, known: Slots) -> Floats:
+    """[rows, 2] factors of the hazards of the model drafter and of retrieval."""
+    seen = known.factors[slots] + np.array(REQUEST_WEIGHT)[:, None]
+    return np.asarray(seen[..., OBSERVED] / seen[..., EXPECTED])
+
+
 @compiled
 def _model_survival(table: Floats, factor: float, out: Floats) -> None:
     alive = 1.0

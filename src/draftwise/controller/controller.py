@@ -12,16 +12,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from draftwise.controller import acceptance
 from draftwise.controller.acceptance import (
+    AFTER_FOUND,
+    FOUND,
     LAST,
     LENGTH,
-    MODEL,
     OFFERED,
+    PLAYED_MATCH,
     PLAYED_MODEL,
     new_slots,
     new_tables,
@@ -31,8 +33,9 @@ from draftwise.controller.choice import best_length, choose, mean_surplus
 from draftwise.controller.compiled import warm_up
 from draftwise.controller.costs import Step, StepCosts, like
 from draftwise.controller.guard import Guard
-from draftwise.controller.retrieval import Proposals, RetrievalIndex
-from draftwise.types import Ints
+from draftwise.controller.mixing import Hazards, hazards_of
+from draftwise.controller.retrieval import Numbers, Proposals, RetrievalIndex, Tokens
+from draftwise.types import Floats, Ints
 
 RATE_DISCOUNT = 0.98, 0.995
 """Discount per step of the engine's speed relative to plain decoding: for choosing tokens, and for
@@ -73,13 +76,33 @@ class Limits:
 
     max_draft: maximum tokens of a request's draft. max_step_tokens: maximum tokens of a step.
     model: whether the engine has a model drafter, which drafts for all requests or none.
-    retrieval: whether texts are searched.
+    retrieval: whether texts are searched. longest_model: maximum tokens that the model drafter
+    writes; None: max_draft.
     """
 
     max_draft: int = 16
     max_step_tokens: int = 8192
     model: bool = False
     retrieval: bool = True
+    longest_model: int | None = None
+
+
+class Index(Protocol):
+    """Where the controller gets retrieved drafts from: see ``RetrievalIndex``."""
+
+    def open(self, slot: int, tokens: Tokens, *, tenant: int = 0, shares: bool = True) -> None: ...
+
+    def close(self, slot: int) -> None: ...
+
+    def extend(self, slots: Numbers, tokens: Tokens, counts: Numbers) -> None: ...
+
+    def propose(self, slots: Numbers, limits: Numbers) -> Proposals: ...
+
+    def propose_after(
+        self, slots: Numbers, drafts: acceptance.Int32, num_drafted: Numbers, limits: Numbers
+    ) -> Proposals: ...
+
+    def work(self, max_tokens: int) -> bool: ...
 
 
 class Controller:
@@ -94,12 +117,17 @@ class Controller:
     recent requests and steps, in expected tokens per request: after every choice, each request
     contributes the worth that each length would have had for it.
 
+    index: replaces the retrieval index. ``price``: expected tokens that a verified token must
+    bring, at the latest choice.
+
     State: drafts and proposals by slot; acceptance tables, cost model, guard, account of closed
     batches, look-ahead (means by length with the number of steps) and the longest draft while wider
     steps are unmeasured, which all requests share.
     """
 
-    def __init__(self, limits: Limits, *, history_tokens: int = 1 << 18) -> None:
+    def __init__(
+        self, limits: Limits, *, history_tokens: int = 1 << 18, index: Index | None = None
+    ) -> None:
         warm_up()
         self.limits = limits
         length = limits.max_draft
@@ -107,9 +135,11 @@ class Controller:
         self.guard = Guard()
         self.batches = Batches(LEAST_CREDIT if limits.model else 0.0)
         self.num_to_draft = 0
+        self.price = 0.0
         self.promised = self.kept = 0.0
         self._tables = new_tables(length)
-        self._index = RetrievalIndex(length, history_tokens)
+        self._is_reported = index is not None
+        self._index = RetrievalIndex(length, history_tokens) if index is None else index
         self._worth = np.zeros(length + 2)
         self._num_drafts, self._next_plain = 0, FIRST_PLAIN * (1 if limits.model else 4)
         self._plain_s, self._is_plain = 0.0, False
@@ -243,19 +273,45 @@ class Controller:
         alone = self.costs.seconds(1, context // num, 0, 0).item()
         return float(plain - alone) / (num - 1)
 
-    def plays(self, names: Sequence[str], lengths: Sequence[int]) -> None:
-        """Record which model drafts a step verified, before ``observe`` (overlapping steps).
+    def recall(
+        self, names: Sequence[str], rooms: Sequence[int],
+        offers: Sequence[Sequence[int]] | None = None,
+    ) -> None:  # fmt: skip
+        """Take up what drafters proposed for a step that ends; arguments as of ``choose``.
 
-        In such engines ``choose`` has already decided on later steps, and the host does not know
-        the drafted tokens: ``emitted`` has 0 for each accepted token and 1 for the bonus token.
+        For engines in which ``choose`` has already decided on later steps: call it, ``plays`` and
+        ``observe``.
         """
         self._learn_lengths()
-        slots = np.fromiter(map(self._slots.__getitem__, names), np.int64, len(names))
-        facts = self._known.facts
-        facts[slots, :LAST] = 0
-        facts[slots, OFFERED] = np.fromiter(lengths, np.int64, len(names))
-        facts[slots, PLAYED_MODEL] = facts[slots, OFFERED]
-        self._known.tokens[slots, MODEL] = 0
+        if names:
+            self._survivals(self.slots(names), np.fromiter(rooms, np.int64, len(names)), offers)
+
+    def plays(
+        self, names: Sequence[str], num_model: Sequence[int], num_match: Sequence[int]
+    ) -> None:
+        """Record what a step verified, before ``observe``, if others than ``choose`` decided it.
+
+        names: as of ``recall``. num_model: tokens of the model in each draft. num_match: tokens of
+        retrieval, after the model's if there are any.
+        """
+        slots, facts = self.slots(names), self._known.facts
+        offered = facts[slots, OFFERED]
+        facts[slots, PLAYED_MODEL] = by_model = np.minimum(num_model, offered)
+        found = np.where(by_model > 0, facts[slots, AFTER_FOUND], facts[slots, FOUND])
+        facts[slots, PLAYED_MATCH] = np.minimum(num_match, found)
+
+    def slots(self, names: Sequence[str]) -> Ints:
+        """The slots of requests, as the index knows them."""
+        return np.fromiter(map(self._slots.__getitem__, names), np.int64, len(names))
+
+    @property
+    def hazards(self) -> Hazards:
+        """What all requests have taught about drafts, for a device that chooses among them."""
+        return hazards_of(self._tables)
+
+    def factors(self, names: Sequence[str]) -> Floats:
+        """[requests, 2] factors of the model's and of retrieval's hazards, by request."""
+        return acceptance.factors_of(self.slots(names), self._known)
 
     def choose(
         self, names: Sequence[str], rooms: Sequence[int],
@@ -307,6 +363,7 @@ class Controller:
             price = min(price, max(0.0, rate * ahead / step))
         if self._restricted:
             slots = slots[self._allowed[slots, 0] > 0]
+        self.price = price
         self._to_learn = (slots, price) if len(slots) else None
         self._decide_length(num, plain_s, margin)
         if not drafted:
@@ -397,7 +454,9 @@ class Controller:
             lengths = np.fromiter(map(len, offers), np.int64, num)
             written = np.fromiter(chain.from_iterable(offers), np.int32)
         found = _UNSEARCHED
-        if self.limits.retrieval and (len(written) or self._is_search_due(self._num_choices)):
+        if self.limits.retrieval and (
+            len(written) or self._is_reported or self._is_search_due(self._num_choices)
+        ):
             searched = rooms * self._allowed[slots, 1] if self._restricted else rooms
             found = self._index.propose(slots, searched)
         floor = FLOOR_SHARE * self._price if self._num_choices % FLOOR_CHECK else 0.0
@@ -477,7 +536,8 @@ class Controller:
 
     def _longest(self) -> int:
         """The longest draft of the model to consider: twice the longest one measured so far."""
-        return min(max(1, 2 * self.costs.longest), self.limits.max_draft)
+        most = self.limits.longest_model or self.limits.max_draft
+        return min(max(1, 2 * self.costs.longest), most, self.limits.max_draft)
 
     def _learn_lengths(self) -> None:
         """Learn what each length of the model's draft was worth at the latest choice."""

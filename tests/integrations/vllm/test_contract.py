@@ -11,7 +11,7 @@ import pytest
 
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.vllm.capabilities import check_capabilities, missing
-from draftwise.integrations.vllm.plugin import ASYNC_SCHEDULER, LENGTHS, adapted
+from draftwise.integrations.vllm.plugin import LENGTHS, adapted
 
 FOLDER = Path(os.environ.get("DRAFTWISE_VLLM_SOURCES", Path(__file__).parents[3] / ".vllm-sources"))
 V2_RUNNER = "v1/worker/gpu/model_runner.py: GPUModelRunner.sample_tokens"
@@ -21,7 +21,7 @@ SAME_LENGTH = [
 RELEASES: dict[str, list[str]] = {
     "0.30.0": SAME_LENGTH, "0.31.0": SAME_LENGTH, "0.32.0": [], "0.33.0": []
 }  # fmt: skip
-"""vLLM's releases, and the features that ``AsyncScheduler`` lacks in each."""
+"""vLLM's releases, and the features that ``Scheduler`` lacks in each."""
 
 
 @pytest.fixture(params=RELEASES)
@@ -70,7 +70,7 @@ def test_graphs_are_captured_for_the_longest_draft_and_none(root: Path, max_num_
         "build_dynamic_sd_schedule_lookup"
     ]
     given = {"method": "eagle3", "num_speculative_tokens": 5}
-    listed = adapted(given, max_num_seqs, ASYNC_SCHEDULER)[LENGTHS]
+    listed = adapted(given, max_num_seqs, each=True)[LENGTHS]
     captured = set(lookup_of(listed, max_num_seqs, 5)[1:])
     assert len(captured) == min(max_num_seqs, 6)
     assert captured >= ({0, 5} if max_num_seqs > 1 else {5})

@@ -10,21 +10,29 @@ import numpy as np
 import pytest
 
 from draftwise.controller import Controller, Limits, Step
-from draftwise.integrations.vllm.adapter import Adapter
+from draftwise.controller.mixing import MODEL, NOTHING
+from draftwise.integrations.vllm.ahead import NUM_FACTS, AsyncAdapter, Report, Reports
 from integrations.vllm.fakes import params
 
 
 class FakeAsync:
-    """Schedules a step before the previous one's result arrives, as ``AsyncScheduler`` does."""
+    """Schedules a step before the previous one's result arrives, as ``AsyncScheduler`` does.
+
+    The model's drafts are zeros, and so is every token that accepts one. Texts never repeat, so the
+    device reports no retrieval.
+    """
 
     def __init__(self, acceptance: float, token_s: float, num: int = 4, longest: int = 4) -> None:
         self.now, self.longest, self.token_s = 0.0, longest, token_s
         self.rng, self.acceptance = random.Random(3), acceptance
-        self.controller = Controller(Limits(longest, model=True, retrieval=False))
+        reports = Reports(longest)
+        self.controller = Controller(Limits(longest, model=True), index=reports)
         self.requests = {f"r{i}": self._request(f"r{i}") for i in range(num)}
-        self.adapter = Adapter(
-            self.controller, self.requests, 100_000, lambda: self.now, overlapping=True
-        )
+        self.adapter = AsyncAdapter(
+            self.controller, self.requests, 100_000, lambda: self.now,
+            reports=reports, width=longest, fallback=longest,
+        )  # fmt: skip
+        self.written: Any = None
         self.scheduled: list[int] = []
         self.unread = set[str]()
         self.emitted = 0
@@ -39,37 +47,49 @@ class FakeAsync:
 
     def schedule(self) -> Any:
         self.adapter.starts()
+        self.adapter.shorten()
         verified = {id_: r.spec_token_ids for id_, r in self.requests.items() if r.spec_token_ids}
         num = {id_: 1 + len(verified.get(id_, ())) for id_ in self.requests}
         num |= {id_: self.requests[id_].num_tokens for id_ in self.unread}
-        told = self.adapter[len(self.requests)]
         scheduled = SimpleNamespace(
             num_scheduled_tokens=num,
             scheduled_spec_decode_tokens=verified,
             total_num_scheduled_tokens=sum(num.values()),
-            num_spec_tokens_to_schedule=told,
+            scheduled_new_reqs=[SimpleNamespace(req_id=id_) for id_ in self.unread],
         )
+        scheduled.draftwise = self.adapter.orders(scheduled)
         self.scheduled.append(sum(map(len, verified.values())))
         self.unread.clear()
         for request in self.requests.values():
-            request.spec_token_ids = [-1] * told
-        self.adapter.shorten(scheduled)
+            request.spec_token_ids = [-1] * self.adapter[len(self.requests)]
         return scheduled
+
+    def report(self, scheduled: Any) -> Report:
+        """Drafts of the step before, and those that this one writes."""
+        told, names = scheduled.draftwise.head, list(scheduled.num_scheduled_tokens)
+        facts = np.full((len(names), 3 * self.longest + NUM_FACTS), -1, np.int32)
+        facts[:, 2 * self.longest : 2 * self.longest + told] = 0
+        facts[:, 3 * self.longest : -2] = 0
+        facts[:, -2:] = MODEL if told else NOTHING, told
+        earlier, self.written = self.written, Report(names, facts)
+        return earlier or Report((), facts[:0])
 
     def comes_back(self, scheduled: Any) -> None:
         sampled = []
         for id_ in scheduled.num_scheduled_tokens:
-            num = 1
+            num = 0
             for _ in scheduled.scheduled_spec_decode_tokens.get(id_, ()):
                 if self.rng.random() > self.acceptance:
                     break
                 num += 1
-            sampled.append([0] * num)
-            self.emitted += num
-        tokens, told = scheduled.total_num_scheduled_tokens, scheduled.num_spec_tokens_to_schedule
+            sampled.append([0] * num + [1])
+            self.emitted += num + 1
+        tokens, told = scheduled.total_num_scheduled_tokens, scheduled.draftwise.head
         self.now += 1.0 + self.token_s * tokens + 0.02 * told
         index = {id_: i for i, id_ in enumerate(scheduled.num_scheduled_tokens)}
-        output = SimpleNamespace(sampled_token_ids=sampled, req_id_to_index=index)
+        output = SimpleNamespace(
+            sampled_token_ids=sampled, req_id_to_index=index, draftwise=self.report(scheduled)
+        )
         self.adapter.came_back(scheduled, output)
         self.adapter.learn(scheduled, output)
 
@@ -98,7 +118,7 @@ def test_kernels_that_load_when_a_shape_first_occurs_do_not_end_drafts() -> None
 
     class Loading(FakeAsync):
         def comes_back(self, scheduled: Any) -> None:
-            shape = len(scheduled.num_scheduled_tokens), scheduled.num_spec_tokens_to_schedule
+            shape = len(scheduled.num_scheduled_tokens), scheduled.draftwise.head
             if shape not in seen:
                 seen.add(shape)
                 self.now += 30.0
@@ -132,7 +152,7 @@ class Traffic(FakeAsync):
             self.unread.add(name)
 
     def comes_back(self, scheduled: Any) -> None:
-        num, told = scheduled.num_scheduled_tokens, scheduled.num_spec_tokens_to_schedule
+        num, told = scheduled.num_scheduled_tokens, scheduled.draftwise.head
         verified = scheduled.scheduled_spec_decode_tokens
         drafted = sum(map(len, verified.values()))
         prompts = scheduled.total_num_scheduled_tokens - len(num) - drafted
@@ -196,7 +216,9 @@ def test_its_own_time_is_a_part_of_the_steps() -> None:
         assert step.own_seconds == pytest.approx(0.05)
         assert step.seconds == pytest.approx(1 + 0.01 * step.num_tokens + 0.02 * step.num_drafted)
     counts, guard = engine.adapter.counts, engine.controller.guard
-    assert counts.own_s == pytest.approx(0.05 * (len(seen) + 1))  # the first step had two choices
+    assert counts.own_s == pytest.approx(
+        0.05 * (len(seen) - 1)
+    )  # the last choice is the next step's
     assert counts.step_s == pytest.approx(seen[-1][1])
     assert guard.spent_s == pytest.approx(counts.step_s, rel=1e-3)
 

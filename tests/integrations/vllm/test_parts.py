@@ -28,7 +28,13 @@ from draftwise.integrations.vllm.options import (
     wishes_of,
 )
 from draftwise.integrations.vllm.plugin import expand_batch_to_tokens, is_right, repaired
-from draftwise.integrations.vllm.refusals import NULL_PROPOSER, advice, check_server, limits_of
+from draftwise.integrations.vllm.refusals import (
+    NULL_PROPOSER,
+    advice,
+    check_server,
+    limits_of,
+    on_runner_v1,
+)
 from draftwise.integrations.vllm.state import StateFile, about_of, state_path
 from draftwise.integrations.vllm.upkeep import Upkeep
 from integrations.vllm.fakes import FakeEngine, FakeRequest
@@ -47,6 +53,7 @@ def server(**changes: Any) -> SimpleNamespace:
             "draft_sample_method": "greedy",
             "enable_adaptive_verification": False,
             "use_multi_module_mtp": lambda: False,
+            plugin.LENGTHS: None,
         },
         "parallel": {
             "pipeline_parallel_size": 1,
@@ -115,39 +122,53 @@ def test_without_the_plug_in_nothing_would_be_verified() -> None:
         check_server(config)
 
 
-def test_lengths_only_for_asynchronous_scheduling() -> None:
-    changes = {"speculative__method": "eagle", "scheduler__async_scheduling": True}
-    config = server(use_v2_model_runner=True, **changes)
+ON_THE_DEVICE = {"scheduler__async_scheduling": True, "use_v2_model_runner": True}
+
+
+def test_runner_v2_is_served_with_and_without_a_model() -> None:
+    lengths = [[1, 1, 0], [2, 8, 3]]
+    changes = {"speculative__method": "eagle", f"speculative__{plugin.LENGTHS}": lengths}
+    config = server(**ON_THE_DEVICE, **changes)
     check_server(config, asynchronous=True)
-    assert not limits_of(config, PluginOptions(), asynchronous=True).retrieval
-    with pytest.raises(DraftwiseError, match=r"take draftwise\.integrations"):
-        check_server(server(speculative__method="eagle"), asynchronous=True)
-    with pytest.raises(DraftwiseError, match="'custom_class'"):
-        check_server(server(scheduler__async_scheduling=True), asynchronous=True)
-    changes["speculative__method"] = "draft_model"
-    check_server(server(**changes), asynchronous=True)
-    with pytest.raises(DraftwiseError, match="always drafts num_speculative_tokens"):
-        check_server(server(use_v2_model_runner=True, **changes), asynchronous=True)
+    limits = limits_of(config, PluginOptions(max_draft=4), asynchronous=True)
+    assert (limits.model, limits.retrieval, limits.max_draft, limits.longest_model) == (
+        True, True, 16, 3
+    )  # fmt: skip
+    alone = server(**ON_THE_DEVICE, speculative__method="ngram_gpu")
+    check_server(alone, asynchronous=True)
+    limits = limits_of(alone, PluginOptions(), asynchronous=True)
+    assert (limits.model, limits.retrieval, limits.max_draft) == (False, True, 16)
 
 
-def test_drafters_of_runner_v2_that_take_no_length_are_refused() -> None:
-    """Multi-layer MTP has a fixed length; adaptive verification divides drafts on the device."""
-    several = {"speculative__method": "mtp", "speculative__use_multi_module_mtp": lambda: True}
-    given = {"scheduler__async_scheduling": True, "use_v2_model_runner": True}
-    with pytest.raises(DraftwiseError, match="mtp does with several layers"):
-        check_server(server(**given, **several), asynchronous=True)
-    check_server(server(**given | {"use_v2_model_runner": False}, **several), asynchronous=True)
-    check_server(server(**several))
-    adaptive = {"speculative__method": "eagle3", "speculative__enable_adaptive_verification": True}
-    with pytest.raises(DraftwiseError, match="enable_adaptive_verification is set"):
-        check_server(server(**given, **adaptive), asynchronous=True)
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"use_v2_model_runner": False}, "take SynchronousScheduler"),
+        ({"scheduler__async_scheduling": False}, "take SynchronousScheduler"),
+        ({"speculative__method": "dspark"}, "method 'dspark' cannot share"),
+        ({"speculative__method": "draft_model"}, "always drafts num_speculative_tokens"),
+        (
+            {"speculative__method": "mtp", "speculative__use_multi_module_mtp": lambda: True},
+            "mtp does with several layers",
+        ),
+        (
+            {"speculative__enable_adaptive_verification": True},
+            "enable_adaptive_verification is set",
+        ),
+        ({"speculative__draft_sample_method": "probabilistic"}, "no probabilities"),
+    ],
+)
+def test_refused_on_runner_v2_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    given = {"speculative__method": "eagle3"} | ON_THE_DEVICE | changes
+    with pytest.raises(DraftwiseError, match=reason):
+        check_server(server(**given), asynchronous=True)
 
 
 def test_names_of_the_package() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = room.Nonsense
-    assert plugin.name_of("draftwise.integrations.vllm.scheduler.AsyncScheduler") == (
-        plugin.ASYNC_SCHEDULER
+    assert plugin.name_of("draftwise.integrations.vllm.scheduler.SynchronousScheduler") == (
+        plugin.SYNCHRONOUS
     )
     assert plugin.name_of("vllm.v1.core.sched.scheduler.Scheduler") is None
     assert plugin.name_of(None) is None
@@ -161,12 +182,13 @@ def test_steps_stay_within_the_largest_graph_and_its_size_is_advised() -> None:
     assert limits_of(server(speculative__num_speculative_tokens=3), PluginOptions()).max_draft == 3
     lines = " ".join(advice(server(scheduler__max_num_seqs=300), asynchronous=False))
     assert '{"max_cudagraph_capture_size": 600}' in lines
-    assert "AsyncScheduler" in lines
+    assert "relative to plain decoding on model runner V1" in lines
     assert "max_cudagraph" not in " ".join(advice(server(), asynchronous=True))
-    (line,) = advice(server(scheduler__max_num_seqs=16), asynchronous=True)
-    assert "16 of the 17 lengths of drafts, 0 to 16" in line
-    assert "--max-num-seqs 17" in line
-    assert not advice(server(scheduler__max_num_seqs=17), asynchronous=True)
+    lengths = {f"speculative__{plugin.LENGTHS}": [[1, 1, 0], [2, 8, 4]]}
+    (line,) = advice(server(scheduler__max_num_seqs=4, **lengths), asynchronous=True)
+    assert "4 of the 5 lengths of drafts, 0 to 4" in line
+    assert "--max-num-seqs 5" in line
+    assert not advice(server(scheduler__max_num_seqs=5, **lengths), asynchronous=True)
     assert not advice(server(device__device_type="cpu"), asynchronous=False)
 
 
@@ -270,16 +292,89 @@ def arguments(**given: Any) -> SimpleNamespace:
     return SimpleNamespace(**(plain | graphs | {"additional_config": {}} | given))
 
 
-def test_what_need_not_be_typed_is_filled_in() -> None:
+def test_what_need_not_be_typed_is_filled_in_on_runner_v1() -> None:
     ours = arguments(scheduler_cls=plugin.SCHEDULER)
-    plugin.prepare(ours, plugin.SCHEDULER)
+    plugin.prepare(ours)
+    plugin.use_runner_v1(ours)
     assert ours.speculative_config["model"] == NULL_PROPOSER
     assert ours.speculative_config["num_speculative_tokens"] == PluginOptions().max_draft
-    assert ours.async_scheduling is False
+    assert (ours.async_scheduling, ours.scheduler_cls) == (False, plugin.SYNCHRONOUS)
     assert ours.compilation_config.cudagraph_mode == "FULL"  # the user's choice stays
     again = arguments(speculative_config=ours.speculative_config)
-    plugin.prepare(again, plugin.SCHEDULER)
+    plugin.prepare(again)
+    plugin.use_runner_v1(again)
     assert again.speculative_config == ours.speculative_config
+
+
+@pytest.mark.parametrize(
+    ("drafters", "width"), [(["retrieval", "model"], 16), (["model"], 3), (["retrieval"], 16)]
+)
+def test_the_table_of_runner_v2_is_as_wide_as_the_longest_draft(
+    drafters: list[str], width: int
+) -> None:
+    config = {"method": "eagle3", "num_speculative_tokens": 3}
+    options = {"draftwise": {"drafters": drafters}}
+    args = arguments(speculative_config=config, max_num_seqs=8, additional_config=options)
+    plugin.prepare(args)
+    plugin.use_runner_v2(args)
+    assert args.speculative_config["num_speculative_tokens"] == width
+    assert [k for *_, k in args.speculative_config[plugin.LENGTHS]] == [0, 1, 2, 3]
+    assert (args.async_scheduling, args.scheduler_cls) == (None, plugin.SCHEDULER)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_cpu", "use_v2", "missing", "reason"),
+    [
+        ({}, False, None, [], None),
+        ({}, True, True, [], None),
+        ({"speculative_config": {"method": "eagle3"}}, False, True, [], None),
+        ({}, True, None, [], "CPU backend"),
+        ({}, False, False, [], "VLLM_USE_V2_MODEL_RUNNER is 0"),
+        ({"async_scheduling": False}, False, None, [], "--no-async-scheduling"),
+        ({"data_parallel_size": 2}, False, None, [], "data_parallel_size"),
+        ({"speculative_config": {"model": "m"}}, False, None, [], "draft_model"),
+        ({}, False, None, ["x.py: f"], "lacks x.py: f"),
+    ],
+)
+def test_the_runner_follows_from_the_arguments(
+    given: dict[str, Any], is_cpu: bool, use_v2: bool | None, missing: list[str], reason: str | None
+) -> None:
+    found = on_runner_v1(arguments(**given), is_cpu, use_v2, missing)
+    assert found is None if reason is None else reason in (found or "")
+
+
+class Created:
+    """vLLM's ``create_engine_config``: it takes runner V2 or not, whatever was prepared."""
+
+    def __init__(self, takes_v2: bool) -> None:
+        self.takes_v2, self.asked = takes_v2, list[SimpleNamespace]()
+
+    def __call__(self, args: SimpleNamespace) -> SimpleNamespace:
+        self.asked.append(SimpleNamespace(**vars(args)))
+        speculative = {f"speculative__{k}": v for k, v in args.speculative_config.items()}
+        is_async = self.takes_v2 and args.async_scheduling is not False
+        changes = {"scheduler__async_scheduling": is_async, "use_v2_model_runner": is_async}
+        return server(**changes, **speculative)
+
+
+@pytest.mark.parametrize("takes_v2", [True, False])
+def test_the_finished_config_decides_on_the_runner(
+    takes_v2: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = SimpleNamespace(is_cpu=lambda: False)
+    for name, module in {
+        "vllm": SimpleNamespace(__file__="vllm/__init__.py", envs=SimpleNamespace()),
+        "vllm.platforms": SimpleNamespace(current_platform=platform),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(plugin, "missing", lambda *_, **__: [])
+    monkeypatch.setattr(plugin, "check_capabilities", lambda *_, **__: None)
+    create, args = Created(takes_v2), arguments(scheduler_cls=plugin.SCHEDULER)
+    _, is_async = plugin.made(create, args, plugin.SCHEDULER)
+    assert is_async is takes_v2
+    classes = [asked.scheduler_cls for asked in create.asked]
+    assert classes == [plugin.SCHEDULER, plugin.SYNCHRONOUS][: 1 if takes_v2 else 2]
+    assert (create.asked[-1].speculative_config["method"] == "ngram_gpu") is takes_v2
 
 
 @pytest.mark.parametrize(
@@ -294,13 +389,11 @@ def test_what_need_not_be_typed_is_filled_in() -> None:
 )
 def test_flags_and_config_are_prepared_alike(given: dict[str, Any]) -> None:
     args = arguments(max_num_seqs=8, **given)
-    plugin.prepare(args, plugin.SCHEDULER)
+    plugin.prepare(args)
+    plugin.use_runner_v1(args)
     assert args.speculative_config.pop("method").endswith("mtp")
     assert args.speculative_config == {"num_speculative_tokens": 3, plugin.LENGTHS: [[1, 8, 3]]}
     assert args.spec_method is args.spec_tokens is None  # vLLM refuses duplicate settings
-    args = arguments(max_num_seqs=8, **given)
-    plugin.prepare(args, plugin.ASYNC_SCHEDULER)
-    assert [k for *_, k in args.speculative_config[plugin.LENGTHS]] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -316,7 +409,7 @@ def test_flags_and_config_are_prepared_alike(given: dict[str, Any]) -> None:
 def test_few_requests_keep_the_longest_draft(max_num_seqs: int | None, lengths: list[int]) -> None:
     """vLLM looks up one length for each number of requests."""
     given = {"method": "eagle3", "num_speculative_tokens": 5}
-    listed = plugin.adapted(given, max_num_seqs, plugin.ASYNC_SCHEDULER)[plugin.LENGTHS]
+    listed = plugin.adapted(given, max_num_seqs, each=True)[plugin.LENGTHS]
     assert [length for *_, length in listed] == lengths
     starts, ends, _ = zip(*listed, strict=True)
     assert starts == tuple(range(1, len(lengths) + 1))
@@ -324,48 +417,32 @@ def test_few_requests_keep_the_longest_draft(max_num_seqs: int | None, lengths: 
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "message"),
+    ("given", "message"),
     [
-        (plugin.SCHEDULER, {"additional_config": {"draftwise": {"drafters": ["x"]}}}, "retrieval"),
+        ({"additional_config": {"draftwise": {"drafters": ["x"]}}}, "retrieval"),
+        ({"additional_config": {"draftwise": {"drafters": ["model"]}}}, "no model"),
+        ({"logits_processors": ["a.B"]}, "verified without them"),
+        ({"speculative_config": {"method": "mtp"}}, 'add "num_speculative_tokens"'),
+        ({"speculative_config": {"method": "deepseek_mtp"}}, 'add "num_speculative_tokens"'),
         (
-            plugin.SCHEDULER,
-            {"additional_config": {"draftwise": {"drafters": ["model"]}}},
-            "no model",
-        ),
-        (plugin.SCHEDULER, {"logits_processors": ["a.B"]}, "verified without them"),
-        (plugin.ASYNC_SCHEDULER, {}, "this server has none: add --speculative-config"),
-        (
-            plugin.ASYNC_SCHEDULER,
-            {"speculative_config": {"method": "mtp"}},
-            'add "num_speculative_tokens"',
-        ),
-        (
-            plugin.SCHEDULER,
-            {"speculative_config": {"method": "deepseek_mtp"}},
-            'add "num_speculative_tokens"',
-        ),
-        (
-            plugin.SCHEDULER,
             {"speculative_config": {"method": "mtp"}, "spec_method": "eagle"},
             "--spec-method and 'method'",
         ),
         (
-            plugin.SCHEDULER,
             {"additional_config": {"draftwise": {"state": "/dev/null/x/state.json"}}},
             "state /dev/null/x/state.json",
         ),
-        (
-            plugin.SCHEDULER,
-            {"additional_config": {"draftwise": {"state": "/dev"}}},
-            "no plain file",
-        ),
+        ({"additional_config": {"draftwise": {"state": "/dev"}}}, "no plain file"),
     ],
 )
+@pytest.mark.parametrize("use", [plugin.use_runner_v1, plugin.use_runner_v2])
 def test_what_is_wrong_is_said_before_a_model_is_loaded(
-    name: str, given: dict[str, Any], message: str
+    given: dict[str, Any], message: str, use: Any
 ) -> None:
-    with pytest.raises(DraftwiseError, match=message):
-        plugin.prepare(arguments(**given), name)
+    args = arguments(**given)
+    with pytest.raises(DraftwiseError, match=message):  # noqa: PT012
+        plugin.prepare(args)
+        use(args)
 
 
 def test_the_plug_in_does_not_import_numba(tmp_path: Path) -> None:
@@ -379,7 +456,8 @@ from draftwise.integrations.vllm import plugin
 options = {{"draftwise": {{"costs": {str(costs)!r}}}}}
 args = SimpleNamespace(additional_config=options, speculative_config=None, async_scheduling=None,
                        max_num_seqs=None, compilation_config=None)
-plugin.prepare(args, plugin.SCHEDULER)
+plugin.prepare(args)
+plugin.use_runner_v1(args)
 print([name for name in ("numba", "llvmlite", "draftwise.controller.controller")
        if name in sys.modules])
 """

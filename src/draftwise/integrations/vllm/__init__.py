@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["AsyncScheduler", "Scheduler"]
+__all__ = ["Scheduler", "SynchronousScheduler"]
 
 
 def __getattr__(name: str) -> Any:

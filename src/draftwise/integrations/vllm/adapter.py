@@ -83,43 +83,39 @@ class _Row:
 
 
 class Adapter:
-    """Drives the controller with vLLM's steps, synchronous or overlapping.
+    """Drives the controller with vLLM's steps.
 
-    Call order: ``starts``, ``work`` while the step runs, ``came_back``, ``learn``, ``draft``;
-    overlapping steps call ``shorten`` right after ``starts``. The adapter also serves as vLLM's
-    ``dynamic_sd_lookup``: the number of tokens that the server's model drafter writes in a step.
+    Call order: ``starts``, ``work`` while the step runs, ``came_back``, ``learn``, ``draft``. The
+    adapter also serves as vLLM's ``dynamic_sd_lookup``: the number of tokens that the server's
+    model drafter writes in a step.
 
     A step lasts from the end of the previous step, or from its scheduling if the engine was idle,
-    to its end; draftwise's overhead in between is counted separately. With overlapping steps all
-    of the overhead counts as added time, although part of it may pass while the device computes.
+    to its end; draftwise's overhead in between is counted separately.
 
-    requests: vLLM's table of running and waiting requests, by id. overlapping: whether a step is
-    scheduled before the previous one has ended, as in vLLM's AsyncScheduler.
+    requests: vLLM's table of running and waiting requests, by id.
     """
 
     failure = "draftwise failed: nothing is drafted until the server is restarted"
 
     def __init__(
         self, controller: Controller, requests: Mapping[str, Any], max_model_len: int,
-        clock: Callable[[], float], *, overlapping: bool = False,
+        clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self.controller, self._requests, self.clock = controller, requests, clock
-        self._max_model_len, self._overlapping = max_model_len, overlapping
+        self._max_model_len = max_model_len
         self.counts = Counts()
         self.has_failed = False
         self._tenants = Tenants()
         self._rows: dict[str, _Row] = {}
         self._ended_steps: list[_Ended] = []
-        self._told = self._under_way = 0
+        self._under_way = 0
         self._mark = self._ended = clock()
         self._own_s = self._seconds = self._own_before_s = 0.0
         self._is_busy = False
-        self._lengths: dict[str, int] = {}
 
     def __getitem__(self, num_requests: int) -> int:
         """The number of tokens to draft (vLLM's ``dynamic_sd_lookup``), for any batch size."""
-        self._told = 0 if self.has_failed else self.controller.num_to_draft
-        return self._told
+        return 0 if self.has_failed else self.controller.num_to_draft
 
     @property
     def num_running(self) -> int:
@@ -141,9 +137,6 @@ class Adapter:
         self._own_before_s = self._own_s
         self._seconds = max(now - self._mark - self._own_before_s, 0.0)
         self._mark, self._own_s = now, 0.0
-        if self._overlapping:  # vLLM truncates the lists when it processes the output
-            sampled, places = output.sampled_token_ids, output.req_id_to_index.items()
-            self._lengths = {id_: len(sampled[i]) for id_, i in places if i < len(sampled)}
 
     @fused
     @timed
@@ -153,7 +146,7 @@ class Adapter:
         Plain steps may be learned from later, when ``draft`` searches.
         """
         self._ended_steps.append(_Ended(scheduled, output, self._seconds, self._own_before_s))
-        if self._overlapping or not self._is_plain(scheduled):
+        if not self._is_plain(scheduled):
             self._learn_ended()
         self._is_busy = bool(self._requests)
 
@@ -172,34 +165,37 @@ class Adapter:
             self._learn(step)
 
     def _learn(self, step: _Ended) -> None:
-        scheduled, output, rows = step.scheduled, step.output, self._rows
-        sampled, index = output.sampled_token_ids, output.req_id_to_index
-        spec = scheduled.scheduled_spec_decode_tokens
+        output = step.output
+        sampled = output.sampled_token_ids or ()
+        emitted = {id_: sampled[i] for id_, i in output.req_id_to_index.items() if i < len(sampled)}
+        names, fresh, verified = self._decoded(step.scheduled, emitted)
+        self._observe(step, names, [emitted[id_] for id_ in names], verified)
+        self._end_finished()
+        self._begin_running(fresh)
+
+    def _decoded(
+        self, scheduled: Any, emitted: Mapping[str, Sequence[int]]
+    ) -> tuple[list[str], list[str], list[int]]:
+        """Requests that decoded, those that begin or begin again, and the former's verified tokens.
+
+        emitted: tokens by request.
+        """
         names, fresh, verified = list[str](), list[str](), list[int]()
-        emitted = list[Sequence[int]]()
         for id_, num in scheduled.num_scheduled_tokens.items():
-            place = index.get(id_)
-            tokens = sampled[place] if sampled and place is not None else ()
-            if not len(tokens):
+            if not len(emitted.get(id_, ())):
                 continue
-            num_verified = len(spec.get(id_, ()))
-            if id_ not in rows or num != num_verified + 1:
+            num_verified = len(scheduled.scheduled_spec_decode_tokens.get(id_, ()))
+            if id_ not in self._rows or num != num_verified + 1:
                 fresh.append(id_)
                 continue
-            if self._overlapping:  # 0 for each accepted token, 1 for the bonus token
-                rows[id_].num_model = num_verified
-                tokens = [0] * min(self._lengths[id_] - 1, num_verified) + [1]
             names.append(id_)
-            emitted.append(tokens)
             verified.append(num_verified)
-        if self._overlapping:
-            self.controller.plays(names, verified)
-        self._observe(step, names, emitted, verified)
-        for id_ in rows.keys() - self._requests.keys():
-            del rows[id_]
+        return names, fresh, verified
+
+    def _end_finished(self) -> None:
+        for id_ in self._rows.keys() - self._requests.keys():
+            del self._rows[id_]
             self.controller.end(id_)
-        if not self._overlapping:
-            self._begin_running(fresh)
 
     @fused
     @timed
@@ -241,28 +237,6 @@ class Adapter:
         offered.draft_token_ids = drafts
 
     @fused
-    @timed
-    def shorten(self, scheduled: Any) -> None:
-        """Truncate each request's placeholders to the tokens worth verifying (overlapping steps).
-
-        The tokens are drafted in the step that was just scheduled, and verified in the next one.
-        """
-        names, rooms = [], []
-        for id_ in scheduled.num_scheduled_tokens:
-            request = self._requests[id_]
-            if request.is_prefill_chunk:
-                continue
-            row = self._rows.get(id_) or self._begin(request)
-            left = request.max_tokens - request.num_output_tokens
-            left -= getattr(request, "num_output_placeholders", 0)
-            names.append(id_)
-            rooms.append(max(0, min(self._room(request, row), left)))
-        chains = self.controller.choose(names, rooms, [[0] * self._told] * len(names))
-        for id_, chain in zip(names, chains, strict=True):
-            request = self._requests[id_]
-            request.spec_token_ids = list(request.spec_token_ids[: len(chain)])
-
-    @fused
     def work(self) -> None:
         self.controller.work()
 
@@ -285,7 +259,7 @@ class Adapter:
         has_model, guard = self.controller.limits.model, self.controller.guard
         step = Step(
             num, total, ended.seconds,
-            num_drafted=scheduled.num_spec_tokens_to_schedule if has_model else 0,
+            num_drafted=self._num_drafted(scheduled) if has_model else 0,
             num_prefill=total - num - sum(verified), own_seconds=ended.own_s,
         )  # fmt: skip
         before = guard.plain_s, guard.spent_s
@@ -316,6 +290,10 @@ class Adapter:
             counts.step_s += ended.seconds + ended.own_s
             counts.own_s += ended.own_s
 
+    def _num_drafted(self, scheduled: Any) -> int:
+        """Tokens that the model drafter wrote for each request in a step."""
+        return int(scheduled.num_spec_tokens_to_schedule)
+
     def _begin_running(self, names: Sequence[str]) -> None:
         for id_ in names:
             request = self._requests.get(id_)
@@ -340,7 +318,7 @@ class Adapter:
         is_private = wishes.private or request.use_structured_output
         self.controller.begin(
             request.request_id,
-            range(num) if self._overlapping else list(request.all_token_ids),
+            self._text(request),
             tenant=self._tenants.number(request),
             shares=can_draft and not is_private and not distorts(params),
             model=limit > 0 and MODEL in wishes.drafters,
@@ -349,6 +327,9 @@ class Adapter:
         )
         row = self._rows[request.request_id] = _Row(num, limit, wishes.label)
         return row
+
+    def _text(self, request: Any) -> Sequence[int]:
+        return list(request.all_token_ids)
 
     def _wishes(self, params: Any) -> Wishes:
         try:

@@ -63,17 +63,37 @@ sampling_params.py SamplingParams._validate_spec_decode speculative_config
 v1/sample/logits_processor/__init__.py build_logitsprocs vllm_config device is_pin_memory
 v1/sample/logits_processor/__init__.py build_logitsprocs BUILTIN_LOGITS_PROCESSORS
 """
-"""Further requirements of ``Scheduler``."""
+"""Further requirements of ``SynchronousScheduler``."""
 OVERLAPPING = """\
 v1/core/sched/async_scheduler.py AsyncScheduler._update_after_schedule scheduler_output
 v1/core/sched/async_scheduler.py AsyncScheduler._update_after_schedule spec_token_ids
+v1/core/sched/output.py SchedulerOutput scheduled_new_reqs
+v1/core/sched/output.py NewRequestData req_id
 v1/core/sched/async_scheduler.py AsyncScheduler._update_after_schedule num_output_placeholders
 v1/engine/core.py EngineCore.step_with_batch_queue get_grammar_bitmask update_from_output
 config/speculative.py SpeculativeConfig use_multi_module_mtp enable_adaptive_verification
 v1/worker/gpu/model_runner.py GPUModelRunner.sample_tokens num_spec_tokens_to_schedule
 v1/worker/gpu/model_runner.py GPUModelRunner.sample_tokens num_speculative_tokens
+v1/worker/gpu/model_runner.py GPUModelRunner.sample_tokens observe_verification propose
+v1/worker/gpu/model_runner.py GPUModelRunner speculator output_copy_stream main_stream
+v1/worker/gpu/model_runner.py GPUModelRunner init_speculator
+v1/worker/gpu/model_runner.py GPUModelRunner.execute_model scheduler_output dummy_run
+v1/worker/gpu/async_utils.py AsyncOutput.get_output model_runner_output
+v1/worker/gpu/async_utils.py async_copy_to_np
+v1/worker/gpu/async_utils.py stream to_stream from_stream
+v1/worker/gpu/states.py RequestState all_token_ids total_len req_id_to_index max_num_reqs
+v1/worker/gpu/states.py RequestState max_model_len num_speculative_steps draft_tokens
+v1/worker/gpu/buffer_utils.py StagedWriteTensor size dtype device
+v1/worker/gpu/input_batch.py InputBatch num_reqs req_ids idx_mapping idx_mapping_np
+v1/worker/gpu/input_batch.py InputBatch seq_lens_cpu_upper_bound
+v1/worker/gpu/spec_decode/__init__.py init_speculator vllm_config device req_states
+v1/worker/gpu/spec_decode/speculator.py BaseSpeculator.propose input_batch num_sampled num_rejected
+v1/worker/gpu/spec_decode/speculator.py BaseSpeculator.propose dummy_run num_speculative_tokens
+v1/worker/gpu/spec_decode/speculator.py DraftModelSpeculator.observe_verification idx_mapping
+v1/worker/gpu/spec_decode/ngram/speculator.py NgramGPUSpeculator.propose num_sampled num_rejected
+config/speculative.py SpeculativeConfig use_ngram prompt_lookup_min prompt_lookup_max
 """
-"""Further requirements of ``AsyncScheduler``. Before 0.32 runner V2 drafts a fixed length."""
+"""Further requirements of ``Scheduler``. Before 0.32 runner V2 drafts a fixed length."""
 
 
 def missing(root: Path, *, asynchronous: bool) -> list[str]:

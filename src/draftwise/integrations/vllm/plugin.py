@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,20 @@ from torch import Tensor
 
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.vllm import refusals
-from draftwise.integrations.vllm.capabilities import check_capabilities
+from draftwise.integrations.vllm.capabilities import check_capabilities, missing
 from draftwise.integrations.vllm.metrics import open_folder
-from draftwise.integrations.vllm.options import parse_options, wishes_of
-from draftwise.integrations.vllm.refusals import NULL_PROPOSER, is_null
+from draftwise.integrations.vllm.options import RETRIEVAL, PluginOptions, parse_options, wishes_of
+from draftwise.integrations.vllm.refusals import LENGTHS, NULL_PROPOSER, TABLE, is_null
 from draftwise.integrations.vllm.state import check_path
 
 logger = logging.getLogger("vllm.draftwise")
 
 HOME = "draftwise.integrations.vllm"
-SCHEDULER, ASYNC_SCHEDULER = f"{HOME}.Scheduler", f"{HOME}.AsyncScheduler"
+SCHEDULER, SYNCHRONOUS = f"{HOME}.Scheduler", f"{HOME}.SynchronousScheduler"
 MARK = "__draftwise__"
 """Attribute of functions that this plug-in has wrapped, and of its servers' speculative configs."""
-LENGTHS = "num_speculative_tokens_per_batch_size"
+SHORTEST_CONTEXT, LONGEST_CONTEXT = 2, 5
+"""Contexts of vLLM's own n-gram drafts, which replace draftwise's after an error."""
 Function = Callable[..., Any]
 _wrapped: list[str] = []
 
@@ -43,6 +45,7 @@ def plug_in() -> None:
     from vllm.platforms import current_platform
     from vllm.sampling_params import SamplingParams
     from vllm.v1.sample import logits_processor, rejection_sampler
+    from vllm.v1.worker.gpu import spec_decode
 
     if current_platform.is_cpu():
         wrap(rejection_sampler, "expand_batch_to_tokens", repaired)
@@ -50,6 +53,8 @@ def plug_in() -> None:
     wrap(EngineArgs, "create_engine_config", with_drafts)
     wrap(logits_processor, "build_logitsprocs", with_processors)
     wrap(SamplingParams, "_validate_spec_decode", with_all_parameters)
+    for module in (spec_decode, sys.modules.get("vllm.v1.worker.gpu.model_runner")):
+        wrap(module, "init_speculator", with_device_drafts)
 
 
 def wrap(owner: Any, name: str, wrapper: Function) -> None:
@@ -75,7 +80,7 @@ def name_of(scheduler_cls: Any) -> str | None:
     """The draftwise scheduler that ``scheduler_cls`` is, by path or class; None = neither."""
     if isinstance(scheduler_cls, str):
         name = scheduler_cls.replace(f"{HOME}.scheduler.", f"{HOME}.")
-        return name if name in {SCHEDULER, ASYNC_SCHEDULER} else None
+        return name if name in {SCHEDULER, SYNCHRONOUS} else None
     for kind in getattr(scheduler_cls, "__mro__", ()):
         if kind.__module__.startswith(HOME):
             return f"{HOME}.{kind.__name__}"
@@ -88,14 +93,9 @@ def with_drafts(create: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     if name is None:
         return create(self, *args, **kwargs)
     import prometheus_client
-    import vllm
 
-    is_async = name == ASYNC_SCHEDULER
     logger.info("draftwise wraps of vLLM: %s", ", ".join(_wrapped))
-    check_capabilities(Path(vllm.__file__).parent, asynchronous=is_async)
-    prepare(self, name)
-    config = create(self, *args, **kwargs)
-    refusals.check_server(config, asynchronous=is_async)
+    config, is_async = made(create, self, name, *args, **kwargs)
     setattr(config.speculative_config, MARK, True)  # pickled with the config, to every process
     for line in refusals.advice(config, asynchronous=is_async):
         logger.warning("draftwise: %s", line)
@@ -110,24 +110,87 @@ def with_drafts(create: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     return config
 
 
-def prepare(args: Any, name: str) -> None:
-    """Check the arguments and fill in defaults; ``args``: vLLM's ``EngineArgs``.
+def made(
+    create: Function, args: Any, name: str, *given: Any, **more: Any
+) -> tuple[Any, bool]:  # fmt: skip
+    """The server's config, and whether it runs on runner V2 with asynchronous scheduling.
+
+    Only the finished config says which runner vLLM takes: what was prepared for V2 is prepared
+    again for V1 where it must be.
+    """
+    import vllm
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    root = Path(vllm.__file__).parent
+    prepare(args)
+    use_v2, before = getattr(envs, "VLLM_USE_V2_MODEL_RUNNER", None), dict(vars(args))
+    lacks = missing(root, asynchronous=True)
+    reason = refusals.on_runner_v1(args, current_platform.is_cpu(), use_v2, lacks)
+    if name == SCHEDULER and reason is None:
+        use_runner_v2(args)
+        config = create(args, *given, **more)
+        if config.use_v2_model_runner and config.scheduler_config.async_scheduling:
+            refusals.check_server(config, asynchronous=True)
+            return config, True
+        reason = "vLLM does not take runner V2 with asynchronous scheduling here"
+        vars(args).update(before)
+    if name == SCHEDULER:
+        logger.info("draftwise: SynchronousScheduler on model runner V1, since %s", reason)
+    check_capabilities(root, asynchronous=False)
+    use_runner_v1(args)
+    config = create(args, *given, **more)
+    refusals.check_server(config, asynchronous=False)
+    return config, False
+
+
+def prepare(args: Any) -> None:
+    """Check the arguments; ``args``: vLLM's ``EngineArgs``.
 
     Raises DraftwiseError for wrong options, before a model is loaded.
     """
-    options = parse_options((args.additional_config or {}).get("draftwise"))
+    options = options_of(args)
     check_path(options.state)
     args.speculative_config = given_config(args)
-    refusals.check_arguments(args, options, asynchronous=name == ASYNC_SCHEDULER)
+    refusals.check_arguments(args, options)
+
+
+def options_of(args: Any) -> PluginOptions:
+    return parse_options((args.additional_config or {}).get("draftwise"))
+
+
+def use_runner_v1(args: Any) -> None:
+    """Fill in what a server on runner V1 needs."""
+    args.scheduler_cls = SYNCHRONOUS
     if args.speculative_config is None:
         null = {"method": "custom_class", "model": NULL_PROPOSER}
-        args.speculative_config = null | {"num_speculative_tokens": options.max_draft}
+        args.speculative_config = null | {"num_speculative_tokens": options_of(args).max_draft}
     else:
-        args.speculative_config = adapted(args.speculative_config, args.max_num_seqs, name)
-    if name == SCHEDULER:
-        if args.async_scheduling is None:
-            args.async_scheduling = False
-        use_piecewise_graphs(args.compilation_config)
+        args.speculative_config = adapted(args.speculative_config, args.max_num_seqs)
+    if args.async_scheduling is None:
+        args.async_scheduling = False
+    use_piecewise_graphs(args.compilation_config)
+
+
+def use_runner_v2(args: Any) -> None:
+    """Fill in what a server on runner V2 needs: a table of drafts for the longest of any drafter.
+
+    >>> args = SimpleNamespace(additional_config=None, max_num_seqs=8, speculative_config=None)
+    >>> use_runner_v2(args)
+    >>> args.speculative_config["method"], args.speculative_config["num_speculative_tokens"]
+    ('ngram_gpu', 16)
+    """
+    args.scheduler_cls = SCHEDULER
+    options, given = options_of(args), args.speculative_config
+    if given is None:
+        contexts = {"prompt_lookup_min": SHORTEST_CONTEXT, "prompt_lookup_max": LONGEST_CONTEXT}
+        lengths = [[1, 1, 0], [2, max(args.max_num_seqs or 1024, 2), options.max_draft]]
+        given = {"method": TABLE, "num_speculative_tokens": options.max_draft}
+        args.speculative_config = given | contexts | {LENGTHS: lengths}
+        return
+    args.speculative_config = given = adapted(given, args.max_num_seqs, each=True)
+    if LENGTHS in given and RETRIEVAL in options.drafters:
+        given["num_speculative_tokens"] = max(given["num_speculative_tokens"], options.max_draft)
 
 
 def given_config(args: Any) -> dict[str, Any] | None:
@@ -160,14 +223,16 @@ def use_piecewise_graphs(compilation: Any) -> None:
         logger.warning("draftwise: cannot choose piecewise CUDA graphs: %s", error)
 
 
-def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[str, Any]:
+def adapted(
+    given: dict[str, Any], max_num_seqs: int | None, each: bool = False
+) -> dict[str, Any]:  # fmt: skip
     """Adapt a speculative config to draft lengths that change from step to step.
 
-    vLLM prepares its graphs accordingly. For asynchronous scheduling every length has an entry,
-    since runner V2 captures a graph for each; if ``max_num_seqs`` allows fewer entries, only the
-    shortest lengths and the longest one have one.
+    vLLM prepares its graphs accordingly. each: every length has an entry, since runner V2 captures
+    a graph for each; if ``max_num_seqs`` allows fewer entries, only the shortest lengths and the
+    longest one have one.
 
-    >>> adapted({"method": "mtp", "num_speculative_tokens": 2}, 8, ASYNC_SCHEDULER)[
+    >>> adapted({"method": "mtp", "num_speculative_tokens": 2}, 8, each=True)[
     ...     "num_speculative_tokens_per_batch_size"]
     [[1, 1, 0], [2, 2, 1], [3, 8, 2]]
     """
@@ -184,9 +249,16 @@ def adapted(given: dict[str, Any], max_num_seqs: int | None, name: str) -> dict[
             'drafts before vLLM reads the model, so add "num_speculative_tokens" (or --spec-tokens)'
         )
     last = max_num_seqs or 1024
-    num = min(longest, last - 1) if name == ASYNC_SCHEDULER else 0
-    each = [[length + 1, length + 1, length] for length in range(num)]
-    return given | {LENGTHS: [*each, [num + 1, last, longest]]}
+    num = min(longest, last - 1) if each else 0
+    short = [[length + 1, length + 1, length] for length in range(num)]
+    return given | {LENGTHS: [*short, [num + 1, last, longest]]}
+
+
+def with_device_drafts(make: Function, *args: Any, **kwargs: Any) -> Any:
+    """Wrap ``init_speculator``, which builds the drafter of a worker on runner V2."""
+    from draftwise.integrations.vllm.mixer import with_mixer
+
+    return with_mixer(make, wrap, *args, **kwargs)
 
 
 def with_plain_steps(

@@ -15,12 +15,17 @@ MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
 """vLLM's drafters that write the requested number of tokens one by one and keep a KV cache."""
 
 NULL_PROPOSER = "draftwise.integrations.vllm.nothing.NullProposer"
+TABLE = "ngram_gpu"
+"""vLLM's method whose drafts draftwise replaces in servers with retrieval alone, on runner V2."""
+LENGTHS = "num_speculative_tokens_per_batch_size"
 
 
 def is_null(speculative: Any) -> bool:
     """Whether a server speculates without a model drafter."""
+    if speculative is None:
+        return False
     null = ("custom_class", NULL_PROPOSER)
-    return speculative is not None and (speculative.method, speculative.model) == null
+    return speculative.method == TABLE or (speculative.method, speculative.model) == null
 
 
 def limits_of(config: Any, options: PluginOptions, *, asynchronous: bool = False) -> Limits:
@@ -33,29 +38,27 @@ def limits_of(config: Any, options: PluginOptions, *, asynchronous: bool = False
     budget = config.scheduler_config.max_num_batched_tokens
     graph = getattr(config.compilation_config, "max_cudagraph_capture_size", None)
     speculative = config.speculative_config
+    max_draft, longest = min(options.max_draft, speculative.num_speculative_tokens), None
+    if asynchronous:  # the device's table is as wide as the longest draft of any drafter
+        max_draft, lengths = speculative.num_speculative_tokens, getattr(speculative, LENGTHS)
+        longest = max((entry[2] for entry in lengths or ()), default=None)
     return Limits(
-        max_draft=min(options.max_draft, speculative.num_speculative_tokens),
+        max_draft=max_draft,
         max_step_tokens=min(budget, graph or budget),
         model=MODEL in options.drafters and not is_null(speculative),
-        retrieval=RETRIEVAL in options.drafters and not asynchronous,
+        retrieval=RETRIEVAL in options.drafters,
+        longest_model=longest,
     )
 
 
-def check_arguments(args: Any, options: PluginOptions, *, asynchronous: bool) -> None:
+def check_arguments(args: Any, options: PluginOptions) -> None:
     """Raise DraftwiseError for unsupported arguments, before vLLM reads the model's config.
 
     args: vLLM's ``EngineArgs``; its speculative config may be None.
     """
-    has_none = args.speculative_config is None
     reasons = _met(
-        (asynchronous and has_none,
-         "AsyncScheduler shortens the drafts of vLLM's own drafter, and this server has none: "
-         "add --speculative-config, or take draftwise.integrations.vllm.Scheduler, which "
-         "retrieves drafts from texts"),
-        (RETRIEVAL not in options.drafters and has_none,
+        (RETRIEVAL not in options.drafters and args.speculative_config is None,
          "drafters is ['model'], and this server has no model drafter: add --speculative-config"),
-        (asynchronous and MODEL not in options.drafters,
-         "AsyncScheduler has no retrieval: let drafters name 'model'"),
         (getattr(args, "logits_processors", None),
          "--logits-processors is set: vLLM refuses custom logits processors in servers that "
          "speculate, since drafts would be verified without them; leave them out, or "
@@ -63,6 +66,24 @@ def check_arguments(args: Any, options: PluginOptions, *, asynchronous: bool) ->
     )  # fmt: skip
     if reasons:
         raise DraftwiseError(reasons[0])
+
+
+def on_runner_v1(args: Any, is_cpu: bool, use_v2: bool | None, missing: list[str]) -> str | None:
+    """Why a server runs on runner V1, by its arguments; None: it may run on V2.
+
+    use_v2: VLLM_USE_V2_MODEL_RUNNER. missing: what vLLM lacks for ``Scheduler``.
+    """
+    config = args.speculative_config or {}
+    method = config.get("method") or ("draft_model" if config else TABLE)
+    reasons = _met(
+        (use_v2 is False, "VLLM_USE_V2_MODEL_RUNNER is 0"),
+        (is_cpu and not use_v2, "vLLM's CPU backend has runner V1 only"),
+        (args.async_scheduling is False, "--no-async-scheduling is set"),
+        (getattr(args, "data_parallel_size", 1) > 1, "data_parallel_size is above 1"),
+        (method == "draft_model", "runner V2 always writes the longest draft of a draft_model"),
+        (missing, f"this vLLM lacks {'; '.join(missing)}"),
+    )  # fmt: skip
+    return reasons[0] if reasons else None
 
 
 def _met(*refusals: tuple[Any, str]) -> list[str]:
@@ -78,7 +99,7 @@ def check_server(config: Any, *, asynchronous: bool = False) -> None:
             f"into vLLM's environment ({hint('vllm')}), and let VLLM_PLUGINS, if it is set, name "
             "draftwise"
         )
-    of_scheduler = _of_lengths if asynchronous else _of_drafts
+    of_scheduler = _of_device if asynchronous else _of_drafts
     if reasons := _common(config, speculative) + of_scheduler(config, speculative):
         raise DraftwiseError(
             "draftwise cannot draft in this server: " + "; ".join(reasons) + "; change that, or "
@@ -109,38 +130,47 @@ def _common(config: Any, speculative: Any) -> list[str]:
 
 def _of_drafts(config: Any, speculative: Any) -> list[str]:
     return _met(
-        (not is_null(speculative) and speculative.method not in MODEL_METHODS,
-         f"method {speculative.method!r} cannot share a server with other drafters: those that "
-         f"can are {', '.join(MODEL_METHODS)}; draftwise retrieves by itself (ngram and suffix "
-         "are not needed)"),
+        (not is_null(speculative) and speculative.method not in MODEL_METHODS, _other(speculative)),
         (config.use_v2_model_runner,
-         "model runner V2 verifies what it drafted itself, whatever the scheduler says: set "
-         "VLLM_USE_V2_MODEL_RUNNER=0, or use draftwise.integrations.vllm.AsyncScheduler, which "
-         "chooses lengths only"),
+         "SynchronousScheduler needs model runner V1: set VLLM_USE_V2_MODEL_RUNNER=0, or use "
+         "draftwise.integrations.vllm.Scheduler"),
         (config.scheduler_config.async_scheduling,
-         "asynchronous scheduling schedules before drafts are known: give --no-async-scheduling"),
-        (speculative.draft_sample_method != "greedy",
-         f"draft_sample_method is {speculative.draft_sample_method!r}: retrieved drafts have no "
-         "probabilities, so all have to be judged as certain (greedy)"),
+         "SynchronousScheduler needs drafts before it schedules: give --no-async-scheduling"),
+        (speculative.draft_sample_method != "greedy", _sampled(speculative)),
     )  # fmt: skip
 
 
-def _of_lengths(config: Any, speculative: Any) -> list[str]:
+def _other(speculative: Any) -> str:
+    return (
+        f"method {speculative.method!r} cannot share a server with other drafters: those that "
+        f"can are {', '.join(MODEL_METHODS)}; draftwise retrieves by itself (ngram and suffix "
+        "are not needed)"
+    )
+
+
+def _sampled(speculative: Any) -> str:
+    return (
+        f"draft_sample_method is {speculative.draft_sample_method!r}: retrieved drafts have no "
+        "probabilities, so all have to be judged as certain (greedy)"
+    )
+
+
+def _of_device(config: Any, speculative: Any) -> list[str]:
     has_one_length = speculative.method == "draft_model" or speculative.use_multi_module_mtp()
     return _met(
-        (speculative.method not in MODEL_METHODS,
-         f"AsyncScheduler chooses lengths of vLLM's own drafter ({', '.join(MODEL_METHODS)}), "
-         f"and this server has {speculative.method!r}; without a drafter take Scheduler"),
-        (config.use_v2_model_runner and has_one_length,
+        (not is_null(speculative) and speculative.method not in MODEL_METHODS, _other(speculative)),
+        (not config.use_v2_model_runner,
+         "Scheduler needs model runner V2: take SynchronousScheduler"),
+        (has_one_length,
          f"method {speculative.method!r} on model runner V2 always drafts num_speculative_tokens "
          "(mtp does with several layers), whatever it is told, so a shorter draft saves nothing: "
-         "take Scheduler with VLLM_USE_V2_MODEL_RUNNER=0, or use eagle, eagle3 or mtp of one "
-         "layer"),
+         "set VLLM_USE_V2_MODEL_RUNNER=0, or use eagle, eagle3 or mtp of one layer"),
         (speculative.enable_adaptive_verification,
          "enable_adaptive_verification is set: the device would divide the drafted tokens among "
          "the requests by itself; leave it out"),
         (not config.scheduler_config.async_scheduling,
-         "scheduling is not asynchronous: take draftwise.integrations.vllm.Scheduler"),
+         "Scheduler needs asynchronous scheduling: take SynchronousScheduler"),
+        (speculative.draft_sample_method != "greedy", _sampled(speculative)),
     )  # fmt: skip
 
 
@@ -151,11 +181,13 @@ def advice(config: Any, *, asynchronous: bool) -> list[str]:
     seqs = config.scheduler_config.max_num_seqs
     largest = config.compilation_config.max_cudagraph_capture_size
     wanted = min(2 * seqs, config.scheduler_config.max_num_batched_tokens)
-    longest = config.speculative_config.num_speculative_tokens
+    lengths = {entry[2] for entry in getattr(config.speculative_config, LENGTHS, None) or ()}
+    longest = max(lengths, default=0)
     return _met(
         (not asynchronous,
-         "Scheduler uses model runner V1 without asynchronous scheduling; with eagle, eagle3 or "
-         "mtp on runner V2, take draftwise.integrations.vllm.AsyncScheduler"),
+         "speeds in the log are relative to plain decoding on model runner V1 without "
+         "asynchronous scheduling; without draftwise this server may run on runner V2 with it, "
+         "which is faster"),
         (not asynchronous,
          "CUDA graphs are piecewise, because requests draft different lengths: full graphs of "
          "runner V1 fit steps only in which every request drafts the longest draft"),

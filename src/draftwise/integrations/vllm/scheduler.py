@@ -19,9 +19,10 @@ from draftwise.controller.compiled import warm_up
 from draftwise.controller.controller import Controller
 from draftwise.files import cpu_name
 from draftwise.integrations.vllm.adapter import Adapter
+from draftwise.integrations.vllm.ahead import NAME, AsyncAdapter, Reports
 from draftwise.integrations.vllm.capabilities import check_capabilities
 from draftwise.integrations.vllm.metrics import FOLDER, MULTIPROC, Exporter
-from draftwise.integrations.vllm.options import parse_options, read_costs
+from draftwise.integrations.vllm.options import PluginOptions, parse_options, read_costs
 from draftwise.integrations.vllm.refusals import check_server, limits_of
 from draftwise.integrations.vllm.state import StateFile, about_of, state_path
 from draftwise.integrations.vllm.upkeep import Upkeep
@@ -30,17 +31,17 @@ logger = logging.getLogger("vllm.draftwise")
 
 
 class _Steps(VllmScheduler):  # type: ignore[misc]
-    """Base of both schedulers. All of draftwise runs in the scheduler's process, so ranks cannot
+    """Base of both schedulers. Decisions are made in the scheduler's process, so ranks cannot
     disagree. Errors: DraftwiseError with the reason if the server is not supported.
     """
 
-    _overlapping = False
+    _asynchronous = False
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        check_capabilities(Path(vllm.__file__).parent, asynchronous=self._overlapping)
-        check_server(vllm_config, asynchronous=self._overlapping)
+        check_capabilities(Path(vllm.__file__).parent, asynchronous=self._asynchronous)
+        check_server(vllm_config, asynchronous=self._asynchronous)
         super().__init__(vllm_config, *args, **kwargs)
-        self.draftwise, self._upkeep = _open(self, vllm_config, overlapping=self._overlapping)
+        self.draftwise, self._upkeep = _open(self, vllm_config, asynchronous=self._asynchronous)
         self.dynamic_sd_lookup = self.draftwise  # tokens that vLLM's model drafter writes
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,54 +63,68 @@ class _Steps(VllmScheduler):  # type: ignore[misc]
         self._upkeep.tick()
         return outputs
 
-    def shutdown(self) -> None:
-        """As in vLLM; writes the state."""
-        self._upkeep.close()
-        super().shutdown()
-
-
-class Scheduler(_Steps):
-    """vLLM's scheduler; each request uses the drafter and draft length with the highest gain."""
-
-    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """As in vLLM, with the controller's drafts."""
-        self.draftwise.draft(draft_token_ids)
-        super().update_draft_token_ids(draft_token_ids)
-
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
         """As in vLLM; also drops the history of answers, since the weights may have changed."""
         done = super().reset_prefix_cache(*args, **kwargs)
         self.draftwise.forget()
         return done
 
+    def shutdown(self) -> None:
+        """As in vLLM; writes the state."""
+        self._upkeep.close()
+        super().shutdown()
 
-class AsyncScheduler(_Steps, VllmAsyncScheduler):  # type: ignore[misc]
-    """vLLM's asynchronous scheduler; each request verifies as many tokens as pay off.
 
-    Drafts stay on the device. The scheduler decides how many tokens a step drafts and how many each
-    request verifies, and learns one step late. Retrieval is not possible.
+class Scheduler(_Steps, VllmAsyncScheduler):  # type: ignore[misc]
+    """vLLM's asynchronous scheduler on model runner V2; each request uses the drafter and draft
+    length with the highest gain.
+
+    Drafts stay on the device, where the workers choose drafters by the scheduler's orders. Where
+    a server runs on runner V1, the plug-in takes ``SynchronousScheduler`` instead.
     """
 
-    _overlapping = True
+    _asynchronous = True
+    draftwise: AsyncAdapter
 
-    def _update_after_schedule(self, scheduler_output: Any) -> None:
-        """As in vLLM, with each request's placeholders cut to the tokens worth verifying."""
-        super()._update_after_schedule(scheduler_output)
-        self.draftwise.shorten(scheduler_output)
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """As in vLLM, with drafts cut to the tokens worth verifying, and orders for the workers."""
+        self.draftwise.shorten()
+        scheduled = super().schedule(*args, **kwargs)
+        setattr(scheduled, NAME, self.draftwise.orders(scheduled))
+        return scheduled
 
 
-def _open(scheduler: Any, config: Any, *, overlapping: bool) -> tuple[Adapter, Upkeep]:
-    """The adapter and upkeep of one engine, with its saved state; logs what is active."""
-    options = parse_options(config.additional_config.get("draftwise"))
-    limits = limits_of(config, options, asynchronous=overlapping)
+class SynchronousScheduler(_Steps):
+    """vLLM's synchronous scheduler on model runner V1: drafts pass through the host."""
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """As in vLLM, with the controller's drafts."""
+        self.draftwise.draft(draft_token_ids)
+        super().update_draft_token_ids(draft_token_ids)
+
+
+def _adapter(scheduler: Any, config: Any, options: PluginOptions, asynchronous: bool) -> Adapter:
+    """The adapter and its controller, with the costs of the options."""
+    limits = limits_of(config, options, asynchronous=asynchronous)
     warm_up(logger)
-    controller = Controller(limits, history_tokens=options.history_tokens)
+    reports = Reports(limits.max_draft) if asynchronous else None
+    controller = Controller(limits, history_tokens=options.history_tokens, index=reports)
     if options.costs is not None:  # a saved state replaces these costs
         controller.costs.load_table(*read_costs(options.costs))
-    clock = time.perf_counter
-    adapter = Adapter(
-        controller, scheduler.requests, scheduler.max_model_len, clock, overlapping=overlapping
+    given = controller, scheduler.requests, scheduler.max_model_len, time.perf_counter
+    if reports is None:
+        return Adapter(*given)
+    longest = config.speculative_config.num_speculative_tokens
+    return AsyncAdapter(
+        *given, reports=reports, width=longest, fallback=limits.longest_model or longest
     )
+
+
+def _open(scheduler: Any, config: Any, *, asynchronous: bool) -> tuple[Adapter, Upkeep]:
+    """The adapter and upkeep of one engine, with its saved state; logs what is active."""
+    options = parse_options(config.additional_config.get("draftwise"))
+    adapter = _adapter(scheduler, config, options, asynchronous)
+    limits, clock = adapter.controller.limits, adapter.clock
     parallel = config.parallel_config
     rank = int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) or 0)
     file = None

@@ -1,0 +1,259 @@
+"""The adapter for vLLM's runner V2 with asynchronous scheduling, where drafts stay on the device.
+
+A step is scheduled while the one before it computes, and its drafts are written on the device. The
+scheduler decides one step ahead (``Orders``), the workers choose drafters (``mixer``), and what was
+proposed comes back with the step that verified it (``Reports``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from draftwise.controller import mixing
+from draftwise.controller.acceptance import Int32
+from draftwise.controller.mixing import Hazards
+from draftwise.controller.retrieval import Numbers, Proposals, Tokens
+from draftwise.integrations.vllm.adapter import Adapter, fused, timed, verifies
+from draftwise.integrations.vllm.options import MODEL, RETRIEVAL
+from draftwise.types import Floats
+
+NUM_FACTS = 8
+"""Facts of a row after its tokens: see ``kernels.FACTS``."""
+NAME = "draftwise"
+"""Attribute of vLLM's ``SchedulerOutput`` (Orders) and of its ``ModelRunnerOutput`` (Report)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """What a request may use on the device. room: maximum tokens of its drafts."""
+
+    model: bool
+    retrieval: bool
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """Decisions of the scheduler for the drafts that a step writes; the same for every rank.
+
+    head: tokens that the model drafter writes. price: expected tokens that a verified token must
+    bring. hazards: of the tables of all requests. names, factors: [requests, 2] of the hazards.
+    begun: requests that begin, or begin again, in a slot of the worker.
+    """
+
+    head: int
+    price: float
+    hazards: Hazards
+    names: Sequence[str] = ()
+    factors: Floats = field(default_factory=lambda: np.ones((0, 2), np.float32))
+    begun: Mapping[str, Permission] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Drafts of an earlier step: ``facts[i]`` int32 [3 * max_draft + NUM_FACTS] of ``names[i]``."""
+
+    names: Sequence[str]
+    facts: Int32
+
+
+class Reports:
+    """Retrieved drafts as the device reported them, in place of the controller's own index."""
+
+    def __init__(self, max_draft: int) -> None:
+        self._num = max_draft
+        self._facts = np.zeros((16, 3 * max_draft + NUM_FACTS), np.int32)
+
+    def put(self, slots: Numbers, facts: Int32) -> None:
+        """Store the latest facts of requests: [requests, 3 * max_draft + NUM_FACTS]."""
+        if len(slots) and (most := int(np.max(slots))) >= len(self._facts):
+            more = np.zeros((most + 1, self._facts.shape[1]), np.int32)
+            self._facts = np.concatenate([self._facts, more])
+        self._facts[slots] = facts
+
+    def heads(self, slots: Numbers) -> list[list[int]]:
+        """The drafts that the model wrote."""
+        facts, begin = self._facts[slots], 2 * self._num
+        return [row[begin : begin + max(row[-1], 0)] for row in facts.tolist()]
+
+    def drafters(self, slots: Numbers) -> list[tuple[int, int]]:
+        """Who drafted, and how many tokens the model wrote."""
+        return [(row[-2], max(row[-1], 0)) for row in self._facts[slots].tolist()]
+
+    def open(self, slot: int, tokens: Tokens, *, tenant: int = 0, shares: bool = True) -> None:
+        self.put([slot], np.zeros((1, self._facts.shape[1]), np.int32))
+
+    def close(self, slot: int) -> None: ...
+
+    def extend(self, slots: Numbers, tokens: Tokens, counts: Numbers) -> None: ...
+
+    def work(self, max_tokens: int) -> bool:
+        return False
+
+    def propose(self, slots: Numbers, limits: Numbers) -> Proposals:
+        """Retrieval from the texts of ``slots``, at most ``limits`` tokens each."""
+        return self._proposals(self._facts[slots], 0, np.asarray(limits))
+
+    def propose_after(
+        self, slots: Numbers, drafts: Int32, num_drafted: Numbers, limits: Numbers
+    ) -> Proposals:
+        """Retrieval after the model's drafts; none after other drafts than those reported."""
+        facts = self._facts[slots]
+        limits = np.where(facts[:, -1] == num_drafted, limits, 0)
+        return self._proposals(facts, 1, limits)
+
+    def _proposals(self, facts: Int32, which: int, limits: Numbers) -> Proposals:
+        num, begin = self._num, 3 * self._num + 3 * which
+        tokens = facts[:, which * num : (which + 1) * num]
+        match, hits, agree = facts[:, begin : begin + 3].T
+        count = np.where(match > 0, np.clip(limits, 0, num), 0).astype(np.int32)
+        return Proposals(tokens, count, match, hits, np.where(agree > 0, hits, 0), match < 0)
+
+
+class AsyncAdapter(Adapter):
+    """Drives the controller with overlapping steps, one step ahead.
+
+    Call order: ``starts``, ``shorten`` before a step is scheduled, ``orders`` after it, ``work``
+    while it runs, ``came_back``, ``learn``. All of draftwise's overhead counts as added time,
+    although part of it may pass while the device computes.
+
+    width: columns of the device's table of drafts. fallback: tokens that vLLM's own drafter writes
+    after a failure.
+    """
+
+    failure = "draftwise failed: vLLM's own drafts are verified until the server is restarted"
+
+    def __init__(self, *args: Any, reports: Reports, width: int, fallback: int) -> None:
+        super().__init__(*args)
+        self._reports, self._width, self._fallback = reports, width, fallback
+        self._emitted: dict[str, list[int]] = {}
+        self._wanted: dict[str, int] = {}
+        self._usual, self._told = 0.0, 0
+        self._changed: set[str] = set()
+
+    def __getitem__(self, num_requests: int) -> int:
+        """Columns of the drafts that a step writes (vLLM's ``dynamic_sd_lookup``)."""
+        return self._fallback if self.has_failed else self._width
+
+    @fused
+    @timed
+    def shorten(self) -> None:
+        """Truncate each request's placeholders to the tokens worth verifying.
+
+        A request whose drafts are not known yet gets the usual length of the others.
+        """
+        usual = round(self._usual)
+        for id_, request in self._requests.items():
+            if not request.spec_token_ids:
+                continue
+            row = self._rows.get(id_) or self._begin(request)
+            left = request.max_tokens - request.num_output_tokens
+            left -= getattr(request, "num_output_placeholders", 0)
+            room = max(0, min(self._room(request, row), left))
+            length = min(self._wanted.get(id_, usual), room)
+            request.spec_token_ids = list(request.spec_token_ids[:length])
+
+    def orders(self, scheduled: Any) -> Orders | None:
+        """Orders for the workers, with the step that was just scheduled; None after a failure."""
+        return self._orders(scheduled)
+
+    @fused
+    def _orders(self, scheduled: Any) -> Orders:
+        controller = self.controller
+        begun = {new.req_id: self._permission(new.req_id) for new in scheduled.scheduled_new_reqs}
+        names = [id_ for id_ in self._changed if id_ in controller]
+        self._changed.clear()
+        self._told = controller.num_to_draft
+        return Orders(
+            self._told, controller.price, controller.hazards, names,
+            controller.factors(names).astype(np.float32), begun,
+        )  # fmt: skip
+
+    def _permission(self, id_: str) -> Permission:
+        request = self._requests[id_]
+        wishes, params = self._wishes(request.sampling_params), request.sampling_params
+        can_draft = request.prompt_token_ids is not None and verifies(params) and wishes.speculation
+        room = min(wishes.max_draft, self.controller.limits.max_draft) if can_draft else 0
+        limits = self.controller.limits
+        return Permission(
+            limits.model and room > 0 and MODEL in wishes.drafters,
+            limits.retrieval and room > 0 and RETRIEVAL in wishes.drafters, room,
+        )  # fmt: skip
+
+    @fused
+    def came_back(self, scheduled: Any, output: Any) -> None:
+        """Record the end of a step; vLLM truncates its tokens when it processes the output."""
+        super().came_back(scheduled, output)
+        sampled, places = output.sampled_token_ids or (), output.req_id_to_index.items()
+        self._emitted = {id_: list(sampled[i]) for id_, i in places if i < len(sampled)}
+
+    @fused
+    def learn(self, scheduled: Any, output: Any) -> None:
+        """Learn from an output that vLLM has processed, and choose the next lengths.
+
+        Raises the failure of the workers, if they report no drafts.
+        """
+        report = getattr(output, NAME, None)
+        if report is None and getattr(scheduled, NAME, None) is not None:
+            raise RuntimeError("a worker failed: its log says why")
+        super().learn(scheduled, output)
+
+    def _is_plain(self, scheduled: Any) -> bool:
+        return False
+
+    def _learn(self, step: Any) -> None:
+        report = getattr(step.output, NAME, None)
+        if report is not None:
+            self._put(report)
+        names, _, verified = self._decoded(step.scheduled, self._emitted)
+        rooms = self._rooms(names)
+        self._choose(names, rooms)
+        heads = self._reports.heads(self.controller.slots(names))
+        self.controller.recall(names, rooms, heads if self.controller.limits.model else None)
+        slots = self.controller.slots(names)
+        by_model, by_match = list[int](), list[int]()
+        for id_, num, (drafter, num_head) in zip(
+            names, verified, self._reports.drafters(slots), strict=True
+        ):
+            model = min(num, num_head) if drafter == mixing.MODEL else 0
+            by_model.append(model)
+            by_match.append(num - model)
+            self._rows[id_].num_model = model
+        self.controller.plays(names, by_model, by_match)
+        self._observe(step, names, [self._emitted[id_] for id_ in names], verified)
+        self._changed.update(names)
+        self._end_finished()
+
+    def _put(self, report: Report) -> None:
+        places = [i for i, id_ in enumerate(report.names) if id_ in self.controller]
+        slots = self.controller.slots([report.names[i] for i in places])
+        self._reports.put(slots, report.facts[places])
+
+    def _rooms(self, names: Sequence[str]) -> list[int]:
+        rooms = []
+        for id_ in names:
+            row, request = self._rows[id_], self._requests.get(id_)
+            rooms.append(row.max_draft if request is None else self._room(request, row))
+        return rooms
+
+    def _choose(self, names: Sequence[str], rooms: Sequence[int]) -> None:
+        """Choose lengths for the drafts that the step under way writes.
+
+        Its model's tokens are not known, only their number; retrieval is taken to find what it
+        found for the drafts that came back.
+        """
+        offers = [[0] * self._told] * len(names) if self.controller.limits.model else None
+        chains = self.controller.choose(names, rooms, offers)
+        self._wanted = dict(zip(names, map(len, chains), strict=True))
+        self._usual = sum(self._wanted.values()) / max(len(names), 1)
+
+    def _num_drafted(self, scheduled: Any) -> int:
+        orders = getattr(scheduled, NAME, None)
+        return 0 if orders is None else orders.head
+
+    def _text(self, request: Any) -> Sequence[int]:
+        return range(request.num_tokens)

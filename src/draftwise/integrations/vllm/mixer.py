@@ -1,0 +1,230 @@
+"""Mixed drafts in vLLM's workers (runner V2): wraps what vLLM builds, by name.
+
+``init_speculator`` builds the drafter of a worker. The wrap keeps vLLM's instance, replaces its
+``propose``, and wraps ``execute_model`` and ``sample_tokens`` of the runner, which carry the
+scheduler's orders in and reports of drafts out. An error leaves vLLM's own drafts.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftwise.controller.acceptance import Int32
+from draftwise.integrations.vllm import ahead
+from draftwise.integrations.vllm.adapter import fused
+from draftwise.integrations.vllm.ahead import Orders, Report
+
+logger = logging.getLogger("vllm.draftwise")
+
+MARK = "__draftwise__"
+RUNNER = "vllm.v1.worker.gpu.model_runner"
+Function = Callable[..., Any]
+
+
+def with_mixer(make: Function, wrap: Function, config: Any, device: Any, req_states: Any) -> Any:
+    """Wrap ``init_speculator``. wrap: replaces a method of a class, once.
+
+    The texts, which vLLM keeps in the host's memory for most drafters, move to the device: 4 bytes
+    for each of ``max_num_seqs * max_model_len`` tokens.
+    """
+    speculator = make(config, device, req_states)
+    if not hasattr(config.speculative_config, MARK):
+        return speculator
+    mixer = Mixer(speculator, config, device, req_states)
+    speculator.propose = mixer.propose
+    setattr(speculator, MARK, mixer)
+    if mixer.has_head and hasattr(speculator, "observe_verification"):
+        speculator.observe_verification = mixer.observe_verification
+    runner = sys.modules[RUNNER].GPUModelRunner
+    wrap(runner, "execute_model", with_orders)
+    wrap(runner, "sample_tokens", with_report)
+    return speculator
+
+
+def mixer_of(runner: Any) -> Mixer | None:
+    return getattr(getattr(runner, "speculator", None), MARK, None)
+
+
+def with_orders(execute: Function, self: Any, scheduler_output: Any, *args: Any, **kw: Any) -> Any:
+    """Wrap ``GPUModelRunner.execute_model``: the orders of a step reach the drafter."""
+    done = execute(self, scheduler_output, *args, **kw)
+    if (mixer := mixer_of(self)) is not None:
+        mixer.take(getattr(scheduler_output, ahead.NAME, None))
+    return done
+
+
+def with_report(sample: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wrap ``GPUModelRunner.sample_tokens``: drafts of the step before return with this one."""
+    mixer = mixer_of(self)
+    earlier = None if mixer is None else mixer.copied
+    output = sample(self, *args, **kwargs)
+    if mixer is None or output is None or not hasattr(output, "get_output"):
+        return output
+    mixer.copy(self.output_copy_stream, self.main_stream)
+    if mixer.is_on:
+        get = output.get_output
+
+        def get_output() -> Any:
+            done = get()
+            setattr(done, ahead.NAME, mixer.report(earlier))
+            return done
+
+        output.get_output = get_output
+    return output
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """Facts on their way to the host. source: kept, since another stream reads it."""
+
+    names: list[str]
+    facts: Int32
+    event: Any
+    source: torch.Tensor
+
+
+class Mixer:
+    """Writes the drafts of one worker: by the model drafter, by retrieval, or by both.
+
+    ``copied``: names of the latest batch, with its facts on their way to the host.
+    """
+
+    failure = "draftwise failed in a worker: vLLM's own drafts are verified from here on"
+
+    def __init__(self, speculator: Any, config: Any, device: Any, req_states: Any) -> None:
+        from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
+
+        from draftwise.integrations.vllm.kernels import ROW, Drafting
+
+        self.has_failed = False
+        self.has_head = not config.speculative_config.use_ngram()
+        self._head, self._observe = (
+            speculator.propose,
+            getattr(speculator, "observe_verification", None),
+        )
+        self._states, self._device = req_states, device
+        num, width = req_states.max_num_reqs, req_states.num_speculative_steps
+        if self.has_head:
+            req_states.all_token_ids = StagedWriteTensor(
+                (num, req_states.max_model_len), dtype=torch.int32, device=device
+            )
+        self._drafting = Drafting(num, req_states.max_model_len, width, device)
+        self._rows = np.zeros((num, ROW), np.int32)
+        self._rows[:, 4:] = np.ones(2, np.float32).view(np.int32)
+        self._orders: Orders | None = None
+        self._names: list[str] = []
+        self.copied: _Copied | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self._orders is not None and not self.has_failed
+
+    def take(self, orders: Orders | None) -> None:
+        """Take the orders of a step, after the runner has placed its requests in slots."""
+        self._orders = orders
+        if orders is not None:
+            self._place(orders)
+
+    @fused
+    def _place(self, orders: Orders) -> None:
+        slots, rows = self._states.req_id_to_index, self._rows
+        for name, may in orders.begun.items():
+            if (slot := slots.get(name)) is not None:
+                rows[slot, :4] = may.model, may.retrieval, may.room, 1
+                rows[slot, 4:] = np.ones(2, np.float32).view(np.int32)
+        places = [i for i, name in enumerate(orders.names) if name in slots]
+        if places:
+            own = [slots[orders.names[i]] for i in places]
+            rows[own, 4:] = np.ascontiguousarray(orders.factors[places], np.float32).view(np.int32)
+
+    def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the drafter's ``propose``, with the drafts that the orders want."""
+        orders = None if kwargs.get("dummy_run") else self._orders
+        if orders is None or self.has_failed:
+            return self._plain(input_batch, *args, **kwargs)
+        num_head = min(orders.head, self._drafting.num) if self.has_head else 0
+        if self.has_head:
+            kwargs["num_speculative_tokens"] = num_head
+            head = self._plain(input_batch, *args, **kwargs)
+        else:
+            head = self._drafting.drafts
+        drafts = self._mix(orders, input_batch, args, head, num_head)
+        if drafts is None:  # the last columns may hold vLLM's placeholder
+            return head[: input_batch.num_reqs].clamp(min=0)
+        return drafts
+
+    def _plain(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        drafts: torch.Tensor = self._head(input_batch, *args, **kwargs)
+        return drafts
+
+    @fused
+    def _mix(
+        self, orders: Orders, batch: Any, args: tuple[Any, ...], head: Any, num_head: int
+    ) -> torch.Tensor:
+        num_sampled, num_rejected = args[4], args[5]
+        num, slots, states = batch.num_reqs, batch.idx_mapping_np[: batch.num_reqs], self._states
+        flat = np.concatenate([array.ravel() for array in orders.hazards])
+        rows = self._rows[slots]
+        self._rows[slots, 3] = 0
+        sent = torch.from_numpy(np.concatenate([rows.ravel(), flat.view(np.int32)]))
+        if self._device.type == "cuda":
+            sent = sent.pin_memory()
+        sent = sent.to(self._device, non_blocking=True)
+        self._drafting(
+            states.all_token_ids.gpu, states.total_len.gpu, batch.idx_mapping[:num],
+            num_sampled[:num], num_rejected[:num], head, num_head,
+            sent[rows.size :].view(torch.float32), sent[: rows.size].view(num, -1), orders.price,
+            int(batch.seq_lens_cpu_upper_bound[:num].max()) + 1,
+        )  # fmt: skip
+        self._names = list(batch.req_ids)
+        return self._drafting.drafts[:num]
+
+    def observe_verification(
+        self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
+    ) -> None:
+        """As the drafter's; tokens of retrieval teach vLLM nothing about the model's."""
+        if self._observe is None:
+            return
+        if self.is_on:
+            by_model = self._drafting.memory[idx_mapping, 1]
+            kept = (num_sampled - 1).clamp(min=0)
+            admitted = torch.minimum(kept + num_rejected, by_model)
+            kept = torch.minimum(kept, admitted)
+            is_plain = by_model == 0
+            num_sampled = torch.where(is_plain, 0, kept + 1).to(num_sampled.dtype)
+            num_rejected = torch.where(is_plain, 0, admitted - kept).to(num_rejected.dtype)
+        self._observe(idx_mapping, num_sampled, num_rejected)
+
+    def copy(self, copy_stream: Any, main_stream: Any) -> None:
+        """Start to copy the facts of the latest drafts to the host, beside the next step."""
+        self.copied = None
+        if self.is_on:
+            self._copy(copy_stream, main_stream)
+
+    @fused
+    def _copy(self, copy_stream: Any, main_stream: Any) -> None:
+        from vllm.v1.worker.gpu.async_utils import async_copy_to_np, stream
+
+        facts = self._drafting.facts[: len(self._names)].clone()
+        with stream(copy_stream, main_stream):
+            copy_stream.wait_stream(main_stream)
+            done = async_copy_to_np(facts)
+            event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event.record(copy_stream)
+        self.copied = _Copied(self._names, done, event, facts)
+
+    def report(self, copied: _Copied | None) -> Report | None:
+        """Facts of earlier drafts, once they have arrived; None after a failure."""
+        if self.has_failed:
+            return None
+        if copied is None:
+            return Report((), self._drafting.facts[:0].cpu().numpy())
+        copied.event.synchronize()
+        return Report(copied.names, copied.facts)

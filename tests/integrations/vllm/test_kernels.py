@@ -1,0 +1,153 @@
+"""The kernels of runner V2 draft what their specification drafts, on random texts.
+
+Triton's interpreter runs them without a GPU. PyPI's triton has 190 MB and is not among the test
+dependencies: ``pip install triton==3.8.0``, or ``make test-vllm``.
+"""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwise.controller import mixing
+from draftwise.controller.acceptance import new_tables
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+triton = pytest.importorskip("triton", reason="the kernels need triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NUM, WIDTH = 6, 2500
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreter() -> None:
+    """Triton's interpreter as the driver of a machine without a GPU."""
+    if DEVICE == "cpu":
+        from triton import backends
+
+        driver = SimpleNamespace(is_active=lambda: True)
+        backends.backends["cpu"] = SimpleNamespace(compiler=None, driver=driver)
+
+
+def tables(rng: np.random.Generator) -> mixing.Hazards:
+    """Random hazards that respect neither order nor bounds."""
+    made = new_tables(NUM)
+    for table in (made.model, made.matches):
+        table[..., 0] = rng.random(table.shape[:-1]) * table[..., 1] * 1.1
+    return mixing.hazards_of(made)
+
+
+class Batch:
+    """Texts in shuffled slots. Rows that sampled nothing are parts of prompts."""
+
+    def __init__(self, rng: np.random.Generator, num_rows: int, num_head: int) -> None:
+        self.rng, self.num_head = rng, num_head
+        alphabet = int(rng.choice([2, 3, 8, 200]))
+        lengths = [int(n) for n in rng.choice([1, 2, 3, 30, 70, 1023, 1024, 1025, 2400], num_rows)]
+        self.texts = [rng.integers(0, alphabet, n).astype(np.int32) for n in lengths]
+        self.heads = [rng.integers(0, alphabet, num_head).astype(np.int32) for _ in self.texts]
+        for text, head in zip(self.texts, self.heads, strict=True):
+            if len(text) > 100 and rng.random() < 0.7:  # a long match, of the text or of both
+                num, at = int(rng.integers(5, 45)), int(rng.integers(0, len(text) - 60))
+                copied = text[at : at + num].copy()
+                after = min(num_head, num) * int(rng.random() < 0.5)
+                text[len(text) - num + after :] = copied[: num - after]
+                head[:after] = copied[num - after :]
+        self.slots = rng.permutation(num_rows + 2)[:num_rows]
+        self.sampled = rng.integers(0, 4, num_rows)
+        self.outcomes = rng.integers(0, 4, num_rows)
+        self.rows = [
+            mixing.Row(
+                int(self.outcomes[i]), (float(rng.choice([0.5, 1.7])), float(rng.random() + 0.3)),
+                bool(rng.random() < 0.8), bool(rng.random() < 0.8), int(rng.integers(0, NUM + 3)),
+            )
+            for i in range(num_rows)
+        ]  # fmt: skip
+
+    def draft(self, hazards: mixing.Hazards, price: float) -> Any:
+        from draftwise.integrations.vllm.kernels import ROW, Drafting
+
+        num_slots = len(self.texts) + 2
+        drafting = Drafting(num_slots, WIDTH, NUM, torch.device(DEVICE))
+        text = np.full((num_slots, WIDTH), 7, np.int32)
+        lengths = np.zeros(num_slots, np.int32)
+        given = np.zeros((len(self.texts), ROW), np.int32)
+        for i, (slot, row) in enumerate(zip(self.slots, self.rows, strict=True)):
+            text[slot, : len(self.texts[i])] = self.texts[i]
+            lengths[slot] = len(self.texts[i])
+            given[i, :4] = row.may_use_model, row.may_use_retrieval, row.room, 0
+            given[i, 4:] = np.array(row.factors, np.float32).view(np.int32)
+            drafting.memory[slot, 0] = row.outcome
+        head = np.full((len(self.texts), NUM), 9, np.int64)
+        for i, own in enumerate(self.heads):
+            head[i, : self.num_head] = own
+        flat = np.concatenate([hazards.model.ravel(), hazards.matches.ravel()])
+        arrays = text, lengths, self.slots, self.sampled, 0 * self.sampled, head
+        text, lengths, slots, sampled, rejected, head = (
+            torch.from_numpy(array).to(DEVICE) for array in arrays
+        )
+        drafting(
+            text, lengths, slots, sampled.int(), rejected.int(), head, self.num_head,
+            torch.from_numpy(flat).to(DEVICE), torch.from_numpy(given).to(DEVICE), price,
+            int(lengths.max()),
+        )  # fmt: skip
+        return drafting
+
+
+@pytest.mark.parametrize("num_head", [0, 1, 3, NUM])
+@pytest.mark.parametrize("seed", range(3))
+def test_drafts_are_those_of_the_specification(seed: int, num_head: int) -> None:
+    rng = np.random.default_rng(10 * seed + num_head)
+    batch, hazards, price = Batch(rng, 10, num_head), tables(rng), float(rng.choice([0.0, 0.3]))
+    done = batch.draft(hazards, price)
+    for i, (text, head, row) in enumerate(zip(batch.texts, batch.heads, batch.rows, strict=True)):
+        facts = done.facts[i].tolist()
+        drafter, num_written = facts[-2:]
+        if not batch.sampled[i]:
+            assert (drafter, num_written) == (mixing.NOTHING, -1)
+            continue
+        wanted = mixing.mix(text, head, hazards, row, price)
+        own, after = wanted.matches
+        assert facts[:NUM] == wanted.own.tolist()
+        assert facts[NUM : 2 * NUM] == wanted.after.tolist()
+        assert facts[2 * NUM : 3 * NUM] == head.tolist() + [-1] * (NUM - num_head)
+        found = [own.length, own.hits, own.agree, after.length, after.hits, after.agree]
+        assert facts[3 * NUM : -2] == found
+        assert (drafter, num_written) == (wanted.drafter, num_head)
+        assert done.drafts[i].tolist() == wanted.draft.tolist()
+        assert done.confidence[i].tolist() == pytest.approx(wanted.confidence.tolist(), abs=1e-5)
+        assert done.memory[batch.slots[i]].tolist() == [
+            row.outcome, num_head * (drafter == mixing.MODEL)
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("played", "sampled", "rejected", "is_new", "outcome"),
+    [
+        (3, 1, 4, 0, 1), (3, 2, 2, 0, 2), (3, 4, 2, 0, 3), (3, 3, 0, 0, 3), (3, 1, 0, 0, 2),
+        (0, 3, 1, 0, 2), (3, 0, 0, 0, 2), (3, 2, 2, 1, 0),
+    ],
+)  # fmt: skip
+def test_the_outcome_of_the_model_s_last_draft(
+    played: int, sampled: int, rejected: int, is_new: int, outcome: int
+) -> None:
+    """The first outcome is 2; drafts without the model's tokens, and prompts, leave it."""
+    from draftwise.integrations.vllm.kernels import ROW, Drafting
+
+    drafting = Drafting(1, 64, NUM, torch.device(DEVICE))
+    drafting.memory[0] = torch.tensor([2, played])
+    rng = np.random.default_rng(0)
+    one, row = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.zeros((1, ROW))
+    row = torch.tensor([[1, 1, NUM, is_new, 0, 0]], dtype=torch.int32, device=DEVICE)
+    flat = np.concatenate([array.ravel() for array in tables(rng)])
+    drafting(
+        torch.ones((1, 64), dtype=torch.int32, device=DEVICE), one + 9, one, one + sampled,
+        one + rejected, torch.ones((1, NUM), dtype=torch.int64, device=DEVICE), 2,
+        torch.from_numpy(flat).to(DEVICE), row, 0.1, 9,
+    )  # fmt: skip
+    assert drafting.memory[0, 0] == outcome

@@ -1,0 +1,29 @@
+"""vLLM's model runner V2 with asynchronous scheduling on a CPU, by Triton's interpreter.
+
+vLLM runs V2 on GPUs only. Its kernels are Triton's, which PyPI's ``triton`` interprets without a
+GPU, slowly but exactly; the CPU platform would switch asynchronous scheduling off.
+"""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+
+def use_runner_v2() -> None:
+    """Switch this process to runner V2; call before anything imports vLLM."""
+    os.environ |= {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+    import triton.backends
+
+    driver = SimpleNamespace(is_active=lambda: True)
+    triton.backends.backends["cpu"] = SimpleNamespace(compiler=None, driver=driver)
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config.__func__
+
+    def keep_asynchronous(cls: Any, config: Any) -> None:
+        check(cls, config)
+        config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(keep_asynchronous)
