@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from draftwise import zoo
-from draftwise.controller.mixing import MODEL, NOTHING
+from draftwise.controller import BY_MODEL, BY_NOBODY
 from draftwise.integrations.vllm import plugin
 from draftwise.integrations.vllm.ahead import NUM_FACTS, Report
 from vllm_e2e.jobs import DRAFT_MODEL
@@ -123,7 +123,7 @@ class Device:
         facts = np.full((len(names), 3 * longest + NUM_FACTS), -1, np.int32)
         facts[:, 2 * longest : 2 * longest + told] = 7
         facts[:, 3 * longest : -2] = 0
-        facts[:, -2:] = MODEL if told else NOTHING, told
+        facts[:, -2:] = BY_MODEL if told else BY_NOBODY, told
         return Report(names, facts)
 
     @staticmethod

@@ -117,7 +117,7 @@ def faults() -> dict[str, Any]:
         return fail(AsyncAdapter, name)
 
     def of_controller() -> None:
-        from draftwise.controller.controller import Controller
+        from draftwise.controller import Controller
 
         fail(Controller, "observe")
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from draftwise.controller.kernels import (
         CATCH_UP, LONGEST_CONTEXT, LONGEST_MATCH, MAX_HITS, NUM_ORDERS, PATIENCE,
     )
+    from draftwise.controller.mixing import (
+        MODEL as BY_MODEL, NOTHING as BY_NOBODY, RETRIEVAL as BY_RETRIEVAL, Hazards, Match, Mixed,
+        Row, follow, hazards_of, match as find_match, mix,
+    )
     from draftwise.controller.retrieval import (
         PROMPT_TAIL, SLICE, Proposals, RetrievalIndex, capacity_for,
     )

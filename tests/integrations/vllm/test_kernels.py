@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.controller import mixing
-from draftwise.controller.acceptance import new_tables
+from draftwise.controller import BY_MODEL, BY_NOBODY, Hazards, Row, hazards_of, mix, new_tables
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -34,12 +33,12 @@ def interpreter() -> None:
         backends.backends["cpu"] = SimpleNamespace(compiler=None, driver=driver)
 
 
-def tables(rng: np.random.Generator) -> mixing.Hazards:
+def tables(rng: np.random.Generator) -> Hazards:
     """Random hazards that respect neither order nor bounds."""
     made = new_tables(NUM)
     for table in (made.model, made.matches):
         table[..., 0] = rng.random(table.shape[:-1]) * table[..., 1] * 1.1
-    return mixing.hazards_of(made)
+    return hazards_of(made)
 
 
 class Batch:
@@ -62,14 +61,14 @@ class Batch:
         self.sampled = rng.integers(0, 4, num_rows)
         self.outcomes = rng.integers(0, 4, num_rows)
         self.rows = [
-            mixing.Row(
+            Row(
                 int(self.outcomes[i]), (float(rng.choice([0.5, 1.7])), float(rng.random() + 0.3)),
                 bool(rng.random() < 0.8), bool(rng.random() < 0.8), int(rng.integers(0, NUM + 3)),
             )
             for i in range(num_rows)
         ]  # fmt: skip
 
-    def draft(self, hazards: mixing.Hazards, price: float) -> Any:
+    def draft(self, hazards: Hazards, price: float) -> Any:
         from draftwise.integrations.vllm.kernels import ROW, Drafting
 
         num_slots = len(self.texts) + 2
@@ -109,9 +108,9 @@ def test_drafts_are_those_of_the_specification(seed: int, num_head: int) -> None
         facts = done.facts[i].tolist()
         drafter, num_written = facts[-2:]
         if not batch.sampled[i]:
-            assert (drafter, num_written) == (mixing.NOTHING, -1)
+            assert (drafter, num_written) == (BY_NOBODY, -1)
             continue
-        wanted = mixing.mix(text, head, hazards, row, price)
+        wanted = mix(text, head, hazards, row, price)
         own, after = wanted.matches
         assert facts[:NUM] == wanted.own.tolist()
         assert facts[NUM : 2 * NUM] == wanted.after.tolist()
@@ -122,7 +121,7 @@ def test_drafts_are_those_of_the_specification(seed: int, num_head: int) -> None
         assert done.drafts[i].tolist() == wanted.draft.tolist()
         assert done.confidence[i].tolist() == pytest.approx(wanted.confidence.tolist(), abs=1e-5)
         assert done.memory[batch.slots[i]].tolist() == [
-            row.outcome, num_head * (drafter == mixing.MODEL)
+            row.outcome, num_head * (drafter == BY_MODEL)
         ]  # fmt: skip
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.controller import Controller, Limits, Step
-from draftwise.controller.mixing import MODEL, NOTHING
+from draftwise.controller import BY_MODEL, BY_NOBODY, Controller, Limits, Step
 from draftwise.integrations.vllm.ahead import NUM_FACTS, AsyncAdapter, Report, Reports
 from integrations.vllm.fakes import params
 
@@ -70,7 +69,7 @@ class FakeAsync:
         facts = np.full((len(names), 3 * self.longest + NUM_FACTS), -1, np.int32)
         facts[:, 2 * self.longest : 2 * self.longest + told] = 0
         facts[:, 3 * self.longest : -2] = 0
-        facts[:, -2:] = MODEL if told else NOTHING, told
+        facts[:, -2:] = BY_MODEL if told else BY_NOBODY, told
         earlier, self.written = self.written, Report(names, facts)
         return earlier or Report((), facts[:0])
 

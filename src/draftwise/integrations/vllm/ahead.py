@@ -197,8 +197,9 @@ class AsyncAdapter(Adapter):
 
         Raises the failure of the workers, if they report no drafts.
         """
-        report = getattr(output, NAME, None)
-        if report is None and getattr(scheduled, NAME, None) is not None:
+        is_ordered = getattr(scheduled, NAME, None) is not None
+        is_run = scheduled.total_num_scheduled_tokens > 0
+        if is_ordered and is_run and getattr(output, NAME, None) is None:
             raise RuntimeError("a worker failed: its log says why")
         super().learn(scheduled, output)
 
