@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         CATCH_UP, LONGEST_CONTEXT, LONGEST_MATCH, MAX_HITS, NUM_ORDERS, PATIENCE,
     )
     from draftwise.controller.mixing import (
-        MODEL as BY_MODEL, NOTHING as BY_NOBODY, RETRIEVAL as BY_RETRIEVAL, Hazards, Match, Mixed,
-        Row, follow, hazards_of, match as find_match, mix,
+        MODEL as BY_MODEL, NOTHING as BY_NOBODY, RETRIEVAL as BY_RETRIEVAL, Hazards, History,
+        Match, Mixed, Row, follow, hazards_of, match as find_match, mix,
     )
     from draftwise.controller.retrieval import (
         PROMPT_TAIL, SLICE, Proposals, RetrievalIndex, capacity_for,

@@ -14,13 +14,22 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.controller import BY_MODEL, BY_NOBODY, Hazards, Row, hazards_of, mix, new_tables
+from draftwise.controller import (
+    BY_MODEL,
+    BY_NOBODY,
+    Hazards,
+    History,
+    Row,
+    hazards_of,
+    mix,
+    new_tables,
+)
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 triton = pytest.importorskip("triton", reason="the kernels need triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-NUM, WIDTH = 6, 2500
+NUM, WIDTH, RING = 6, 2500, 1100
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,7 +53,9 @@ def tables(rng: np.random.Generator) -> Hazards:
 class Batch:
     """Texts in shuffled slots. Rows that sampled nothing are parts of prompts."""
 
-    def __init__(self, rng: np.random.Generator, num_rows: int, num_head: int) -> None:
+    def __init__(
+        self, rng: np.random.Generator, num_rows: int, num_head: int, num_answers: int | None = None
+    ) -> None:
         self.rng, self.num_head = rng, num_head
         alphabet = int(rng.choice([2, 3, 8, 200]))
         lengths = [int(n) for n in rng.choice([1, 2, 3, 30, 70, 1023, 1024, 1025, 2400], num_rows)]
@@ -60,19 +71,34 @@ class Batch:
         self.slots = rng.permutation(num_rows + 2)[:num_rows]
         self.sampled = rng.integers(0, 4, num_rows)
         self.outcomes = rng.integers(0, 4, num_rows)
+        self.tenants = rng.integers(-1, 2, num_rows)
+        self.answers = [] if num_answers is None else self.history(num_answers, alphabet)
         self.rows = [
             Row(
                 int(self.outcomes[i]), (float(rng.choice([0.5, 1.7])), float(rng.random() + 0.3)),
                 bool(rng.random() < 0.8), bool(rng.random() < 0.8), int(rng.integers(0, NUM + 3)),
+                int(self.tenants[i]),
             )
             for i in range(num_rows)
         ]  # fmt: skip
+
+    def history(self, num: int, alphabet: int) -> list[tuple[np.ndarray, int]]:
+        """Answers that repeat parts of the texts and heads, with their tenants."""
+        rng, found = self.rng, []
+        for i in rng.integers(0, len(self.texts), num):
+            end = np.concatenate([self.texts[i][-40:], self.heads[i]])
+            end = end[: len(end) - int(rng.integers(0, 2)) * self.num_head]
+            more = rng.integers(0, alphabet, int(rng.integers(0, 12)))
+            found.append((np.concatenate([end, more]).astype(np.int32), int(rng.integers(0, 2))))
+        return found
 
     def draft(self, hazards: Hazards, price: float) -> Any:
         from draftwise.integrations.vllm.kernels import ROW, Drafting
 
         num_slots = len(self.texts) + 2
-        drafting = Drafting(num_slots, WIDTH, NUM, torch.device(DEVICE))
+        drafting = Drafting(num_slots, WIDTH, NUM, torch.device(DEVICE), RING * bool(self.answers))
+        for answer, tenant in self.answers:
+            drafting.remember(torch.from_numpy(answer).to(DEVICE), tenant)
         text = np.full((num_slots, WIDTH), 7, np.int32)
         lengths = np.zeros(num_slots, np.int32)
         given = np.zeros((len(self.texts), ROW), np.int32)
@@ -80,7 +106,8 @@ class Batch:
             text[slot, : len(self.texts[i])] = self.texts[i]
             lengths[slot] = len(self.texts[i])
             given[i, :4] = row.may_use_model, row.may_use_retrieval, row.room, 0
-            given[i, 4:] = np.array(row.factors, np.float32).view(np.int32)
+            given[i, 4:6] = np.array(row.factors, np.float32).view(np.int32)
+            given[i, 6] = row.tenant
             drafting.memory[slot, 0] = row.outcome
         head = np.full((len(self.texts), NUM), 9, np.int64)
         for i, own in enumerate(self.heads):
@@ -99,18 +126,24 @@ class Batch:
 
 
 @pytest.mark.parametrize("num_head", [0, 1, 3, NUM])
-@pytest.mark.parametrize("seed", range(3))
-def test_drafts_are_those_of_the_specification(seed: int, num_head: int) -> None:
-    rng = np.random.default_rng(10 * seed + num_head)
-    batch, hazards, price = Batch(rng, 10, num_head), tables(rng), float(rng.choice([0.0, 0.3]))
+@pytest.mark.parametrize("num_answers", [None, 3, 60])
+def test_drafts_are_those_of_the_specification(num_answers: int | None, num_head: int) -> None:
+    """60 answers fill the ring more than once."""
+    rng = np.random.default_rng(10 * (num_answers or 0) + num_head)
+    batch, hazards, price = (
+        Batch(rng, 10, num_head, num_answers),
+        tables(rng),
+        float(rng.choice([0.0, 0.3])),
+    )
     done = batch.draft(hazards, price)
+    history = History(done.ring.cpu().numpy(), done.owners.cpu().numpy(), done.newest)
     for i, (text, head, row) in enumerate(zip(batch.texts, batch.heads, batch.rows, strict=True)):
         facts = done.facts[i].tolist()
         drafter, num_written = facts[-2:]
         if not batch.sampled[i]:
             assert (drafter, num_written) == (BY_NOBODY, -1)
             continue
-        wanted = mix(text, head, hazards, row, price)
+        wanted = mix(text, head, hazards, row, price, history if batch.answers else None)
         own, after = wanted.matches
         assert facts[:NUM] == wanted.own.tolist()
         assert facts[NUM : 2 * NUM] == wanted.after.tolist()
@@ -142,7 +175,7 @@ def test_the_outcome_of_the_model_s_last_draft(
     drafting.memory[0] = torch.tensor([2, played])
     rng = np.random.default_rng(0)
     one, row = torch.zeros(1, dtype=torch.int32, device=DEVICE), torch.zeros((1, ROW))
-    row = torch.tensor([[1, 1, NUM, is_new, 0, 0]], dtype=torch.int32, device=DEVICE)
+    row = torch.tensor([[1, 1, NUM, is_new, 0, 0, 0]], dtype=torch.int32, device=DEVICE)
     flat = np.concatenate([array.ravel() for array in tables(rng)])
     drafting(
         torch.ones((1, 64), dtype=torch.int32, device=DEVICE), one + 9, one, one + sampled,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.controller import BY_MODEL, BY_NOBODY, Controller, Limits, Step
+from draftwise.controller import BY_MODEL, BY_NOBODY, BY_RETRIEVAL, Controller, Limits, Step
 from draftwise.integrations.vllm.ahead import NUM_FACTS, AsyncAdapter, Report, Reports
 from integrations.vllm.fakes import params
 
@@ -41,7 +41,7 @@ class FakeAsync:
             request_id=name, cache_salt=None, lora_request=None, is_finished=lambda: False,
             num_output_placeholders=0, all_token_ids=[1] * 9, spec_token_ids=[], num_tokens=9,
             is_prefill_chunk=False, sampling_params=params(), use_structured_output=False,
-            max_tokens=40_000, num_output_tokens=0, prompt_token_ids=[1],
+            max_tokens=40_000, num_output_tokens=0, prompt_token_ids=[1], num_prompt_tokens=9,
         )  # fmt: skip
 
     def schedule(self) -> Any:
@@ -253,3 +253,56 @@ def test_what_was_learnt_is_taken_up() -> None:
         engine.scheduled.clear()
         engine.run(30)
     assert sum(second.scheduled) > 0.8 * sum(first.scheduled)
+
+
+def test_answers_enter_the_history_of_their_tenant() -> None:
+    engine = FakeAsync(0.5, token_s=0.1)
+    requests = engine.requests
+    requests["r1"].cache_salt = "a"
+    requests["r2"].sampling_params = params(extra_args={"private": True})
+    requests["r3"].sampling_params = params(presence_penalty=0.5)
+    engine.run(6)
+    for request in list(requests.values())[:3]:
+        request.num_tokens, request.num_output_tokens = 30, 21
+        del requests[request.request_id]
+    engine.run(1)
+    ended = engine.schedule().draftwise.ended
+    assert [(name, begin, end) for name, begin, end, _ in ended] == [("r0", 1, 30), ("r1", 1, 30)]
+    assert ended[0].tenant != ended[1].tenant
+    assert not engine.schedule().draftwise.ended
+    engine.adapter.forget()
+    assert [engine.schedule().draftwise.forgets for _ in range(2)] == [True, False]
+
+
+def test_a_worker_that_reports_nothing_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """The scheduler gives no more orders, and vLLM's drafter its fixed length; steps go on."""
+    engine = FakeAsync(0.9, token_s=0.01)
+    engine.run(20)
+    engine.report = lambda _: None
+    engine.run(1)
+    assert engine.adapter.has_failed
+    assert engine.adapter.orders(None) is None
+    assert engine.adapter[4] == engine.longest
+    assert len([r for r in caplog.records if "draftwise failed" in r.message]) == 1
+
+
+def test_retrieval_that_the_device_reports_is_learnt_and_chosen() -> None:
+    """All retrieved tokens are right: the requests verify them, whatever the head offers."""
+
+    class Copying(FakeAsync):
+        def report(self, scheduled: Any) -> Report:
+            told, names = scheduled.draftwise.head, list(scheduled.num_scheduled_tokens)
+            facts = np.full((len(names), 3 * self.longest + NUM_FACTS), -1, np.int32)
+            facts[:, : self.longest] = 0
+            facts[:, 3 * self.longest :] = 9, 1, 1, 0, 0, 0, BY_RETRIEVAL, told
+            earlier, self.written = self.written, Report(names, facts)
+            return earlier or Report((), facts[:0])
+
+    engine = Copying(1.0, token_s=0.02)
+    engine.run(60)
+    counts = engine.adapter.counts
+    assert counts.accepted["retrieval"] > 0.9 * counts.drafted["retrieval"] > 300
+    assert counts.drafted["model"] == 0
+    assert min(engine.scheduled[-20:]) == 4 * engine.longest
+    state = np.array(engine.controller.state()["acceptance"]["matches"])
+    assert state[1, 5, 0] / state[1, 5, 1] < 0.1  # the token after a short draft is another one

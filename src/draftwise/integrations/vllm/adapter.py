@@ -74,11 +74,14 @@ class _Ended:
 
 @dataclass(slots=True)
 class _Row:
-    """A decoding request. length: of its text. num_model: tokens of its draft by the model."""
+    """A decoding request. length: of its text. tenant, shares: of its answer in the history.
+    num_model: tokens of its draft by the model."""
 
     length: int
     max_draft: int
     label: str
+    tenant: int = 0
+    shares: bool = False
     num_model: int = 0
 
 
@@ -316,16 +319,18 @@ class Adapter:
             limit = 0
         num, left = request.num_tokens, int(request.max_tokens - request.num_output_tokens)
         is_private = wishes.private or request.use_structured_output
+        tenant = self._tenants.number(request)
+        shares = can_draft and not is_private and not distorts(params)
         self.controller.begin(
             request.request_id,
             self._text(request),
-            tenant=self._tenants.number(request),
-            shares=can_draft and not is_private and not distorts(params),
+            tenant=tenant,
+            shares=shares,
             model=limit > 0 and MODEL in wishes.drafters,
             retrieval=limit > 0 and RETRIEVAL in wishes.drafters,
             num_left=left if num + left < self._max_model_len else None,
         )
-        row = self._rows[request.request_id] = _Row(num, limit, wishes.label)
+        row = self._rows[request.request_id] = _Row(num, limit, wishes.label, tenant, shares)
         return row
 
     def _text(self, request: Any) -> Sequence[int]:

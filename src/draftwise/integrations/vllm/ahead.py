@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from draftwise.controller import mixing
 from draftwise.controller.acceptance import Int32
 from draftwise.controller.mixing import Hazards
-from draftwise.controller.retrieval import Numbers, Proposals, Tokens
+from draftwise.controller.retrieval import PROMPT_TAIL, Numbers, Proposals, Tokens
 from draftwise.integrations.vllm.adapter import Adapter, fused, timed, verifies
 from draftwise.integrations.vllm.options import MODEL, RETRIEVAL
 from draftwise.types import Floats
@@ -29,11 +29,22 @@ NAME = "draftwise"
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """What a request may use on the device. room: maximum tokens of its drafts."""
+    """What a request may use on the device. room: maximum tokens of its drafts. tenant: whose
+    history."""
 
     model: bool
     retrieval: bool
     room: int
+    tenant: int
+
+
+class Answer(NamedTuple):
+    """An answer that enters the history: tokens ``begin`` to ``end`` of an ended request."""
+
+    name: str
+    begin: int
+    end: int
+    tenant: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +53,8 @@ class Orders:
 
     head: tokens that the model drafter writes. price: expected tokens that a verified token must
     bring. hazards: of the tables of all requests. names, factors: [requests, 2] of the hazards.
-    begun: requests that begin, or begin again, in a slot of the worker.
+    begun: requests that begin, or begin again, in a slot of the worker. ended: answers for the
+    history. forgets: whether the history is cleared first.
     """
 
     head: int
@@ -51,6 +63,8 @@ class Orders:
     names: Sequence[str] = ()
     factors: Floats = field(default_factory=lambda: np.ones((0, 2), np.float32))
     begun: Mapping[str, Permission] = field(default_factory=dict)
+    ended: Sequence[Answer] = ()
+    forgets: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +148,9 @@ class AsyncAdapter(Adapter):
         self._wanted: dict[str, int] = {}
         self._usual, self._told = 0.0, 0
         self._changed: set[str] = set()
+        self._running: dict[str, Any] = {}
+        self._answers: list[Answer] = []
+        self._forgets = False
 
     def __getitem__(self, num_requests: int) -> int:
         """Columns of the drafts that a step writes (vLLM's ``dynamic_sd_lookup``)."""
@@ -168,9 +185,12 @@ class AsyncAdapter(Adapter):
         names = [id_ for id_ in self._changed if id_ in controller]
         self._changed.clear()
         self._told = controller.num_to_draft
+        (answers, self._answers), (forgets, self._forgets) = (
+            (self._answers, []), (self._forgets, False)
+        )  # fmt: skip
         return Orders(
             self._told, controller.price, controller.hazards, names,
-            controller.factors(names).astype(np.float32), begun,
+            controller.factors(names).astype(np.float32), begun, answers, forgets,
         )  # fmt: skip
 
     def _permission(self, id_: str) -> Permission:
@@ -182,6 +202,7 @@ class AsyncAdapter(Adapter):
         return Permission(
             limits.model and room > 0 and MODEL in wishes.drafters,
             limits.retrieval and room > 0 and RETRIEVAL in wishes.drafters, room,
+            self._tenants.number(request),
         )  # fmt: skip
 
     @fused
@@ -251,6 +272,24 @@ class AsyncAdapter(Adapter):
         chains = self.controller.choose(names, rooms, offers)
         self._wanted = dict(zip(names, map(len, chains), strict=True))
         self._usual = sum(self._wanted.values()) / max(len(names), 1)
+
+    def _begin(self, request: Any) -> Any:
+        self._running[request.request_id] = request
+        return super()._begin(request)
+
+    def _end_finished(self) -> None:
+        for id_ in self._running.keys() - self._requests.keys():
+            request, row = self._running.pop(id_), self._rows[id_]
+            if row.shares and request.num_output_tokens:
+                begin = max(request.num_prompt_tokens - PROMPT_TAIL, 0)
+                self._answers.append(Answer(id_, begin, request.num_tokens, row.tenant))
+        super()._end_finished()
+
+    @fused
+    def forget(self) -> None:
+        """Drop the history, because the weights may have changed."""
+        self._answers, self._forgets = [], True
+        super().forget()
 
     def _num_drafted(self, scheduled: Any) -> int:
         orders = getattr(scheduled, NAME, None)

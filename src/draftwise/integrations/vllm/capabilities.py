@@ -69,6 +69,7 @@ v1/core/sched/async_scheduler.py AsyncScheduler._update_after_schedule scheduler
 v1/core/sched/async_scheduler.py AsyncScheduler._update_after_schedule spec_token_ids
 v1/core/sched/output.py SchedulerOutput scheduled_new_reqs
 v1/core/sched/output.py NewRequestData req_id
+v1/request.py Request num_prompt_tokens
 v1/core/sched/async_scheduler.py AsyncScheduler._update_after_schedule num_output_placeholders
 v1/engine/core.py EngineCore.step_with_batch_queue get_grammar_bitmask update_from_output
 config/speculative.py SpeculativeConfig use_multi_module_mtp enable_adaptive_verification

@@ -1,8 +1,8 @@
 """Kernels that choose drafts on the device; ``draftwise.controller.mixing`` is their specification.
 
-``scan`` compares every place of a text with the text's end, a block of places in each program;
-``mix`` reduces the blocks of a request, and writes its draft. A row without a new token (a part of
-a prompt) gets no draft.
+``scan`` compares every place of a text with the text's end, ``recall`` every place of the history
+with the ends of several texts, a block of places in each program; ``mix`` reduces the blocks of a
+request, and writes its draft. A row without a new token (a part of a prompt) gets no draft.
 """
 
 from __future__ import annotations
@@ -21,17 +21,57 @@ NOTHING, RETRIEVAL, MODEL = (
     tl.constexpr(drafter) for drafter in (mixing.NOTHING, mixing.RETRIEVAL, mixing.MODEL)
 )
 FOUND = 5
-"""Numbers of a match: its length, place, hits, and the least and largest next token."""
+"""Numbers of a match: its length, latest place (in the history: its age), hits, and the least and
+largest next token."""
 NUM_FOUND = tl.constexpr(FOUND)
 FACTS = 8
 """Numbers of a row after its own, after and head's tokens: twice length, hits and whether the next
 tokens agree, then the drafter, and the tokens that the head wrote."""
 NUM_FACTS = tl.constexpr(FACTS)
-ROW = 6
+ROW = 7
 """Numbers of a row that the host sends: whether it may use the model, retrieval, its room, whether
-it is new in its slot, and its two factors (as bits of float32)."""
+it is new in its slot, its two factors (as bits of float32), and its tenant."""
 NUM_ROW = tl.constexpr(ROW)
 BLOCK = 1024
+GROUP = 8  # rows of a program of ``recall``, which reads its block once
+
+
+@triton.jit
+def _end_token(text_ptr, num, head_ptr, num_drafted, j):
+    """Token j from the end of text and draft; -2 before its start."""
+    from_head = j < num_drafted
+    at = num + num_drafted - 1 - j
+    drafted = tl.load(head_ptr + num_drafted - 1 - j, mask=from_head, other=-2).to(tl.int32)
+    written = tl.load(text_ptr + at, mask=(~from_head) & (at >= 0), other=-2)
+    return tl.where(from_head, drafted, written)
+
+
+@triton.jit
+def _store_found(found_ptr, lengths, order, nexts_ptr):
+    """Store the longest match of a block of places, and the last in ``order`` that has it."""
+    longest = tl.max(lengths, axis=0)
+    is_hit = (lengths == longest) & (longest > 0)
+    nexts = tl.load(nexts_ptr, mask=is_hit, other=0)
+    tl.store(found_ptr, longest)
+    tl.store(found_ptr + 1, tl.max(tl.where(is_hit, order, 0), axis=0))
+    tl.store(found_ptr + 2, tl.sum(is_hit.to(tl.int32), axis=0))
+    tl.store(found_ptr + 3, tl.min(tl.where(is_hit, nexts, 0x7FFFFFFF), axis=0))
+    tl.store(found_ptr + 4, tl.max(tl.where(is_hit, nexts, -1), axis=0))
+
+
+@triton.jit
+def _extend(lengths, alive, tokens_ptr, places, text_ptr, num, head_ptr, num_drafted, j):
+    """Lengths of matches before ``places`` that are ``alive`` after j tokens."""
+    num_alive = tl.sum(alive.to(tl.int32), axis=0)
+    while num_alive > 0:
+        token = _end_token(text_ptr, num, head_ptr, num_drafted, j)
+        before = places - 1 - j
+        alive = alive & (before >= 0)
+        alive = alive & (tl.load(tokens_ptr + before, mask=alive, other=-1) == token)
+        lengths += alive.to(tl.int32)
+        j += 1
+        num_alive = tl.where(j < LONGEST, tl.sum(alive.to(tl.int32), axis=0), 0)
+    return lengths
 
 
 @triton.jit
@@ -43,43 +83,53 @@ def _scan_kernel(
     found_ptr += ((row * 2 + after) * num_blocks + block) * NUM_FOUND
     slot = tl.load(slots_ptr + row).to(tl.int64)
     num = tl.load(lengths_ptr + slot)
-    num_drafted = after * num_head
     is_idle = (tl.load(num_sampled_ptr + row) == 0) | ((after > 0) & (num_head == 0))
     if is_idle | (block * BLOCK >= num):
         tl.store(found_ptr, 0)
         return
     text_ptr += slot * text_stride
-    head_ptr += row * head_stride
     places = block * BLOCK + tl.arange(0, BLOCK)
-    alive = (places > 0) & (places < num)
-    lengths = tl.zeros([BLOCK], tl.int32)
-    j = 0
-    num_alive = tl.sum(alive.to(tl.int32), axis=0)
-    while num_alive > 0:
-        from_head = j < num_drafted
-        at = num + num_drafted - 1 - j
-        drafted = tl.load(head_ptr + num_drafted - 1 - j, mask=from_head, other=-2).to(tl.int32)
-        written = tl.load(text_ptr + at, mask=(~from_head) & (at >= 0), other=-2)
-        token = tl.where(from_head, drafted, written)
-        before = places - 1 - j
-        alive = alive & (before >= 0)
-        alive = alive & (tl.load(text_ptr + before, mask=alive, other=-1) == token)
-        lengths += alive.to(tl.int32)
-        j += 1
-        num_alive = tl.where(j < LONGEST, tl.sum(alive.to(tl.int32), axis=0), 0)
-    longest = tl.max(lengths, axis=0)
-    is_hit = (lengths == longest) & (longest > 0)
-    nexts = tl.load(text_ptr + places, mask=is_hit, other=0)
-    tl.store(found_ptr, longest)
-    tl.store(found_ptr + 1, tl.max(tl.where(is_hit, places, 0), axis=0))
-    tl.store(found_ptr + 2, tl.sum(is_hit.to(tl.int32), axis=0))
-    tl.store(found_ptr + 3, tl.min(tl.where(is_hit, nexts, 0x7FFFFFFF), axis=0))
-    tl.store(found_ptr + 4, tl.max(tl.where(is_hit, nexts, -1), axis=0))
+    alive, lengths = (places > 0) & (places < num), tl.zeros([BLOCK], tl.int32)
+    head_ptr += row * head_stride
+    lengths = _extend(
+        lengths, alive, text_ptr, places, text_ptr, num, head_ptr, after * num_head, 0
+    )  # fmt: skip
+    _store_found(found_ptr, lengths, places, text_ptr + places)
+
+
+@triton.jit
+def _recall_kernel(
+    ring_ptr, owners_ptr, newest, size, text_ptr, text_stride, slots_ptr, lengths_ptr,
+    num_sampled_ptr, head_ptr, head_stride, rows_ptr, found_ptr, num_rows, num_blocks, num_head,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    places = block * BLOCK + tl.arange(0, BLOCK)
+    inside = (places > 0) & (places < size)
+    inside = inside & (tl.load(ring_ptr + places, mask=inside, other=-1) >= 0)
+    before = tl.load(ring_ptr + places - 1, mask=inside, other=-1)
+    ages = (places - newest + size) % size
+    for i in range(2 * GROUP):
+        row, after = tl.program_id(1) * GROUP + i // 2, i % 2
+        if row < num_rows:
+            found = found_ptr + ((row * 2 + after) * num_blocks + block) * NUM_FOUND
+            slot = tl.load(slots_ptr + row).to(tl.int64)
+            num, num_drafted = tl.load(lengths_ptr + slot), after * num_head
+            is_idle = (tl.load(num_sampled_ptr + row) == 0) | ((after > 0) & (num_head == 0))
+            text, head = text_ptr + slot * text_stride, head_ptr + row * head_stride
+            token = _end_token(text, num, head, num_drafted, 0)
+            alive = inside & (before == token) & (~is_idle)
+            tenant = tl.load(rows_ptr + row * NUM_ROW + 6)
+            alive = alive & (tl.load(owners_ptr + places, mask=alive, other=-2) == tenant)
+            lengths = _extend(
+                alive.to(tl.int32), alive, ring_ptr, places, text, num, head, num_drafted, 1
+            )  # fmt: skip
+            _store_found(found, lengths, ages, ring_ptr + places)
 
 
 @triton.jit
 def _reduce(found_ptr, num_blocks, BLOCKS: tl.constexpr):
-    """The longest match of all blocks: length, latest place, hits, and whether they agree."""
+    """The longest match of all blocks: length, last in order, hits, and whether they agree."""
     blocks = tl.arange(0, BLOCKS)
     inside = blocks < num_blocks
     at = found_ptr + blocks * NUM_FOUND
@@ -117,23 +167,55 @@ def _bucket(match):
 
 
 @triton.jit
+def _best(
+    found_ptr, num_blocks, BLOCKS: tl.constexpr, recalled_ptr, num_recalled,
+    RECALLED: tl.constexpr, newest, size,
+):  # fmt: skip
+    """The match in the text, or a longer one in the history: ``shared``."""
+    match, place, hits, agree = _reduce(found_ptr, num_blocks, BLOCKS)
+    match2, age, hits2, agree2 = _reduce(recalled_ptr, num_recalled, RECALLED)
+    shared = match2 > match
+    place = tl.where(shared, (age + newest) % tl.maximum(size, 1), place)
+    hits, agree = tl.where(shared, hits2, hits), tl.where(shared, agree2, agree)
+    return tl.where(shared, match2, match), place, hits, agree, shared
+
+
+@triton.jit
+def _retrieved(
+    shared, match, text_ptr, head_ptr, num, num_drafted, ring_ptr, size, place, steps, inside
+):  # fmt: skip
+    """Tokens ``steps`` after a match, and whether there are any up to each."""
+    wanted = inside & (match > 0)
+    own = _follow(text_ptr, head_ptr, num, num_drafted, place, steps, wanted & (~shared))
+    at = place + steps
+    recalled = tl.load(ring_ptr + at, mask=wanted & shared & (at < size), other=-1)
+    tokens = tl.where(shared, recalled, own)
+    is_valid = tl.cumprod((wanted & (tokens >= 0)).to(tl.int32), axis=0)
+    return tokens, is_valid > 0
+
+
+@triton.jit
 def _mix_kernel(
     text_ptr, text_stride, slots_ptr, lengths_ptr, num_sampled_ptr, num_rejected_ptr, head_ptr,
-    head_stride, found_ptr, num_blocks, num_head, hazards_ptr, rows_ptr, factors_ptr, memory_ptr,
-    drafts_ptr, confidence_ptr, facts_ptr, price, NUM: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCKS: tl.constexpr, NUM_OUTCOMES: tl.constexpr,
+    head_stride, found_ptr, num_blocks, recalled_ptr, num_recalled, ring_ptr, newest, size,
+    num_head, hazards_ptr, rows_ptr, factors_ptr, memory_ptr, drafts_ptr, confidence_ptr,
+    facts_ptr, price, NUM: tl.constexpr, WIDTH: tl.constexpr, BLOCKS: tl.constexpr,
+    RECALLED: tl.constexpr, NUM_OUTCOMES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     lanes = tl.arange(0, WIDTH)
     inside = lanes < NUM
     rows_ptr += row * NUM_ROW
+    factors_ptr += row * NUM_ROW
     facts_ptr += row * (3 * NUM + NUM_FACTS)
     head_ptr += row * head_stride
     num = tl.load(lengths_ptr + slot)
     text_ptr += slot * text_stride
     may_use_model, may_use_retrieval = tl.load(rows_ptr), tl.load(rows_ptr + 1)
     room, is_new = tl.load(rows_ptr + 2), tl.load(rows_ptr + 3)
+    model_factor, own_factor = tl.load(factors_ptr + 4), tl.load(factors_ptr + 5)
+
     # the outcome of the model's draft that this step has verified
     num_sampled = tl.load(num_sampled_ptr + row)
     kept = tl.maximum(num_sampled - 1, 0)
@@ -144,71 +226,73 @@ def _mix_kernel(
     outcome = tl.where((played > 0) & (num_sampled > 0), seen, outcome)
     outcome = tl.where(is_new > 0, 0, outcome)
 
+    # what occurred before: the text's end, and its end with the head's tokens
     found_ptr += row * 2 * num_blocks * NUM_FOUND
-    match, place, hits, agree = _reduce(found_ptr, num_blocks, BLOCKS)
-    found_ptr += num_blocks * NUM_FOUND
-    num_scanned = tl.where(num_head > 0, num_blocks, 0)
-    match2, place2, hits2, agree2 = _reduce(found_ptr, num_scanned, BLOCKS)
-    model_factor, own_factor = (
-        tl.load(factors_ptr + row * NUM_ROW + 4),
-        tl.load(factors_ptr + row * NUM_ROW + 5),
+    recalled_ptr += row * 2 * num_recalled * NUM_FOUND
+    match, place, hits, agree, shared = _best(
+        found_ptr, num_blocks, BLOCKS, recalled_ptr, num_recalled, RECALLED, newest, size
     )
+    num_after = tl.where(num_head > 0, 1, 0)
+    match2, place2, hits2, agree2, shared2 = _best(
+        found_ptr + num_blocks * NUM_FOUND, num_blocks * num_after, BLOCKS,
+        recalled_ptr + num_recalled * NUM_FOUND, num_recalled * num_after, RECALLED, newest, size,
+    )  # fmt: skip
+    own_tokens, has_own = _retrieved(
+        shared, match, text_ptr, head_ptr, num, 0, ring_ptr, size, place, lanes, inside
+    )
+    after_tokens, has_after = _retrieved(
+        shared2, match2, text_ptr, head_ptr, num, num_head, ring_ptr, size, place2, lanes, inside
+    )
+    # the same in the lanes behind the head's tokens
+    later, is_head = tl.maximum(lanes - num_head, 0), lanes < num_head
+    late_tokens, has_late = _retrieved(
+        shared2, match2, text_ptr, head_ptr, num, num_head, ring_ptr, size, place2, later, inside
+    )
+
+    # survival
     at = hazards_ptr + (outcome * NUM_BUCKETS + _bucket(match)) * NUM + lanes
     model = _survival(tl.load(at, mask=inside, other=1.0), model_factor)
     hazards_ptr += NUM_OUTCOMES * NUM_BUCKETS * NUM
-    at = hazards_ptr + agree * NUM_BUCKETS + _bucket(match + lanes)
-    own = _survival(tl.load(at), own_factor)
-    # lane j of ``after`` is its token j - num_head, behind the head's tokens
-    later = tl.maximum(lanes - num_head, 0)
+    own = _survival(tl.load(hazards_ptr + agree * NUM_BUCKETS + _bucket(match + lanes)), own_factor)
+    own = tl.where(has_own, own, 0.0)
     kind = 1 + tl.minimum(num_head, 3)
     hazards = tl.load(hazards_ptr + kind * NUM_BUCKETS + _bucket(match2 + later))
     hazards = tl.minimum(tl.maximum(hazards * own_factor, LOWEST), HIGHEST)
-    after = tl.cumprod(tl.where(lanes < num_head, 1.0, 1.0 - hazards), axis=0)
+    late = tl.cumprod(tl.where(is_head, 1.0, 1.0 - hazards), axis=0)
     through = tl.sum(tl.where(lanes == num_head - 1, model, 0.0), axis=0)
-    uses_after = (may_use_retrieval > 0) & (match2 > 0)
-    after = tl.where(uses_after & (num_head > 0), through * after, 0.0)
-    chain = tl.where(lanes < num_head, model, after)
+    uses_late = (may_use_retrieval > 0) & (num_head > 0) & has_late & (~is_head)
+    chain = tl.where(is_head, model, tl.where(uses_late, through * late, 0.0))
 
+    # choice
     wanted = inside & (lanes < room)
     own_worth = tl.sum(tl.where(wanted, tl.maximum(own - price, 0.0), 0.0), axis=0)
     chain_worth = tl.sum(tl.where(wanted, tl.maximum(chain - price, 0.0), 0.0), axis=0)
     own_worth = tl.where((may_use_retrieval > 0) & (match > 0), own_worth, -1.0)
     chain_worth = tl.where((may_use_model > 0) & (num_head > 0), chain_worth, -1.0)
-    is_own = own_worth > chain_worth
-    drafter = tl.where(is_own, RETRIEVAL, tl.where(chain_worth < 0.0, NOTHING, MODEL))
-    drafter = tl.where(num_sampled > 0, drafter, NOTHING)
+    drafter = tl.where(own_worth > chain_worth, RETRIEVAL, MODEL)
+    has_none = (num_sampled == 0) | (tl.maximum(own_worth, chain_worth) < 0.0)
+    drafter = tl.where(has_none, NOTHING, drafter)
 
-    has_own, has_after = inside & (match > 0), inside & (match2 > 0)
-    own_tokens = _follow(text_ptr, head_ptr, num, 0, place, lanes, has_own)
-    after_tokens = _follow(text_ptr, head_ptr, num, num_head, place2, lanes, has_after)
-    end = tl.where(uses_after, NUM, num_head)
-    steps = tl.minimum(lanes, end - 1)
-    late = _follow(
-        text_ptr, head_ptr, num, num_head, place2, tl.maximum(steps - num_head, 0),
-        inside & uses_after & (steps >= num_head),
-    )  # fmt: skip
-    written = tl.load(
-        head_ptr + tl.minimum(steps, num_head - 1), mask=inside & (num_head > 0), other=0
-    ).to(tl.int32)
-    last = tl.load(text_ptr + num - 1)
-    draft = tl.where(steps < num_head, written, late)
-    draft = tl.where(drafter == RETRIEVAL, own_tokens, draft)
-    draft = tl.where(drafter == NOTHING, last, draft)
-    alive = tl.where(drafter == RETRIEVAL, own, chain)
-    alive = tl.where(wanted & (drafter != NOTHING), alive, 0.0)
+    offered = tl.load(head_ptr + lanes, mask=inside & is_head, other=-1).to(tl.int32)
+    is_own = drafter == RETRIEVAL
+    tokens = tl.where(is_own, own_tokens, tl.where(is_head, offered, late_tokens))
+    has_token = inside & tl.where(is_own, has_own, is_head | uses_late)
+    last = tl.sum(has_token.to(tl.int32), axis=0) - 1
+    last = tl.sum(tl.where(lanes == last, tokens, 0), axis=0)
+    draft = tl.where(has_token, tokens, last)
+    draft = tl.where(has_none, tl.load(text_ptr + num - 1), draft)
     # the confidence of a token: its survival over that of the token before
-    shifted = tl.sum(tl.where((lanes[:, None] - 1) == lanes[None, :], alive[None, :], 0.0), axis=1)
-    shifted = tl.where(lanes == 0, 1.0, shifted)
-    confidence = tl.where(shifted > 0.0, alive / tl.where(shifted > 0.0, shifted, 1.0), 0.0)
+    alive = tl.where(wanted & (~has_none), tl.where(is_own, own, chain), 0.0)
+    before = tl.sum(tl.where((lanes[:, None] - 1) == lanes[None, :], alive[None, :], 0.0), axis=1)
+    before = tl.where(lanes == 0, 1.0, before)
+    confidence = tl.where(before > 0.0, alive / tl.where(before > 0.0, before, 1.0), 0.0)
 
     tl.store(memory_ptr + slot * 2, outcome)
-    model_tokens = tl.where(drafter == MODEL, num_head, 0)
-    tl.store(memory_ptr + slot * 2 + 1, model_tokens)
+    tl.store(memory_ptr + slot * 2 + 1, tl.where(drafter == MODEL, num_head, 0))
     tl.store(drafts_ptr + row * NUM + lanes, draft.to(tl.int64), mask=inside)
     tl.store(confidence_ptr + row * NUM + lanes, confidence, mask=inside)
     tl.store(facts_ptr + lanes, tl.where(has_own, own_tokens, -1), mask=inside)
     tl.store(facts_ptr + NUM + lanes, tl.where(has_after, after_tokens, -1), mask=inside)
-    offered = tl.load(head_ptr + lanes, mask=inside & (lanes < num_head), other=-1).to(tl.int32)
     tl.store(facts_ptr + 2 * NUM + lanes, offered, mask=inside)
     facts_ptr += 3 * NUM
     tl.store(facts_ptr, match)
@@ -226,10 +310,13 @@ class Drafting:
 
     After a call: drafts int64 [slots, num] and confidence float32 [slots, num], by row of the
     batch; facts int32 [slots, 3 * num + FACTS]. memory int32 [slots, 2]: by slot, the outcome of
-    the last draft, and the model's tokens in the present one.
+    the last draft, and the model's tokens in the present one. ring, owners, newest: the history of
+    ``history`` tokens, as in ``mixing.History``.
     """
 
-    def __init__(self, num_slots: int, max_len: int, num: int, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, max_len: int, num: int, device: torch.device, history: int = 0
+    ) -> None:  # fmt: skip
         def zeros(width: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros((num_slots, width), dtype=dtype, device=device)
 
@@ -239,6 +326,30 @@ class Drafting:
         self.facts = zeros(3 * num + FACTS, torch.int32)
         self.memory = zeros(2, torch.int32)
         self._found = zeros(2 * self._most_blocks * FOUND, torch.int32)
+        self.size, self._filled, self.newest = history, 0, 0
+        self._most_recalled = max(triton.cdiv(history, BLOCK), 1)
+        self.ring, self.owners = torch.full((2, max(history, 1)), -1, dtype=torch.int32).to(device)
+        self._recalled = zeros(2 * self._most_recalled * FOUND, torch.int32)
+
+    def remember(self, tokens: torch.Tensor, tenant: int) -> None:
+        """Add an answer to the history: int32 [n], of which the last half of the ring is kept."""
+        tokens = tokens[-(self.size // 2) :]
+        if not self.size or not len(tokens):
+            return
+        text = tokens.new_full((len(tokens) + 2,), -1)  # with what separates it from others
+        text[1:-1] = tokens
+        at, num = self.newest, len(text)
+        part = min(num, self.size - at)
+        for begin, end, place in ((0, part, at), (part, num, 0)):
+            self.ring[place : place + end - begin] = text[begin:end]
+            self.owners[place : place + end - begin] = tenant
+        self.newest = (at + num - 1) % self.size
+        self._filled = self.size if at + num > self.size else max(self._filled, at + num)
+
+    def forget(self) -> None:
+        """Clear the history."""
+        self.ring.fill_(-1)
+        self._filled = self.newest = 0
 
     def __call__(
         self, text: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor,
@@ -253,14 +364,23 @@ class Drafting:
         """
         num_rows = len(slots)
         num_blocks = min(max(triton.cdiv(longest, BLOCK), 1), self._most_blocks)
+        num_recalled = triton.cdiv(self._filled, BLOCK)
         batch = text, text.stride(0), slots, lengths, num_sampled
+        drafted = head, head.stride(0)
         _scan_kernel[(num_rows, 2 if num_head else 1, num_blocks)](
-            *batch, head, head.stride(0), self._found, num_blocks, num_head, BLOCK=BLOCK
+            *batch, *drafted, self._found, num_blocks, num_head, BLOCK=BLOCK
         )
+        if num_recalled:
+            _recall_kernel[(num_recalled, triton.cdiv(num_rows, GROUP))](
+                self.ring, self.owners, self.newest, self.size, *batch, *drafted, rows,
+                self._recalled, num_rows, num_recalled, num_head, BLOCK=BLOCK, GROUP=GROUP,
+            )  # fmt: skip
         _mix_kernel[(num_rows,)](
-            *batch, num_rejected, head, head.stride(0), self._found, num_blocks, num_head, hazards,
-            rows, rows.view(torch.float32), self.memory, self.drafts, self.confidence, self.facts,
-            float(price), NUM=self.num, WIDTH=triton.next_power_of_2(self.num),
+            *batch, num_rejected, *drafted, self._found, num_blocks, self._recalled, num_recalled,
+            self.ring, self.newest, self.size, num_head, hazards, rows, rows.view(torch.float32),
+            self.memory, self.drafts, self.confidence, self.facts, float(price), NUM=self.num,
+            WIDTH=triton.next_power_of_2(self.num),
             BLOCKS=triton.next_power_of_2(self._most_blocks),
+            RECALLED=triton.next_power_of_2(self._most_recalled),
             NUM_OUTCOMES=acceptance.NUM_OUTCOMES,
         )  # fmt: skip

@@ -20,6 +20,7 @@ from draftwise.controller.acceptance import Int32
 from draftwise.integrations.vllm import ahead
 from draftwise.integrations.vllm.adapter import fused
 from draftwise.integrations.vllm.ahead import Orders, Report
+from draftwise.integrations.vllm.options import parse_options
 
 logger = logging.getLogger("vllm.draftwise")
 
@@ -54,9 +55,12 @@ def mixer_of(runner: Any) -> Mixer | None:
 
 def with_orders(execute: Function, self: Any, scheduler_output: Any, *args: Any, **kw: Any) -> Any:
     """Wrap ``GPUModelRunner.execute_model``: the orders of a step reach the drafter."""
+    mixer, orders = mixer_of(self), getattr(scheduler_output, ahead.NAME, None)
+    if mixer is not None and orders is not None:
+        mixer.remember(orders)  # before the slots of ended requests are given away
     done = execute(self, scheduler_output, *args, **kw)
-    if (mixer := mixer_of(self)) is not None:
-        mixer.take(getattr(scheduler_output, ahead.NAME, None))
+    if mixer is not None:
+        mixer.take(orders)
     return done
 
 
@@ -115,9 +119,9 @@ class Mixer:
             req_states.all_token_ids = StagedWriteTensor(
                 (num, req_states.max_model_len), dtype=torch.int32, device=device
             )
-        self._drafting = Drafting(num, req_states.max_model_len, width, device)
+        history = parse_options(config.additional_config.get("draftwise")).history_tokens
+        self._drafting = Drafting(num, req_states.max_model_len, width, device, history)
         self._rows = np.zeros((num, ROW), np.int32)
-        self._rows[:, 4:] = np.ones(2, np.float32).view(np.int32)
         self._orders: Orders | None = None
         self._names: list[str] = []
         self.copied: _Copied | None = None
@@ -133,16 +137,27 @@ class Mixer:
             self._place(orders)
 
     @fused
+    def remember(self, orders: Orders) -> None:
+        """Move answers of requests that have ended to the history."""
+        if orders.forgets:
+            self._drafting.forget()
+        for name, begin, end, tenant in orders.ended:
+            if (slot := self._states.req_id_to_index.get(name)) is not None:
+                text = self._states.all_token_ids.gpu[slot, begin:end]
+                self._drafting.remember(text, tenant)
+
+    @fused
     def _place(self, orders: Orders) -> None:
         slots, rows = self._states.req_id_to_index, self._rows
         for name, may in orders.begun.items():
             if (slot := slots.get(name)) is not None:
                 rows[slot, :4] = may.model, may.retrieval, may.room, 1
-                rows[slot, 4:] = np.ones(2, np.float32).view(np.int32)
+                rows[slot, 4:6] = np.ones(2, np.float32).view(np.int32)
+                rows[slot, 6] = may.tenant
         places = [i for i, name in enumerate(orders.names) if name in slots]
         if places:
             own = [slots[orders.names[i]] for i in places]
-            rows[own, 4:] = np.ascontiguousarray(orders.factors[places], np.float32).view(np.int32)
+            rows[own, 4:6] = np.ascontiguousarray(orders.factors[places], np.float32).view(np.int32)
 
     def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the drafter's ``propose``, with the drafts that the orders want."""
