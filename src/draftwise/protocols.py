@@ -26,15 +26,6 @@ class Policy(Protocol):
     def estimates(self) -> Floats:
         """[K] the policy's current value of each plan, for display."""
 
-    def state(self) -> dict[str, Any]:
-        """The whole state, random generator included, as values that ``json.dumps`` accepts."""
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state saved by a policy with the same options.
-
-        Raises ValueError if the state belongs to another policy or another number of plans.
-        """
-
 
 @runtime_checkable
 class ProbingPolicy(Protocol):

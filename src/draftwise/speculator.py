@@ -104,7 +104,7 @@ class Speculator:
         seed: for calls without a seed, each of which draws new numbers; None = random.
         scope: ``auto`` = a request starts from what earlier ones learned; ``request`` = from
             scratch; ``session``, ``task:LABEL`` = all share one policy. ``memory.save`` and
-            ``memory.load`` keep the shared state in a file.
+            ``memory.load`` keep in a file what ``goodput`` learnt.
         num_prefixes: number of finished texts in the prefix cache, for prompts with the same
             beginning, such as the next turn of a chat. deterministic: the policy uses fixed costs
             instead of measured time, so that a seed repeats an answer at any temperature (with the
@@ -313,7 +313,7 @@ class Learning:
                 f"{setting.policy} verifies all drafts as one tree, and {target.name} serves "
                 "chains only; choose another policy, or one drafter"
             )
-        self.memory = SharedPolicyState(scope, policy, setting.policy, self.plans)
+        self.memory = SharedPolicyState(scope, policy, setting.policy)
         reward = registry.make_reward(setting.reward)
         # a policy that prices plans by the evidence needs no reward to value them
         self._reward = None if isinstance(policy, PricingPlans) else reward

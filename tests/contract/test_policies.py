@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -111,12 +110,16 @@ def assert_distribution(probabilities: np.ndarray, num_plans: int) -> None:
     assert probabilities.sum() == pytest.approx(1, abs=1e-9)
 
 
+def shown(policy: Policy) -> tuple[list[float], list[float]]:
+    """What a policy shows of its state: two policies that show the same choose alike."""
+    return policy.probabilities().tolist(), policy.estimates().tolist()
+
+
 CONTRACT = [name for name in vars(Policy) if not name.startswith("_")]
 
 
-def test_the_contract_is_six_methods() -> None:
-    methods = ["choose", "learn", "probabilities", "estimates", "state", "load_state"]
-    assert methods == CONTRACT
+def test_the_contract_is_four_methods() -> None:
+    assert CONTRACT == ["choose", "learn", "probabilities", "estimates"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -148,7 +151,6 @@ def test_finite_after_1e5_extreme_rounds(name: str) -> None:
                 policy.learn(decision, feedback)
         assert_distribution(policy.probabilities(), num_plans)
         assert np.isfinite(policy.estimates()).all()
-        json.dumps(policy.state(), allow_nan=False)
 
 
 @pytest.mark.parametrize("name", all_but(STAYS, EXPLORES_FOR_EVER))
@@ -218,7 +220,7 @@ def test_two_in_flight_may_be_learned_in_either_order(name: str) -> None:
         one.learn(made[index][0], tell(name, made[index][0], told[index]))
     for index in (1, 0):
         other.learn(made[index][1], tell(name, made[index][1], told[index]))
-    assert json.dumps(one.state()) == json.dumps(other.state())
+    assert shown(one) == shown(other)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -249,15 +251,8 @@ def _copied(name: str, policy: Any) -> Any:
     return copy.deepcopy(policy)
 
 
-def _through_json(name: str, policy: Any) -> Any:
-    fresh = make(name, seed=99)
-    fresh.choose()
-    fresh.load_state(json.loads(json.dumps(policy.state(), allow_nan=False)))
-    return fresh
-
-
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("again", [_pickled, _copied, _through_json])
+@pytest.mark.parametrize("again", [_pickled, _copied])
 @pytest.mark.parametrize("rounds", [0, 3, 150])
 def test_goes_on_alike_after_a_round_trip(
     name: str, again: Callable[[str, Any], Any], rounds: int
@@ -271,39 +266,7 @@ def test_goes_on_alike_after_a_round_trip(
         each.learn(waiting, tell(name, waiting, values))
     runs = [play(name, each, bernoulli([0.3, 0.5, 0.4, 0.6], 9), 50) for each in (policy, twin)]
     assert runs[0] == runs[1]
-    assert json.dumps(policy.state()) == json.dumps(twin.state())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_saved_state_is_a_snapshot(name: str) -> None:
-    policy = make(name)
-    play(name, policy, bernoulli([0.3, 0.5, 0.4, 0.6]), 10)
-    saved = policy.state()
-    frozen = json.dumps(saved)
-    play(name, policy, bernoulli([0.3, 0.5, 0.4, 0.6]), 10)
-    assert json.dumps(saved) == frozen
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_state_names_its_fields_itself(name: str) -> None:
-    """Fields named after private attributes would lose a server's state when renamed."""
-    policy = make(name)
-    play(name, policy, bernoulli([0.3, 0.5, 0.4, 0.6]), 10)
-    written = json.dumps(policy.state())
-    assert '"_' not in written
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_state_of_something_else_is_refused_whole(name: str) -> None:
-    policy = make(name)
-    play(name, policy, bernoulli([0.3, 0.5, 0.4, 0.6]), 10)
-    before = json.dumps(policy.state())
-    with pytest.raises(ValueError, match="needs"):
-        policy.load_state({"nonsense": 1})
-    if name not in ("fixed",):
-        with pytest.raises(ValueError, match="number of plans"):
-            policy.load_state(make(name, 6).state())
-    assert json.dumps(policy.state()) == before
+    assert shown(policy) == shown(twin)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -311,12 +274,12 @@ def test_a_state_of_something_else_is_refused_whole(name: str) -> None:
 def test_values_outside_0_to_1_are_turned_away(name: str, value: float) -> None:
     policy = make(name)
     decision = policy.choose()
-    before = json.dumps(policy.state())
+    before = shown(policy)
     values, seen = np.full(4, 0.5), np.zeros(4, dtype=bool)
     values[decision.plan], seen[decision.plan] = value, True
     with pytest.raises(ValueError, match="outside"):
         policy.learn(decision, Feedback(values, seen))
-    assert json.dumps(policy.state()) == before
+    assert shown(policy) == before
 
 
 ROUNDS = st.lists(
@@ -335,14 +298,12 @@ ROUNDS = st.lists(
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(ROUNDS)
 def test_any_values_in_any_order_leave_a_policy_sound(name: str, rounds: list[Any]) -> None:
-    policy, again = make(name), make(name)
+    policy = make(name)
     for number, (plan, prob, values, seen) in enumerate(rounds, 1):
         policy.learn(Decision(plan, prob, number), Feedback(np.array(values), np.array(seen)))
     assert_distribution(policy.probabilities(), 4)
     assert np.isfinite(policy.estimates()).all()
-    again.load_state(json.loads(json.dumps(policy.state())))
-    assert np.array_equal(again.probabilities(), policy.probabilities())
-    assert again.choose() == policy.choose()
+    assert 0 <= policy.choose().plan < 4
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -354,7 +315,7 @@ def test_what_was_not_seen_may_hold_anything(name: str) -> None:
     seen[decision.plan] = True
     policy.learn(decision, Feedback(np.where(seen, 0.5, np.nan), seen))
     twin.learn(decision, Feedback(np.where(seen, 0.5, 0.0), seen))
-    assert json.dumps(policy.state(), allow_nan=False) == json.dumps(twin.state())
+    assert shown(policy) == shown(twin)
 
 
 @pytest.mark.parametrize("name", NAMES)

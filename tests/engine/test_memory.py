@@ -16,7 +16,6 @@ import pytest
 from draftwise import DraftwiseError, Speculator
 from draftwise.engine import UnusableState, hold
 from draftwise.policies.goodput import Goodput
-from draftwise.registry import POLICIES
 from engine.pairs import POOLS, speculator
 from small_disk import files_of_at_most
 
@@ -24,18 +23,24 @@ OPTIONS = {"max_new_tokens": 30}
 PROMPT = [3, 5, 8, 3, 5, 8]
 
 
-def made(scope: str, policy: str = "ucb1:beta=0.1") -> Speculator:
+def made(scope: str, policy: str = "goodput") -> Speculator:
     return speculator(POOLS["all"], policy, scope=scope)
 
 
-def test_a_loaded_policy_goes_on_as_the_saved_one_would(tmp_path: Path) -> None:
-    first, second = made("task:a"), made("task:a")
+def learnt(speculator: Speculator) -> dict[str, Any]:
+    """What the requests of a speculator have learnt."""
+    assert speculator.memory.shared is not None
+    return speculator.memory.shared.state()
+
+
+def test_a_loaded_memory_goes_on_as_the_saved_one_would(tmp_path: Path) -> None:
+    first, second = (
+        speculator(POOLS["all"], "goodput", scope="task:a", deterministic=True) for _ in range(2)
+    )
     first.generate(PROMPT, **OPTIONS)
     first.memory.save(tmp_path / "state.json")
     second.memory.load(tmp_path / "state.json")
-    assert second.memory.policy is not None
-    assert first.memory.policy is not None
-    assert second.memory.policy.state() == first.memory.policy.state()
+    assert learnt(second) == learnt(first)
     pulls = [spec.generate(PROMPT, **OPTIONS).stats.pulls for spec in (first, second)]
     assert pulls[0] == pulls[1]
 
@@ -46,30 +51,15 @@ def test_other_tasks_in_a_file_are_neither_taken_up_nor_lost(tmp_path: Path) -> 
     first.generate(PROMPT, **OPTIONS)
     first.memory.save(path)
     other.memory.load(path)
-    assert other.memory.policy is not None
-    assert fresh.memory.policy is not None
-    assert other.memory.policy.state() == fresh.memory.policy.state()
+    assert learnt(other) == learnt(fresh)
     other.memory.save(path)
     assert set(json.loads(path.read_text())["scopes"]) == {"task:a", "task:b"}
-
-
-def test_default_policy_is_saved_and_loaded(tmp_path: Path) -> None:
-    first, second = made("session", "goodput"), made("session", "goodput")
-    first.generate(PROMPT, **OPTIONS)
-    first.memory.save(tmp_path / "state.json")
-    second.memory.load(tmp_path / "state.json")
-    kept = [made_.memory._kept for made_ in (first, second)]
-    assert kept[0] is not None
-    assert kept[1] is not None
-    assert kept[1].state() == kept[0].state()
-    second.generate(PROMPT, **OPTIONS)
-    assert kept[1].state() != kept[0].state()
 
 
 @pytest.mark.parametrize("scope", ["session", "task:a", "auto"])
 def test_rows_that_share_what_they_learn_have_each_their_own_match(scope: str) -> None:
     """With a shared match, one row's match would price the other row's retrieval."""
-    engine = (shared := made(scope, "goodput")).engine()
+    engine = (shared := made(scope)).engine()
     rows = [shared.request(text, max_new_tokens=8, ignore_eos=True) for text in ([7, 7, 7, 7], [5])]
     for row in rows:
         engine.admit(row)
@@ -89,13 +79,12 @@ def test_what_cannot_be_taken_up_is_refused_and_nothing_changes(tmp_path: Path) 
     saved.memory.save(path)
     whole = json.loads(path.read_text())
     reader = made("session")
-    before = reader.memory.policy.state() if reader.memory.policy else None
+    before = learnt(reader)
     wrong = {
         "its version": whole | {"draftwise": 99},
         "it was learnt with the policy": whole | {"policy": "exp3"},
-        "it was learnt with the plans": whole | {"plans": ["none"]},
         "it is not a state": {"a": 1},
-        "needs": whole | {"scopes": {"session": {"nonsense": 1}}},
+        "not the statistics of requests": whole | {"scopes": {"session": {"nonsense": 1}}},
     }
     for said, content in wrong.items():
         path.write_text(json.dumps(content))
@@ -104,39 +93,31 @@ def test_what_cannot_be_taken_up_is_refused_and_nothing_changes(tmp_path: Path) 
     path.write_text("{")
     with pytest.raises(DraftwiseError, match="cannot load"):
         reader.memory.load(path)
-    assert reader.memory.policy is not None
-    assert reader.memory.policy.state() == before
+    assert learnt(reader) == before
 
 
-def test_a_scope_that_keeps_nothing_cannot_be_saved(tmp_path: Path) -> None:
-    with pytest.raises(DraftwiseError, match="choose session or task:LABEL"):
-        made("request").memory.save(tmp_path / "state.json")
+@pytest.mark.parametrize(
+    ("scope", "policy"), [("request", "goodput"), ("auto", "ucb1"), ("session", "ucb1")]
+)
+def test_what_keeps_nothing_is_neither_saved_nor_loaded(
+    scope: str, policy: str, tmp_path: Path
+) -> None:
+    memory, path = made(scope, policy).memory, tmp_path / "state.json"
+    said = f"the policy {policy} with the scope {scope} keeps nothing between runs: use the policy"
+    for act in (memory.save, memory.load):
+        with pytest.raises(DraftwiseError, match=said):
+            act(path)
+
+
+def test_an_unknown_scope_is_refused() -> None:
     for scope in ("task:", "requests", ""):
         with pytest.raises(DraftwiseError, match="unknown scope"):
             made(scope)
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lambda scope: scope["tally"]["sums"].__setitem__(0, float("nan")), "damaged"),
-        (lambda scope: scope["tally"]["sums"].pop(), "damaged"),
-    ],
-)
-def test_damaged_numbers_are_refused(tmp_path: Path, damage: Any, said: str) -> None:
-    saved = made("session")
-    saved.generate(PROMPT, **OPTIONS)
-    saved.memory.save(tmp_path / "state.json")
-    found = json.loads((tmp_path / "state.json").read_text())
-    damage(found["scopes"]["session"])
-    (tmp_path / "state.json").write_text(json.dumps(found))
-    with pytest.raises(DraftwiseError, match=said):
-        made("session").memory.load(tmp_path / "state.json")
-
-
 def test_requests_of_scope_auto_learn_from_those_before_them(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    first, second = made("auto", "goodput"), made("auto", "goodput")
+    first, second = made("auto"), made("auto")
     assert first.memory.policy is None
     for _ in range(3):
         first.generate(PROMPT, **OPTIONS)
@@ -150,7 +131,7 @@ def test_requests_of_scope_auto_learn_from_those_before_them(tmp_path: Path) -> 
 
 def test_a_memory_that_cannot_be_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    spec = made("auto", "goodput")
+    spec = made("auto")
     spec.generate(PROMPT, **OPTIONS)
     spec.memory.save(path)
     whole = json.loads(path.read_text())
@@ -158,13 +139,6 @@ def test_a_memory_that_cannot_be_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(whole))
     with pytest.raises(DraftwiseError, match="cannot load"):
         spec.memory.load(path)
-
-
-def test_scope_auto_of_a_policy_that_cannot_remember_keeps_nothing(tmp_path: Path) -> None:
-    spec = made("auto")
-    spec.generate(PROMPT, **OPTIONS)
-    with pytest.raises(DraftwiseError, match="keeps nothing"):
-        spec.memory.save(tmp_path / "state.json")
 
 
 def test_links_are_neither_written_through_nor_replaced(tmp_path: Path) -> None:
@@ -305,9 +279,9 @@ def test_a_file_of_other_options_is_refused_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     made("session").memory.save(path)
     with pytest.raises(
-        DraftwiseError, match=r"learnt with the policy ucb1:beta=0\.1, not exp3"
+        DraftwiseError, match=r"learnt with the policy goodput, not goodput:prior=0\.5"
     ) as e:
-        made("session", "exp3").memory.load_or_set_aside(path)
+        made("session", "goodput:prior=0.5").memory.load_or_set_aside(path)
     assert not isinstance(e.value, UnusableState)
     assert path.exists()
 
@@ -322,16 +296,11 @@ MUTATIONS = {
     "true": "true",
     "huge": "1e300",
 }
-OWN_STATE = set(POLICIES) - {"goodput"}
 
 
-@pytest.mark.parametrize("name", sorted(OWN_STATE))
-def test_a_hostile_number_is_refused_or_harmless(name: str, tmp_path: Path) -> None:
+def test_a_hostile_number_is_refused_or_harmless(tmp_path: Path) -> None:
     """With any number of a saved state mutated, the file is refused or requests still run."""
-    spec = ":".join(
-        filter(None, (name, ",".join(f"{k}={v}" for k, v in POLICIES[name][1].items())))
-    )
-    saved, path = made("session", spec), tmp_path / "state.json"
+    saved, path = made("session"), tmp_path / "state.json"
     saved.generate(PROMPT, **OPTIONS)
     saved.memory.save(path)
     text = path.read_text()
@@ -339,19 +308,17 @@ def test_a_hostile_number_is_refused_or_harmless(name: str, tmp_path: Path) -> N
     places = [
         m for m in re.finditer(r"(?<![\w\"])-?\d+(\.\d+)?(e-?\d+)?", text) if m.start() > start
     ]
-    reader, refused = made("session", spec), 0
-    assert reader.memory.policy is not None
-    before = reader.memory.policy.state()
-    for place in places[:: max(1, len(places) // 5)]:
+    reader, refused = made("session"), 0
+    before = learnt(reader)
+    for place in places[:: max(1, len(places) // 40)]:
         for mutation in MUTATIONS.values():
             path.write_text(text[: place.start()] + mutation + text[place.end() :])
             try:
                 reader.memory.load(path)
             except UnusableState:
                 refused += 1
-                assert reader.memory.policy.state() == before
+                assert learnt(reader) == before
                 continue
             reader.generate(PROMPT, max_new_tokens=3)
-            reader = made("session", spec)
-            assert reader.memory.policy is not None
+            reader = made("session")
     assert refused

@@ -95,9 +95,6 @@ def test_rates_are_what_is_written(events, discount, priors) -> None:
     assert rates.of().tolist() == pytest.approx([book.blended(share) for book in books])
     weights = [book.weight + sum(w for _, w in book.slow) for book in books]
     assert rates.weights().tolist() == pytest.approx(weights)
-    again = Rates(3, discount)
-    again.load_state(rates.state())
-    assert again.of().tolist() == rates.of().tolist()
 
 
 def test_where_nothing_is_said_an_alpha_weighs_one_and_a_prior_two() -> None:

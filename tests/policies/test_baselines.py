@@ -15,8 +15,6 @@ from draftwise.policies import (
     Router,
     Tally,
     draw,
-    dump,
-    load,
     naive_bayes_scores,
 )
 from draftwise.registry import make_policy
@@ -53,21 +51,12 @@ def test_naive_bayes_by_hand() -> None:
 def test_router_counts_trigrams() -> None:
     router = Router(2)
     router.fit(["aaaaa", "bbb"], [0, 1])
-    assert [sum(row) for row in router.state()["counts"]] == [3, 1]
-    assert max(router.state()["counts"][0]) == 3
+    # of "aaa", 4/1027 against 1/1025 after smoothing; of "bbb", 1/1027 against 2/1025
+    assert [router.route(text) for text in ("aaa", "bbb")] == [0, 1]
 
 
 def test_router_that_was_not_fitted_keeps_its_plan() -> None:
     assert Router(3, plan=2).route("anything") == 2
-
-
-def test_router_state_carries_what_was_fitted() -> None:
-    router, twin = Router(3), Router(3)
-    router.fit([text for text, _ in PROMPTS], [plan for _, plan in PROMPTS])
-    router.route(PROMPTS[2][0])
-    twin.load_state(router.state())
-    assert twin.choose().plan == 1
-    assert twin.route(PROMPTS[0][0]) == 0
 
 
 def test_router_wants_as_many_plans_as_texts() -> None:
@@ -110,8 +99,9 @@ def test_router_is_fitted_by_a_file_of_examples(tmp_path: Path) -> None:
     by_file = make_policy(f"router:examples={path}", len(PLANS), plans=PLANS)
     by_hand = Router(len(PLANS))
     by_hand.fit([text for text, _ in PROMPTS], [(1, 3, 4)[kind] for _, kind in PROMPTS])
-    assert by_file.state() == by_hand.state()
     assert isinstance(by_file, Router)
+    texts = [text for text, _ in PROMPTS]
+    assert [by_file.route(text) for text in texts] == [by_hand.route(text) for text in texts]
     assert by_file.route("SELECT id FROM users") == 1
     assert by_file.route("He opened the old letter by the sea.") == 4
 
@@ -205,35 +195,6 @@ def test_tally_by_hand() -> None:
     assert tally.means().tolist() == [0.75, 0, 0.25]
     assert tally.squares.tolist() == [1.25, 0, 0.0625]
     assert (tally.unseen(), tally.num_rounds) == (1, 2)
-
-
-class Odd:
-    """Attributes of every kind that a policy may hold."""
-
-    def __init__(self) -> None:
-        self.table = {"a": [1.0, 2.0], "b": (3, 4)}
-        self.number = np.float64(0.5)
-        self.rng = np.random.Generator(np.random.MT19937(0))
-        self.tally = Tally(2)
-
-
-def test_any_kind_of_attribute_goes_to_json_and_back() -> None:
-    names = ("table", "number", "rng", "tally")
-    one, other = Odd(), Odd()
-    one.rng.random(5)
-    one.tally.add(np.ones(2), np.ones(2, dtype=bool))
-    load(other, names, dump(one, names))
-    assert dump(other, names) == dump(one, names)
-    assert other.rng.random() == one.rng.random()
-
-
-def test_a_nested_refusal_leaves_everything_alone() -> None:
-    names = ("table", "tally")
-    one, wrong = Odd(), Odd()
-    wrong.table, wrong.tally = {}, Tally(3)
-    with pytest.raises(ValueError, match="number of plans"):
-        load(one, names, dump(wrong, names))
-    assert one.table == {"a": [1.0, 2.0], "b": (3, 4)}
 
 
 def test_round_numbers_count_choices() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -106,13 +105,6 @@ def test_catching_up_is_spread_over_what_it_may_be_played_for() -> None:
     read_s = np.array([0.01, 0.01])
     assert looks.catching_up(read_s, 20.0).tolist() == pytest.approx([0.4 / 20, 1.0 / 20])
     assert looks.catching_up(read_s, 500.0).tolist() == pytest.approx([0.4 / 33, 1.0 / 33])
-
-
-def test_its_state_goes_through_json() -> None:
-    one, other = ProbeScheduler(3, 33.0), ProbeScheduler(3, 33.0)
-    due(0.1, 8.0, emitted=4, looks=one)
-    other.load_state(json.loads(json.dumps(one.state())))
-    assert other.state() == one.state()
 
 
 def test_a_single_model_is_played_and_not_looked_at() -> None:
@@ -308,11 +300,6 @@ def test_each_emitted_token_is_missed_once() -> None:
     assert looks.missed_s[0] == pytest.approx(3 * before[0])
 
 
-def test_a_fresh_state_has_reached_and_missed_nothing() -> None:
-    state = ProbeScheduler(2, 33.0).state()
-    assert (state["end"], state["num_new"]) == (0, 0)
-
-
 def test_a_probe_scores_at_least_one_alpha() -> None:
     """One token, or four of which a quarter counts, may be enough; no token or three never."""
     for is_partial, most in ((False, 0), (True, 3)):
@@ -399,8 +386,8 @@ def test_without_probes_nothing_is_due() -> None:
 def test_one_row_waits_unless_said_otherwise() -> None:
     silent, said = two_models(), two_models()
     assert silent.drafters_to_probe() == said.drafters_to_probe(1)
-    assert silent.state()["probes"] == said.state()["probes"]
-    assert said.state()["probes"]["missed_s"][1] > 0
+    assert silent._looks.missed_s.tolist() == said._looks.missed_s.tolist()
+    assert said._looks.missed_s[1] > 0
 
 
 def test_a_single_model_is_not_probed_while_retrieval_plays() -> None:
@@ -418,28 +405,28 @@ def test_a_single_model_is_not_probed_while_retrieval_plays() -> None:
     assert policy.drafters_to_probe() == []
 
 
-def probed(alphas: list[float], weight: float = 1.0, start: int = 50) -> dict[str, Any]:
-    """State of the probes after one score of ``a``; the round emitted 3 tokens from 60 on."""
+def probed(alphas: list[float], weight: float = 1.0, start: int = 50) -> ProbeScheduler:
+    """The probes after one score of ``a``; the round emitted 3 tokens from 60 on."""
     policy = Goodput(2, ONE)
     scores = {"a": Scores(start, np.array(alphas), np.array(alphas), weight=weight)}
     told = Evidence(ONE[1], 2, 2, scores, seconds=1.0, emitted_start=60)
     policy.learn(Decision(1, 1.0, 1), Feedback(np.zeros(2), np.zeros(2, dtype=bool), told))
-    return dict(policy.state()["probes"])
+    return policy._looks
 
 
 def test_a_round_ends_where_its_tokens_end() -> None:
-    assert (probed([0.5])["end"], probed([0.5])["num_new"]) == (63, 3)
+    assert (probed([0.5])._end, probed([0.5])._num_new) == (63, 3)
 
 
 def test_only_a_whole_score_has_read_the_text() -> None:
     for weight, read in ((1.0, 54.0), (0.25, 0.0)):
         found = probed([0.5] * 4, weight)
-        assert found["scored_until"] == [54.0, 0.0]
-        assert found["read_until"] == [read, 0.0]
+        assert found._scored_until.tolist() == [54.0, 0.0]
+        assert found._read_until.tolist() == [read, 0.0]
 
 
 def test_a_score_is_vain_by_the_mean_of_its_alphas() -> None:
     """16 alphas of 0.1 are vain although they sum to 1.6; a single one of 0.3 is not."""
-    assert probed([0.1] * 16)["num_vain"] == [1.0, 0.0]
-    assert probed([0.3])["num_vain"] == [0.0, 0.0]
-    assert probed([0.0, 0.5])["num_vain"] == [0.0, 0.0]
+    assert probed([0.1] * 16).num_vain.tolist() == [1.0, 0.0]
+    assert probed([0.3]).num_vain.tolist() == [0.0, 0.0]
+    assert probed([0.0, 0.5]).num_vain.tolist() == [0.0, 0.0]

@@ -52,37 +52,16 @@ def test_the_longest_draft_is_at_least_one() -> None:
     st.dictionaries(st.sampled_from("ab"), SECONDS),
     st.dictionaries(st.sampled_from("ab"), SECONDS),
 )
-def test_saved_costs_are_the_same_costs(target_s, batch_s, draft_s, read_s) -> None:
-    costs, again = PlanCosts(PLANS), PlanCosts(PLANS)
+def test_seconds_are_those_of_the_latest_costs(target_s, batch_s, draft_s, read_s) -> None:
+    costs = PlanCosts(PLANS)
     batch = None if batch_s is None else np.array(batch_s)
     costs.take(Costs(np.array(target_s), draft_s, batch, read_s))
-    again.load_state(costs.state())
-    for name in ("seconds", "draft_s", "read_s", "batch_s", "target_s"):
-        assert np.array_equal(getattr(again, name), getattr(costs, name), equal_nan=False), name
     expected = [
         target_s[min(plan.num_tokens, len(target_s) - 1)]
         + plan.length * draft_s.get(plan.drafter, 0.05 * target_s[0])
         for plan in PLANS
     ]
     assert costs.seconds.tolist() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "says"),
-    [
-        ("names", ["a"], "it belongs to the drafters"),
-        ("target_s", [math.nan], "are not finite"),
-        ("batch_s", [math.inf], "are not finite"),
-        ("draft_s", [1.0, math.inf, 0.0], "are not finite"),
-        ("read_s", [math.nan, 1.0, 0.0], "are not finite"),
-        ("draft_s", [1.0, 1.0], "shorter"),
-        ("read_s", [1.0] * 4, "longer"),
-    ],
-)
-def test_damaged_costs_are_refused(key: str, value: list[object], says: str) -> None:
-    costs = PlanCosts(PLANS)
-    with pytest.raises(ValueError, match=says):
-        costs.load_state(costs.state() | {key: value})
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

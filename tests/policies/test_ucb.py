@@ -156,13 +156,14 @@ def test_ucb_tuned_uses_the_empirical_variance() -> None:
 
 def test_discounted_ucb_by_hand() -> None:
     """discount 0.5: plan 0 gives 1, then 0; plan 1 gives 0.6. n_0 = (0.5 + 1) 0.5 = 0.75, sum_0 =
-    0.5 0.5 1 = 0.25, mean 1/3; n_1 = 1. t = 3, beta 0.1: 1/3 + 0.1 sqrt(2 ln 3 / 0.75) = 0.504
-    against 0.6 + 0.1 sqrt(2 ln 3) = 0.748."""
+    0.5 0.5 1 = 0.25, mean 1/3; n_1 = 1. t = 1.75, beta 0.1: 1/3 + 0.1 sqrt(2 ln 1.75 / 0.75) =
+    0.455 against 0.6 + 0.1 sqrt(2 ln 1.75) = 0.706."""
     policy = DiscountedUCB(2, beta=0.1, discount=0.5)
     for plan, value in ((0, 1.0), (0, 0.0), (1, 0.6)):
         policy.learn(*bandit(plan, value, 2))
-    state = policy.state()
-    assert (state["counts"], state["sums"]) == ([0.75, 1.0], [0.25, 0.6])
+    bonus = 0.1 * math.sqrt(2 * math.log(1.75))
+    bounds = [1 / 3 + bonus / math.sqrt(0.75), 0.6 + bonus]
+    assert policy.indices().tolist() == pytest.approx(bounds)
     assert policy.estimates().tolist() == pytest.approx([1 / 3, 0.6])
     assert policy.choose().plan == 1
 

@@ -23,7 +23,7 @@ from draftwise.engine import SharedPolicyState
 from draftwise.registry import make_policy
 from draftwise.serve import Closing, Server, ServerSettings, bind, make_app
 from draftwise.serve import listen_on as listen
-from draftwise.types import DraftwiseError, Plan
+from draftwise.types import DraftwiseError
 from serve.fake import Fake
 from serve.live import Live, Said, fake_service
 
@@ -216,11 +216,11 @@ def test_a_state_of_another_policy_is_refused_and_stays(
     pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     state = tmp_path / "state.json"
-    plans = [Plan("none", 0)]
-    SharedPolicyState("session", make_policy("ucb1", len(plans)), "ucb1", plans).save(state)
+    name = "goodput:prior=0.5"
+    SharedPolicyState("session", make_policy(name, 1), name).save(state)
     before = state.read_text()
     said = run_command("serve", "--target", pair[0], "--port", 0, "--state", state).refusal
-    assert "learnt with the policy ucb1" in said
+    assert f"learnt with the policy {name}" in said
     assert state.read_text() == before
 
 

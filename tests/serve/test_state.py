@@ -11,7 +11,7 @@ import pytest
 from draftwise.engine import SharedPolicyState
 from draftwise.registry import make_policy
 from draftwise.serve import StateSaver
-from draftwise.types import DraftwiseError, Plan
+from draftwise.types import DraftwiseError
 
 EVERY_S = 20.0
 ROUND: Any = object()
@@ -74,8 +74,7 @@ def test_taken_up_at_the_start(made: Any) -> None:
 
 
 def learnt_by(policy: str) -> SharedPolicyState:
-    plans = [Plan("none", 0), Plan("small", 2)]
-    return SharedPolicyState("session", make_policy(policy, len(plans)), policy, plans)
+    return SharedPolicyState("session", make_policy(policy, 2), policy)
 
 
 @pytest.mark.parametrize("broken", [b"", b"half a", b"\xff\xfe"])
@@ -85,7 +84,7 @@ def test_a_broken_file_is_set_aside(
     path = tmp_path / "state.json"
     path.write_bytes(broken)
     with caplog.at_level(logging.WARNING):
-        StateSaver(learnt_by("ucb1"), path, EVERY_S).load()
+        StateSaver(learnt_by("goodput"), path, EVERY_S).load()
     assert not path.exists()
     (aside,) = path.parent.glob("state.json.unused-*")
     assert aside.read_bytes() == broken
@@ -94,10 +93,10 @@ def test_a_broken_file_is_set_aside(
 
 def test_a_file_of_another_policy_is_refused_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
-    learnt_by("ucb1").save(path)
+    learnt_by("goodput").save(path)
     before = path.read_text()
-    with pytest.raises(DraftwiseError, match="learnt with the policy ucb1, not exp3"):
-        StateSaver(learnt_by("exp3"), path, EVERY_S).load()
+    with pytest.raises(DraftwiseError, match="policy goodput, not goodput:mix=false"):
+        StateSaver(learnt_by("goodput:mix=false"), path, EVERY_S).load()
     assert path.read_text() == before
 
 

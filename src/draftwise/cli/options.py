@@ -215,6 +215,11 @@ def check(wanted: Settings) -> None:
             f"--state keeps what requests teach each other, and with --scope {REQUEST} they do not:"
             " add --scope auto, --scope session, or --scope task:LABEL"
         )
+    if wanted.state is not None and setting.policy.partition(":")[0] != "goodput":
+        raise DraftwiseError(
+            f"--state keeps what the policy goodput learns: with --policy {setting.policy} leave "
+            "it out"
+        )
     check_models(wanted.target, wanted.drafters or ())
     if wanted.state is not None:
         _check_state(wanted.state)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import secrets
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from draftwise import checks
 from draftwise.files import STATE_BYTES, holding, read_text, set_aside, strict_json, write_text
 from draftwise.protocols import Policy, Remembering, RequestMemory
-from draftwise.types import DraftwiseError, Feedback, Plan
+from draftwise.types import DraftwiseError
 
 AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
 _VERSION = 5
@@ -39,61 +36,52 @@ def check_scope(scope: str) -> str:
 class SharedPolicyState:
     """State that the requests of a speculator share within one scope.
 
-    shared: the memory from which the policy of each request starts. policy: instead, one policy for
-    all requests, if it is not ``protocols.Remembering`` and the scope is ``session`` or
-    ``task:LABEL``. Both are None if every request starts from scratch.
+    shared: the memory from which the policy of each request starts, which a file can keep. It is
+    keyed by drafter, so it survives a change of the plans. policy: instead, one policy for all
+    requests, if it is not ``protocols.Remembering`` and the scope is ``session`` or ``task:LABEL``.
+    Both are None if every request starts from scratch.
     """
 
-    def __init__(self, scope: str, policy: Policy, name: str, plans: Sequence[Plan]) -> None:
+    def __init__(self, scope: str, policy: Policy, name: str) -> None:
         self.scope = check_scope(scope)
         self.policy: Policy | None = None
         self.shared: RequestMemory | None = None
-        self._about: dict[str, Any] = {"policy": name}
-        self._kept: Policy | RequestMemory | None
+        self._name = name
         if scope != REQUEST and isinstance(policy, Remembering):
-            # keyed by drafter: it survives a change of the plans
-            self._kept = self.shared = policy.new_memory()
-        else:
-            self._kept = self.policy = None if scope in {AUTO, REQUEST} else policy
-            self._about["plans"] = [str(plan) for plan in plans]
+            self.shared = policy.new_memory()
+        elif scope not in {AUTO, REQUEST}:
+            self.policy = policy
         self._seen: str | None = None
 
     def save(self, path: str | Path) -> None:
         """Write the state atomically; other scopes in the file are kept.
 
-        A file that another process changed, or that has another policy or other plans, is renamed
-        with a warning. Raises DraftwiseError if the scope shares nothing, the folder is missing, or
-        another process holds the file (``hold``); OSError.
+        A file that another process changed, or that has another policy, is renamed with a warning.
+        Raises DraftwiseError if nothing can be kept, the folder is missing, or another process
+        holds the file (``hold``); OSError.
         """
-        kept, path = self._kept, checks.path("path", path)
-        if kept is None:
-            raise DraftwiseError(
-                f"the scope {self.scope} keeps nothing to save with this policy: choose {SESSION} "
-                f"or {TASK}LABEL, or {AUTO} with the policy goodput"
-            )
+        kept, path = self._kept(), checks.path("path", path)
         if not path.parent.is_dir():
             raise DraftwiseError(f"cannot write {path}: there is no folder {path.parent}")
         with hold(path, wait_s=_WAIT_S):
             present = self._present(path)
             saved = present["saved"] | {self.scope: secrets.token_hex(8)}
             scopes = present["scopes"] | {self.scope: kept.state()}
-            whole = {"draftwise": _VERSION, **self._about, "saved": saved, "scopes": scopes}
+            whole = {"draftwise": _VERSION, "policy": self._name, "saved": saved, "scopes": scopes}
             write_text(path, json.dumps(whole, allow_nan=False))
             self._seen = saved[self.scope]
 
     def load(self, path: str | Path) -> None:
         """Read a saved state; a scope that is not in the file starts from scratch.
 
-        Raises DraftwiseError for a file with another policy or other plans, and ``UnusableState``
-        for a damaged file, another version, or a file without a state.
+        Raises DraftwiseError if nothing can be kept, or for a file with another policy, and
+        ``UnusableState`` for a damaged file, another version, or a file without a state.
         """
-        found = self._read(checks.path("path", path))
-        if self._kept is not None and self.scope in found["scopes"]:
-            state = found["scopes"][self.scope]
+        kept, path = self._kept(), checks.path("path", path)
+        found = self._read(path)
+        if self.scope in found["scopes"]:
             try:
-                if self.policy is not None:
-                    _try_out(self.policy, state)
-                self._kept.load_state(state)
+                kept.load_state(found["scopes"][self.scope])
             except Exception as error:
                 why = str(error) if isinstance(error, ValueError) else "its numbers are damaged"
                 raise _unusable(path, why) from error
@@ -110,6 +98,14 @@ class SharedPolicyState:
         except UnusableState as error:
             return f"{error}; it is kept as {set_aside(path)}, and learning starts from scratch"
         return None
+
+    def _kept(self) -> RequestMemory:
+        if self.shared is None:
+            raise DraftwiseError(
+                f"the policy {self._name} with the scope {self.scope} keeps nothing between runs: "
+                f"use the policy goodput with the scope {AUTO}, {SESSION} or {TASK}LABEL"
+            )
+        return self.shared
 
     def _present(self, path: Path) -> dict[str, Any]:
         """The content of the file; a file that must not be overwritten is renamed."""
@@ -131,19 +127,18 @@ class SharedPolicyState:
             version = found["draftwise"]
             if version != _VERSION:
                 raise ValueError(f"its version is {version}, not {_VERSION}")
-            theirs = {key: found[key] for key in self._about}
+            theirs = found["policy"]
             for key in ("saved", "scopes"):
                 if not isinstance(found[key], dict):
                     raise ValueError(f"its {key} are no table")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = str(error) if isinstance(error, ValueError) else "it is not a state of draftwise"
             raise _unusable(path, why) from error
-        for key, ours in self._about.items():
-            if theirs[key] != ours:
-                raise DraftwiseError(
-                    f"cannot load {path}: it was learnt with the {key} {theirs[key]}, not "
-                    f"{ours}; use the options it was made with, or another file"
-                )
+        if theirs != self._name:
+            raise DraftwiseError(
+                f"cannot load {path}: it was learnt with the policy {theirs}, not {self._name}; "
+                "use the options it was made with, or another file"
+            )
         return dict(found)
 
 
@@ -168,18 +163,6 @@ def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
 
 
 _HELD: set[Path] = set()  # files whose lock this process keeps, so ``save`` need not acquire it
-
-
-def _try_out(policy: Policy, state: Any) -> None:
-    """Let a copy of the policy load the state, choose and learn; exceptions propagate."""
-    twin = copy.deepcopy(policy)
-    twin.load_state(state)
-    num = len(twin.probabilities())
-    for _ in range(3):
-        decision = twin.choose()
-        if not np.isfinite([*twin.probabilities(), *twin.estimates()]).all():
-            raise ValueError("its numbers lead nowhere: the file is damaged")
-        twin.learn(decision, Feedback(np.full(num, 0.5), np.ones(num, dtype=np.bool_)))
 
 
 def _unusable(path: str | Path, why: str) -> UnusableState:

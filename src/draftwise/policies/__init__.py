@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from draftwise.policies.base import Tally, draw, instant_regrets
     from draftwise.policies.baselines import DraftAll, FixedPlan, Random, Router, naive_bayes_scores
     from draftwise.policies.explore import PETC, SequentialHalving
-    from draftwise.policies.state import dump, load
     from draftwise.policies.thompson import (
         ThompsonBernoulli, ThompsonGaussian, argmax_law, gaussian_best_probabilities, shared_cells,
     )
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
         UCB1, DiscountedUCB, SlidingUCB, UCBSpec, UCBTuned, ucb1_indices, ucbspec_radii,
     )
     from draftwise.policies.weights import (
-        EXP3, AdaNormalHedge, EXP3Spec, Hedge, NormalHedge, normalhedge_precision,
+        EXP3, AdaNormalHedge, EXP3Spec, Hedge, NormalHedge, adanormalhedge_weights,
+        normalhedge_precision, normalhedge_weights,
     )
-    from draftwise.policies.wrappers import OnePlan, evidence_from_json, evidence_to_json
+    from draftwise.policies.wrappers import OnePlan
 
 __getattr__, __dir__ = exports(__name__)

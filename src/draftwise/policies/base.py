@@ -8,11 +8,9 @@ documented range raises ValueError. Values and their statistics are dimensionles
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import numpy as np
 
-from draftwise.policies.state import Fields, Kept, in_range
 from draftwise.types import Bools, Decision, Feedback, Floats
 
 
@@ -64,7 +62,7 @@ def check_feedback(decision: Decision, feedback: Feedback, num_plans: int) -> tu
     return values, seen
 
 
-class Tally(Kept):
+class Tally:
     """Running sums of the observed values, which are in [0, 1].
 
     State: counts [K], observed values, at most one per round; sums, squares [K], of the values and
@@ -76,21 +74,12 @@ class Tally(Kept):
     ([0.25, 0.0], 1)
     """
 
-    KEPT = ("counts", "sums", "squares", "chosen", "num_rounds")
-
     def __init__(self, num_plans: int) -> None:
         self.counts: Floats = np.zeros(num_plans)
         self.sums: Floats = np.zeros(num_plans)
         self.squares: Floats = np.zeros(num_plans)
         self.chosen: Floats = np.zeros(num_plans)
         self.num_rounds = 0
-
-    def check_memory(self) -> None:
-        in_range("num_rounds", self.num_rounds, 0)
-        in_range("counts", self.counts, 0, self.num_rounds)
-        in_range("sums", self.sums, 0, self.counts * (1 + 1e-9))
-        in_range("squares", self.squares, 0, self.counts * (1 + 1e-9))
-        in_range("chosen", self.chosen, 0)
 
     def add(self, values: Floats, seen: Bools) -> None:
         shown = np.where(seen, values, 0.0)
@@ -134,10 +123,8 @@ def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Float
     return regrets
 
 
-class Counting(Kept, ABC):
+class Counting:
     """Estimates each plan's value by the mean of its observations."""
-
-    KEPT: ClassVar[Fields] = ("tally",)
 
     def __init__(self, num_plans: int) -> None:
         self._num_plans, self._tally = num_plans, Tally(num_plans)
@@ -149,7 +136,7 @@ class Counting(Kept, ABC):
         return self._tally.means()
 
 
-class Greedy(Counting):
+class Greedy(Counting, ABC):
     """Plays the plan that ``_best`` returns, with probability 1."""
 
     @abstractmethod
@@ -163,10 +150,8 @@ class Greedy(Counting):
         return one_hot(self._best(), self._num_plans)
 
 
-class Drawn(Counting):
+class Drawn(Counting, ABC):
     """Plays a plan drawn from ``probabilities``, which subclasses define."""
-
-    KEPT: ClassVar[Fields] = ("tally", "rng")
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans)

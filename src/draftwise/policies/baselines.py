@@ -12,27 +12,20 @@ import numpy as np
 from draftwise.checks import whole
 from draftwise.files import TRACE_BYTES, numbered_lines, strict_json
 from draftwise.policies.base import Drawn, Greedy, check_feedback, one_hot
-from draftwise.policies.state import Fields, Kept, in_range
 from draftwise.types import Decision, Feedback, Floats, Ints, Plan
 
 
-class FixedPlan(Kept):
+class FixedPlan:
     """Always play one plan.
 
     Source: the static baseline of all five papers (Leviathan et al. 2023). Feedback is validated
     and ignored. State: the number of rounds. Errors: ValueError if ``plan`` is not in 0 .. K-1.
     """
 
-    KEPT: ClassVar[Fields] = ("round",)
-
     def __init__(self, num_plans: int, plan: int = 0) -> None:
         if not 0 <= whole("plan", plan) < num_plans:
             raise ValueError(f"plan {plan} is not one of the {num_plans} plans 0..{num_plans - 1}")
         self._plan, self._num_plans, self._round = plan, num_plans, 0
-
-    def check_memory(self) -> None:
-        in_range("round", self._round, 0)
-        in_range("plan", self._plan, 0, self._num_plans - 1)
 
     def choose(self) -> Decision:
         self._round += 1
@@ -161,8 +154,6 @@ class Router(FixedPlan):
         ``read_examples``, and ValueError if texts and plans differ in number.
     """
 
-    KEPT = ("plan", "counts", "round")
-
     def __init__(
         self, num_plans: int, plan: int = 0, num_cells: int = 1024, examples: str | None = None,
         plans: Sequence[Plan] | None = None,
@@ -172,10 +163,6 @@ class Router(FixedPlan):
         self._counts: Floats = np.zeros((num_plans, self._num_cells))
         if examples is not None:
             self.fit(*read_examples(examples, num_plans, plans))
-
-    def check_memory(self) -> None:
-        super().check_memory()
-        in_range("counts", self._counts, 0)
 
     def fit(self, texts: Sequence[str], plans: Sequence[int]) -> None:
         """Fit the classifier to prompts and the best plan of each, replacing any earlier fit."""

@@ -8,7 +8,6 @@ import numpy as np
 
 from draftwise.checks import MANY, optional, scale, whole
 from draftwise.policies.base import Greedy, Tally
-from draftwise.policies.state import in_range
 from draftwise.types import Bools, Decision, Feedback
 
 
@@ -27,18 +26,12 @@ class SequentialHalving(Greedy):
     State: survivors bool[K]; a ``Tally`` of the phase, and one of all rounds.
     """
 
-    KEPT = ("alive", "phase", "tally")
-
     def __init__(self, num_plans: int, budget: int | None = None, period: int = 1) -> None:
         self._budget = optional(whole, "budget", budget, 1, MANY)
         self._period = whole("period", period, 1, MANY)
         super().__init__(num_plans)
         self._alive: Bools = np.ones(num_plans, dtype=np.bool_)
         self._phase = Tally(num_plans)
-
-    def check_memory(self) -> None:
-        in_range("alive", self._alive.sum(), 1)
-        in_range("counts of the phase", self._phase.counts, 0, self._tally.counts)
 
     def choose(self) -> Decision:
         decision = super().choose()

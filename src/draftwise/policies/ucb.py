@@ -9,7 +9,6 @@ import numpy as np
 
 from draftwise.checks import scale, share, whole
 from draftwise.policies.base import Greedy, check_feedback, one_hot
-from draftwise.policies.state import Kept, in_range
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
 
@@ -116,18 +115,12 @@ class DiscountedUCB(UpperBounds):
     State: discounted counts and sums float64[K]; a ``Tally`` of plain counts.
     """
 
-    KEPT = ("tally", "counts", "sums")
-
     def __init__(self, num_plans: int, beta: float = 0.01, discount: float = 0.98) -> None:
         self._beta = scale("beta", beta)
         self._discount = share("discount", discount)
         super().__init__(num_plans)
         self._counts: Floats = np.zeros(num_plans)
         self._sums: Floats = np.zeros(num_plans)
-
-    def check_memory(self) -> None:
-        in_range("counts", self._counts, 0, self._tally.counts * (1 + 1e-9))  # they decay
-        in_range("sums", self._sums, 0, self._counts * (1 + 1e-9))
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         values, seen = check_feedback(decision, feedback, self._num_plans)
@@ -149,7 +142,7 @@ class DiscountedUCB(UpperBounds):
 _LONGEST = 10_000  # maximum window in rounds: every round scans all of it
 
 
-class SlidingUCB(Kept):
+class SlidingUCB:
     """Play the plan with the highest upper bound on its mean over the last ``window`` rounds.
 
     Source: MetaSD, Algorithm 8 (Garivier and Moulines 2011).
@@ -162,19 +155,12 @@ class SlidingUCB(Kept):
         each plan was last chosen int64[K]; rounds learned. Cost: O(window K) a round.
     """
 
-    KEPT = ("values", "seen", "chosen", "num_rounds")
-
     def __init__(self, num_plans: int, beta: float = 0.01, window: int = 100) -> None:
         self._beta, self._window = scale("beta", beta), whole("window", window, 1, _LONGEST)
         self._num_plans, self._num_rounds = num_plans, 0
         self._values: Floats = np.zeros((window, num_plans))
         self._seen: Bools = np.zeros((window, num_plans), dtype=np.bool_)
         self._chosen: Ints = np.zeros(num_plans, dtype=np.int64)
-
-    def check_memory(self) -> None:
-        in_range("values", self._values, 0, 1)
-        in_range("chosen", self._chosen, 0)
-        in_range("num_rounds", self._num_rounds, int(self._seen.any(axis=1).sum()))
 
     def choose(self) -> Decision:
         plan = self._best()

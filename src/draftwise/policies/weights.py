@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import ClassVar
 
 import numpy as np
 
 from draftwise.checks import optional, scale, share
 from draftwise.policies.base import Drawn, check_feedback, instant_regrets, softmax
-from draftwise.policies.state import Fields, in_range
 from draftwise.types import Decision, Feedback, Floats
 
 
@@ -45,8 +43,6 @@ class EXP3(PlayedOnly):
     Differs: the gains in log w = gamma / K * gains are stored, since w overflows in a long request.
     """
 
-    KEPT: ClassVar[Fields] = {"gains": "_sums", "tally": "_tally", "rng": "_rng"}
-
     def __init__(self, num_plans: int, rng: np.random.Generator, gamma: float = 0.4) -> None:
         super().__init__(num_plans, rng)
         self._gamma = share("gamma", gamma)
@@ -69,8 +65,6 @@ class EXP3Spec(PlayedOnly):
     loss[played] += (1 - value) / prob; p = softmax(-sqrt(log K / (t K)) * loss), with t the rounds
     learned from plus 1. Differs: none: 1 - accepted / L is (L + 1 - Y) / L.
     """
-
-    KEPT: ClassVar[Fields] = {"losses": "_sums", "tally": "_tally", "rng": "_rng"}
 
     def credit(self, value: float) -> float:
         return 1.0 - value
@@ -118,8 +112,6 @@ class Hedge(Hedging):
     Differs: plans sleep (``Hedging``).
     """
 
-    KEPT: ClassVar[Fields] = {"gains": "_regrets", "tally": "_tally", "rng": "_rng"}
-
     def __init__(self, num_plans: int, rng: np.random.Generator, eta: float | None = None) -> None:
         super().__init__(num_plans, rng)
         self._eta = optional(scale, "eta", eta)
@@ -154,6 +146,16 @@ def normalhedge_precision(regrets: Floats) -> float:
         steep -= step
 
 
+def normalhedge_weights(regrets: Floats) -> Floats:
+    """[K] proportional to ``[R]+ / c * exp([R]+^2 / 2c)``; uniform without a positive regret."""
+    positive = np.maximum(regrets, 0.0)
+    top = float(positive.max())
+    if top <= _ROUNDING:
+        return np.full(len(regrets), 1.0 / len(regrets))
+    weights = positive / top * np.exp(normalhedge_precision(regrets) * positive**2)
+    return weights / float(weights.sum())
+
+
 class NormalHedge(Hedging):
     """Draw plans by weights on the positive regret to each.
 
@@ -164,16 +166,19 @@ class NormalHedge(Hedging):
         exceeds 1e-9, the rounding errors; (2) plans sleep (``Hedging``).
     """
 
-    KEPT = ("regrets", "tally", "rng")
-
     def probabilities(self) -> Floats:
-        positive = np.maximum(self._regrets, 0.0)
-        top = float(positive.max())
-        if top <= _ROUNDING:
-            return np.full(self._num_plans, 1.0 / self._num_plans)
-        precision = normalhedge_precision(self._regrets)
-        weights = positive / top * np.exp(precision * positive**2)
-        return weights / float(weights.sum())
+        return normalhedge_weights(self._regrets)
+
+
+def adanormalhedge_weights(regrets: Floats, sizes: Floats) -> Floats:
+    """[K] proportional to ``Phi(R + 1, C + 1) - Phi(R - 1, C + 1)``; uniform if all are 0."""
+    scale = 3.0 * (sizes + 1.0)
+    upper = np.maximum(regrets + 1.0, 0.0) ** 2 / scale
+    lower = np.maximum(regrets - 1.0, 0.0) ** 2 / scale
+    # relative to the largest exponent, as Phi overflows
+    weights = np.exp(upper - upper.max()) * (0.0 - np.expm1(lower - upper))
+    total, num = float(weights.sum()), len(regrets)
+    return weights / total if total > 0.0 else np.full(num, 1.0 / num)
 
 
 class AdaNormalHedge(Hedging):
@@ -186,24 +191,13 @@ class AdaNormalHedge(Hedging):
     Differs: none. State: also C, float64[K].
     """
 
-    KEPT = ("regrets", "sizes", "tally", "rng")
-
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans, rng)
         self._sizes: Floats = np.zeros(num_plans)
-
-    def check_memory(self) -> None:
-        in_range("sizes", self._sizes, 0)
 
     def take(self, regrets: Floats) -> None:
         super().take(regrets)
         self._sizes += np.abs(regrets)
 
     def probabilities(self) -> Floats:
-        scale = 3.0 * (self._sizes + 1.0)
-        upper = np.maximum(self._regrets + 1.0, 0.0) ** 2 / scale
-        lower = np.maximum(self._regrets - 1.0, 0.0) ** 2 / scale
-        # relative to the largest exponent, as Phi overflows
-        weights = np.exp(upper - upper.max()) * (0.0 - np.expm1(lower - upper))
-        total, num = float(weights.sum()), self._num_plans
-        return weights / total if total > 0.0 else np.full(num, 1.0 / num)
+        return adanormalhedge_weights(self._regrets, self._sizes)

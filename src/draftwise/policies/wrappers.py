@@ -2,90 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from typing import Any, ClassVar, TypeVar
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from draftwise.checks import MANY, whole
 from draftwise.policies.base import check_feedback
-from draftwise.policies.state import Fields, Kept, as_json
 from draftwise.protocols import Policy
-from draftwise.types import Costs, Decision, Evidence, Feedback, Floats, Plan, Scores, TreeShape
+from draftwise.types import Decision, Feedback, Floats
 
 Observation = tuple[Decision, Feedback]
-Built = TypeVar("Built")
-_FLOATS = ("alphas", "ratios", "drafted_alphas", "target_s", "batch_s")
-_ARRAYS = {**dict.fromkeys(_FLOATS, np.float64), "matches": np.int64}  # fields that are arrays
-
-
-def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
-    """Evidence as plain JSON; NaN confidences become None."""
-    fields: dict[str, Any] = as_json(asdict(evidence))
-    known = [None if math.isnan(own) else own for own in evidence.confidences]
-    return fields | {"confidences": known}
-
-
-def evidence_from_json(plain: Mapping[str, Any]) -> Evidence:
-    shape, costs = plain["plan"]["tree"], plain["costs"]
-    tree = None if shape is None else TreeShape(**shape)
-    fields = {
-        **plain,
-        "plan": Plan(**{**plain["plan"], "tree": tree}),
-        "scores": {name: _built(Scores, own) for name, own in plain["scores"].items()},
-        "costs": None if costs is None else _built(Costs, costs),
-        "confidences": tuple(math.nan if own is None else own for own in plain["confidences"]),
-        "siblings": tuple(map(tuple, plain["siblings"])),
-        "tokens": tuple(plain["tokens"]),
-    }
-    return _built(Evidence, fields)
-
-
-def _built(kind: type[Built], fields: dict[str, Any]) -> Built:
-    held = {name: dtype for name, dtype in _ARRAYS.items() if isinstance(fields.get(name), list)}
-    return kind(**fields | {name: np.array(fields[name], dtype) for name, dtype in held.items()})
-
-
-class Waiting(list[Observation]):
-    """A queue of feedback that a policy saves in its state."""
-
-    def __init__(self, num_plans: int) -> None:
-        self._num_plans = num_plans
-
-    def add(self, decision: Decision, feedback: Feedback) -> None:
-        """Check feedback and copy its arrays, which the caller may reuse."""
-        values, seen = check_feedback(decision, feedback, self._num_plans)
-        self.append((decision, replace(feedback, values=values.copy(), seen=seen.copy())))
-
-    def state(self) -> list[Any]:
-        return [
-            {
-                "decision": [decision.plan, decision.prob, decision.round],
-                "values": np.where(feedback.seen, feedback.values, 0.0).tolist(),  # no NaN
-                "seen": feedback.seen.tolist(),
-                "evidence": feedback.evidence and evidence_to_json(feedback.evidence),
-                "more": feedback.more,
-            }
-            for decision, feedback in self
-        ]
-
-    def load_state(self, state: Any) -> None:
-        try:
-            self[:] = [self._checked(plain) for plain in state]
-        except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
-            raise ValueError("feedback that was waiting is damaged") from error
-
-    def _checked(self, plain: Mapping[str, Any]) -> Observation:
-        evidence = plain["evidence"] and evidence_from_json(plain["evidence"])
-        values, seen = np.array(plain["values"]), np.array(plain["seen"], dtype=np.bool_)
-        decision = Decision(*plain["decision"])
-        feedback = Feedback(values, seen, evidence, whole("more", plain["more"], 0))
-        check_feedback(decision, feedback, self._num_plans)
-        whole("round", decision.round)
-        return decision, feedback
-
 
 MakeBase = Callable[..., Policy]
 """``registry.make_policy`` for the same plans and request: takes a spec and a ``seed``."""
@@ -93,10 +21,14 @@ MakeBase = Callable[..., Policy]
 _MOST_WAITING = 10_000  # maximum feedbacks in a queue, and rounds of a batch
 
 
-class Wrapper(Kept):
-    """Plays its base policy's choices; feedback, state, cost and errors are those of the base."""
+def own_copy(decision: Decision, feedback: Feedback, num_plans: int) -> Observation:
+    """Checked feedback with copies of its arrays, which the caller may reuse."""
+    values, seen = check_feedback(decision, feedback, num_plans)
+    return decision, replace(feedback, values=values.copy(), seen=seen.copy())
 
-    KEPT: ClassVar[Fields] = ("base",)
+
+class Wrapper:
+    """Plays its base policy's choices; feedback, state, cost and errors are those of the base."""
 
     def __init__(self, base: Policy) -> None:
         self._base = base
@@ -150,20 +82,18 @@ class Delayed(Wrapper):
     State: also the queue, oldest first.
     """
 
-    KEPT = ("base", "queue")
-
     def __init__(
         self, num_plans: int, rng: np.random.Generator, make_base: MakeBase,
         base: str = "normalhedge", rounds: int = 0,
     ) -> None:  # fmt: skip
         self._rounds = whole("rounds", rounds, 0, _MOST_WAITING)
         super().__init__(make_base(base, seed=rng))
-        self._queue = Waiting(num_plans)
+        self._num_plans, self._queue = num_plans, deque[Observation]()
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        self._queue.add(decision, feedback)
+        self._queue.append(own_copy(decision, feedback, self._num_plans))
         while len(self._queue) > self._rounds:
-            self._base.learn(*self._queue.pop(0))
+            self._base.learn(*self._queue.popleft())
 
 
 class Batched(Wrapper):
@@ -182,8 +112,6 @@ class Batched(Wrapper):
     Ranges: warmup 0 to 100,000, skip 1 to 100,000, batch 1 to 10,000.
     """
 
-    KEPT = ("base", "num_chosen", "num_told", "last_batch", "kept")
-
     def __init__(
         self, num_plans: int, rng: np.random.Generator, make_base: MakeBase,
         base: str = "normalhedge", warmup: int = 6, batch: int = 12, skip: int = 6,
@@ -193,7 +121,7 @@ class Batched(Wrapper):
         super().__init__(make_base(base, seed=rng))
         self._num_plans = num_plans
         self._num_chosen, self._num_told, self._last_batch = 0, 0, self._warmup
-        self._kept = Waiting(num_plans)
+        self._kept: list[Observation] = []
 
     def choose(self) -> Decision:
         self._num_chosen += 1
@@ -206,7 +134,7 @@ class Batched(Wrapper):
             self._base.learn(decision, feedback)
             return
         if (self._num_told - self._warmup - 1) % self._skip == 0:
-            self._kept.add(decision, feedback)
+            self._kept.append(own_copy(decision, feedback, self._num_plans))
         if self._num_chosen - self._last_batch >= self._batch:
             for told in self._kept:
                 self._base.learn(*told)
@@ -259,31 +187,6 @@ class Copies:
         """[K] mean of the copies' estimates."""
         average: Floats = np.mean([each.estimates() for each in self._copies], axis=0)
         return average
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "copies": [each.state() for each in self._copies],
-            "maker": [[round_, index] for round_, index in sorted(self._maker.items())],
-            "num_chosen": self._num_chosen,
-            "rng": self._rng.bit_generator.state,
-        }
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        if set(state) != set(self.state()):
-            raise ValueError(f"this state holds {sorted(state)}, but Copies needs its own fields")
-        saved, making = state["copies"], state["maker"]
-        if not isinstance(saved, list) or not saved:
-            raise ValueError("its copies are no list: the file is damaged")
-        copies = [self._make_base(self._spec) for _ in saved]
-        for each, own in zip(copies, saved, strict=True):
-            each.load_state(own)
-        try:
-            maker = {whole("round", r, 1): whole("copy", i, 0, len(copies) - 1) for r, i in making}
-            num_chosen = whole("num_chosen", state["num_chosen"], 0)
-            self._rng.bit_generator.state = state["rng"]
-        except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
-            raise ValueError("what copies wait for is damaged") from error
-        self._copies, self._num_chosen, self._maker = copies, num_chosen, maker
 
     def _idle(self) -> int:
         """The first copy with no decision in flight; the number of copies if there is none."""

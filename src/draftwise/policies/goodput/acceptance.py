@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.state import Kept, dump
 from draftwise.types import Bools, Floats, TreeShape
 
 PRIOR = 0.55  # prior acceptance of a drafter
@@ -25,7 +24,7 @@ _DEN, _ERROR, _FAST_ERROR = 1, 4, 5  # table rows: slow num, den; fast num, den;
 _NUMS, _DENS = slice(0, 4, 2), slice(1, 4, 2)
 
 
-class Rates(Kept):
+class Rates:
     """Acceptance rates of all LM drafters on this text, each a mix of a slow and a fast average.
 
     Source: this project; the two averages are weighted as in Hedge.
@@ -43,20 +42,18 @@ class Rates(Kept):
     [0.02, 0.189]
     """
 
-    KEPT = ("table", "pool", "prior", "prior_weight")
-
     def __init__(self, num_drafters: int, discount: float, prior: float = PRIOR) -> None:
         self._discount = discount
         self._prior: Floats = np.full(num_drafters, prior)
         self._prior_weight: Floats = np.full(num_drafters, PRIOR_WEIGHT)
         self._table: Floats = np.zeros((6, num_drafters))
         self._pool = [0.0, 0.0]
-        self.forget_what_follows()
+        self._weigh_priors()
 
     def expect(self, priors: Floats, weights: Floats) -> None:
         """Set the priors [D] and their weights [D], in alphas."""
         self._prior, self._prior_weight = priors, weights
-        self.forget_what_follows()
+        self._weigh_priors()
 
     def of(self) -> Floats:
         """[D] mean of the slow and the fast rate, weighted by how well each has predicted."""
@@ -100,7 +97,7 @@ class Rates(Kept):
         pool_num, pool_den = self._pool
         self._pool = [pool_num + weight * sum(alphas), pool_den + weight * len(alphas)]
 
-    def forget_what_follows(self) -> None:
+    def _weigh_priors(self) -> None:
         """Recompute the weights [2, D] of the slow and fast rates' priors, and weights * priors."""
         fast = np.full_like(self._prior, PRIOR_WEIGHT)
         self._weights: Floats = np.stack([self._prior_weight, fast])
@@ -319,7 +316,7 @@ class MatchTable(Ratios):
         return rungs[:num]
 
     def state(self) -> dict[str, Any]:
-        return dump(self, ("num", "den"))
+        return {"num": [*self.num], "den": [*self.den]}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> MatchTable:
@@ -347,10 +344,8 @@ def tallies(state: Mapping[str, Any], names: Sequence[str], length: int) -> list
     return found
 
 
-class SeenValues(Kept):
+class SeenValues:
     """Discounted means of the plans' observed values, shrunk to a prior."""
-
-    KEPT = ("sums", "counts")
 
     def __init__(self, num_plans: int, prior: float, discount: float) -> None:
         self._prior, self._discount = prior, discount

@@ -16,7 +16,6 @@ from draftwise.policies.goodput import acceptance
 from draftwise.policies.goodput.acceptance import Bins, MatchTable, Rates, SeenValues, depth_of
 from draftwise.policies.goodput.experience import Experience, Recall
 from draftwise.policies.goodput.mixing import RATE_SHARE, GoodputMixer, Prices
-from draftwise.policies.state import Kept, dump, load
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Floats, Ints, Plan, Scores
 
 DEFAULT_DRAFT_SHARE = 0.05  # prior seconds of a draft step, as a share of a target forward
@@ -79,20 +78,6 @@ class PlanCosts:
         forward_s = np.array(self.target_s)[np.minimum(self.sizes, len(self.target_s) - 1)]
         step_s = self.draft_s[self.drafters] + self._wider * self.read_s[self.drafters]
         self.seconds: Floats = forward_s + self.lengths * step_s
-
-    def state(self) -> dict[str, Any]:
-        return dump(self, ("target_s", "draft_s", "read_s", "batch_s", "names"))
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state``; ValueError if it does not fit."""
-        if state["names"] != self.names:
-            raise ValueError(f"it belongs to the drafters {state['names']}, not {self.names}")
-        known = [*state["target_s"], *state["draft_s"], *state["read_s"], *(state["batch_s"] or ())]
-        if not np.isfinite(np.array(known, dtype=np.float64)).all():
-            raise ValueError("its costs are not finite: the file is damaged")
-        steps = (dict(zip(self.names, state[key], strict=True)) for key in ("draft_s", "read_s"))
-        batch_s = None if state["batch_s"] is None else np.array(state["batch_s"])
-        self.take(Costs(np.array(state["target_s"]), next(steps), batch_s, next(steps)))
 
     def expected_tokens(self, rates: Floats, bins: Mapping[str, Bins]) -> Floats:
         """[K] ``expected_tokens`` from acceptance [D]; in trees, ``bins`` add that of siblings."""
@@ -191,7 +176,7 @@ def _unknown() -> Floats:
     return row
 
 
-class ProbeScheduler(Kept):
+class ProbeScheduler:
     """Decides which idle drafters to probe on the last tokens of the text.
 
     Source: this project; the value of information (Howard 1966) and ski rental: a probe is bought
@@ -211,8 +196,6 @@ class ProbeScheduler(Kept):
         shared.
     Cost: O(D) per round, O(K) every 16 rounds.
     """
-
-    KEPT = ("scored_until", "read_until", "end", "num_new", "missed_s", "num_vain")
 
     def __init__(self, num_drafters: int, memory: float) -> None:
         self._memory = memory
@@ -296,11 +279,6 @@ class ProbeScheduler(Kept):
 
 
 ANSWER_TOKENS = 256.0  # prior length of an answer, in tokens
-
-_FIELDS = {
-    "rates": "_rates", "probes": "_looks", "values": "_seen", "costs": "_costs",
-    "matches": "_matches", "is_blind": "_is_blind", "num_chosen": "_num_chosen", "left": "_left",
-}  # fmt: skip
 
 
 class Goodput:
@@ -421,18 +399,6 @@ class Goodput:
         """[K] expected tokens per second relative to the best plan, or means of observed values."""
         prices = self._prices()
         return prices.copy() if self._is_blind else prices / max(float(prices.max()), _TINY)
-
-    def state(self) -> dict[str, Any]:
-        return dump(self, _FIELDS | {"bins": "_bins", "tables": "_tables"})
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state``; ValueError if it does not fit."""
-        own = dict(state)
-        bins = {name: Bins.of(kept) for name, kept in own.pop("bins", {}).items()}
-        tables = {name: MatchTable.of(kept) for name, kept in own.pop("tables", {}).items()}
-        load(self, _FIELDS, own)
-        self._bins, self._tables, self._made = bins, tables, None
-        self._tell_apart()
 
     def _read(self, evidence: Evidence) -> None:
         """Update rates and context; rates without new scores decay to their priors."""
