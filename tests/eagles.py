@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from draftwise.nn import CausalModel, EagleConfig, EagleHead, HiddenStates, default_taps
-from draftwise.train import (
+from draftwise_lab.train import (
     Text,
     TrainingSettings,
     draft_vocabulary,

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
+SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "packages/lab/draftwise_lab").rglob("*.py")]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
@@ -25,7 +25,7 @@ def test_messages_name_extras_that_exist() -> None:
         for call in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "hint":
                 named |= {ast.literal_eval(argument) for argument in call.args}
-    assert {"bench", "gguf", "peft", "prompts", "serve", "vllm"} <= named <= EXTRAS.keys()
+    assert {"bench", "gguf", "peft", "serve", "vllm"} <= named <= EXTRAS.keys()
 
 
 def test_the_demo_installs_no_tools() -> None:

@@ -9,16 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from chatting import save_chat_model
 from cli.conftest import run_command
-from draftwise.cli import COMMANDS, TRAIN_LAYOUTS, Commands
-from draftwise.nn import LAYOUTS
+from draftwise.cli import COMMANDS, Commands
 from draftwise.settings import DTYPES
-from draftwise.train import LOSSES, LossName
 
 MOST_CPU_S = 2.0
 PYTHON = r"\w\(|\b\w+=\.\.\.|\w\.\w+_\w+|Error\b|codec|unpack|Traceback|None"
@@ -96,20 +94,6 @@ LINES: tuple[tuple[str, str], ...] = (
     ("datastore build /dev/null --tokenizer zoo --out o.store", "/dev/null is a device"),
     ("datastore build p.txt --tokenizer gone/ --out o.store", "gone/"),
     ("datastore build p.txt --tokenizer zoo --out gone/o.store", "no folder gone"),
-    ("prompts make --target base --out o.jsonl", "base has no chat template"),
-    ("train drafter --target zoo --prompts nothere.jsonl --out o --layers 1", "nothere.jsonl"),
-    ("train drafter --target zoo --prompts self --out o --layers 1", "no chat template"),
-    ("train drafter --target zoo --prompts p.txt --out o", "--init MODEL, or --layers N"),
-    ("train drafter --target zoo --prompts p.txt --out o --init lookup", "lookup is no drafter"),
-    ("train drafter --target zoo --prompts p.txt --out o --layers 1 --loss x", "unknown loss"),
-    ("train eagle --target zoo --prompts nothere.jsonl --out o", "nothere.jsonl"),
-    ("train eagle --target zoo --data deep.jsonl --out o", "deep.jsonl, line 1: this is not JSON"),
-    ("train drafter --target zoo --prompts deep.jsonl --out o --layers 1", "nested too deeply"),
-    ("train eagle --target zoo --out o", "--data FILE"),
-    ("train eagle --target zoo --prompts p.txt --out o --layout x", "unknown layout"),
-    ("train head --target zoo --drafter lookup --prompts p.txt --out o", "lookup is no drafter"),
-    ("train head --target zoo --drafter zoo:python --prompts gone.txt --out o", "gone.txt"),
-    ("train head --target zoo --drafter zoo:python --prompts p.txt --out o --label x", "label"),
 )
 OTHERS = {"serve"}
 """Commands that have tests of their own."""
@@ -205,11 +189,6 @@ def leaves_of(names: Iterable[str]) -> set[str]:
 def covered(lines: Iterable[tuple[str, str]]) -> set[str]:
     """The commands that these lines begin with."""
     return {" ".join(line.split()[:num]) for line, _ in lines for num in (1, 2)}
-
-
-def test_the_words_of_an_option_are_those_of_the_module() -> None:
-    assert TRAIN_LAYOUTS == LAYOUTS
-    assert tuple(LOSSES) == get_args(LossName)
 
 
 def test_a_default_model_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

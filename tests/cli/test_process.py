@@ -205,7 +205,6 @@ def test_python_draws_no_bars_of_the_library(pair: tuple[Path, Path]) -> None:
         ("draftwise gen", "generate"),
         ("draftwise generate --policy ucb", "ucb1"),
         ("draftwise generate --pre", "--preset"),
-        ("draftwise train e", "eagle"),
     ],
 )
 def test_the_shell_completes(words: str, known: str) -> None:

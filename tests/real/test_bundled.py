@@ -13,8 +13,8 @@ import pytest
 from draftwise import settings
 from draftwise.real import PRETRAINED, RETRIEVAL, drafter_specs, own_folders, own_specs
 from draftwise.settings import BUNDLED, check_spec
-from draftwise.train import RUN, Runs, make_prompts, runs, runs_of
 from draftwise.types import DraftwiseError
+from draftwise_lab.train import RUN, Runs, make_prompts, runs, runs_of
 from modules import module_of
 
 bundled = module_of(drafter_specs)

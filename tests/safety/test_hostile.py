@@ -16,8 +16,8 @@ from draftwise.engine import SharedPolicyState
 from draftwise.files import check_size, read_text, strict_json
 from draftwise.nn import load_model, load_tokenizer, read_weights
 from draftwise.registry import make_policy
-from draftwise.train import load_acceptance_head
 from draftwise.types import DraftwiseError
+from draftwise_lab.train import load_acceptance_head
 
 CODE = "from pathlib import Path\nPath({!r}).touch()\n"
 

@@ -17,10 +17,10 @@ from draftwise.nn import CausalModel
 from draftwise.registry import preset
 from draftwise.speculator import Speculator
 from draftwise.stop_rules import read_head
-from draftwise.train import AcceptanceHead
-from draftwise.train import load_acceptance_head as load
-from draftwise.train import save_acceptance_head as save
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams
+from draftwise_lab.train import AcceptanceHead
+from draftwise_lab.train import load_acceptance_head as load
+from draftwise_lab.train import save_acceptance_head as save
 from engine.pairs import PROMPTS, lm, plain_greedy, speculator, target
 from models import head_home, near_copy
 from sessions import opened

@@ -23,8 +23,8 @@ from draftwise.nn.heads.eagle import load_head
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.pool import resolve_target
 from draftwise.real.bundled import own_specs
-from draftwise.train.answers import answers
-from draftwise.train.eagle import acceptance_by_depth
+from draftwise_lab.train.answers import answers
+from draftwise_lab.train.eagle import acceptance_by_depth
 
 GREEDY = 1e6
 """Factor on the logits that puts all probability on the argmax."""

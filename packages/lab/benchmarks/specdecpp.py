@@ -27,10 +27,10 @@ from shared.script import run, show, track
 from draftwise import zoo
 from draftwise.drafters.lm import LMDrafter
 from draftwise.nn.load import load_model
-from draftwise.train import head as training
-from draftwise.train.data import Text
-from draftwise.train.speedup import MAX_LENGTH, measure_costs
 from draftwise.types import Costs
+from draftwise_lab.train import head as training
+from draftwise_lab.train.data import Text
+from draftwise_lab.train.speedup import MAX_LENGTH, measure_costs
 from draftwise_lab.zoo import Answers, load_tokenizer
 
 DOMAINS = {

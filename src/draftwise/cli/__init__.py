@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     )
     from draftwise.cli.load import alone_in, read_batch, read_template
     from draftwise.cli.show import Bars, Wrap, colours, painted, percentages, total
-    from draftwise.cli.train import LAYOUTS as TRAIN_LAYOUTS, claim
     from draftwise.cli.trial import Pair as TrialPair, paste, speed as trial_speed, verdict
 
 __getattr__, __dir__ = exports(__name__)
@@ -49,16 +48,9 @@ COMMANDS: Mapping[str, str] = {
     "bench": "Time draftwise, its presets, fixed plans and transformers' own methods side by side.",
     "doctor": "Print what is installed, what will be used, and what is missing.",
     "datastore": "Build a datastore to draft from.",
-    "prompts": "Let an instruct model write training prompts.",
-    "train": "Train drafters, EAGLE heads and stop heads.",
 }
 """Name -> help line."""
-_APPS = {
-    "datastore": "datastore:app",
-    "prompts": "train:prompts_app",
-    "train": "train:app",
-    "try": "trial:trial",
-}
+_APPS = {"datastore": "datastore:app", "try": "trial:trial"}
 """Modules of commands with subcommands; any other command is a function in the file of its name."""
 
 

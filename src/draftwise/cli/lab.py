@@ -18,6 +18,8 @@ COMMANDS: Mapping[str, str] = {
     "advise": (
         "Find the best fixed setting for engines that do not adapt, and what adapting would gain."
     ),
+    "train": "Train drafters, EAGLE heads and stop heads.",
+    "prompts": "Let an instruct model write training prompts.",
     "zoo": "Describe or rebuild the bundled models.",
 }
 """The lab's commands and their help lines, for listing them without importing the lab."""

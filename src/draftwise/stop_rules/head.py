@@ -62,7 +62,7 @@ def read_head(folder: Path) -> HeadWeights:
     if (folder / "pytorch_model.bin").exists():
         raise DraftwiseError(
             f"{folder} holds its head as pytorch_model.bin: rewrite it once with `python -c 'from "
-            f'draftwise.train.head import load, save; save(load("{folder}"), "{folder}")\'`'
+            f'draftwise_lab.train.head import load, save; save(load("{folder}"), "{folder}")\'`'
         )
     raise DraftwiseError(
         f"there is no acceptance head in {folder}: make one with `draftwise train head --out "

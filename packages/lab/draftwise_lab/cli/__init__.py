@@ -13,5 +13,6 @@ if TYPE_CHECKING:
     from draftwise_lab.cli.survey import (
         Finding, all_types, check_type, chi_square, findings_of, page,
     )
+    from draftwise_lab.cli.train import LAYOUTS as TRAIN_LAYOUTS, claim
 
 __getattr__, __dir__ = exports(__name__)

@@ -9,10 +9,10 @@ from typing import Any
 
 from draftwise.checks import comma_separated, option
 from draftwise.cli import options as o
-from draftwise.cli import train as t
 from draftwise.cli.failures import Output, refused_values
 from draftwise.cli.load import read_batch
 from draftwise.types import DraftwiseError
+from draftwise_lab.cli import train as t
 from draftwise_lab.plotting import require_matplotlib
 
 

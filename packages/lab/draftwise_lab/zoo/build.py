@@ -24,13 +24,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from draftwise.files import write_text
 from draftwise.nn.heads.eagle import load_head, save_head
 from draftwise.nn.model import CausalModel
-from draftwise.train import data
-from draftwise.train.data import Observed, Text, answer_logits, observed_batches
-from draftwise.train.drafter import distillation_loss, drafter_batches, measure_acceptance
-from draftwise.train.eagle import acceptance_by_depth, eagle_loss, new_head
-from draftwise.train.head import HeadOptions, Setting, judge_texts, make_head
-from draftwise.train.loop import TrainingSettings, fit
-from draftwise.train.options import DrafterOptions
+from draftwise_lab.train import data
+from draftwise_lab.train.data import Observed, Text, answer_logits, observed_batches
+from draftwise_lab.train.drafter import distillation_loss, drafter_batches, measure_acceptance
+from draftwise_lab.train.eagle import acceptance_by_depth, eagle_loss, new_head
+from draftwise_lab.train.head import HeadOptions, Setting, judge_texts, make_head
+from draftwise_lab.train.loop import TrainingSettings, fit
+from draftwise_lab.train.options import DrafterOptions
 from draftwise_lab.zoo import corpus
 from draftwise_lab.zoo import recipe as r
 from draftwise_lab.zoo.corpus import Answers

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from draftwise.train.answers import answers
-from draftwise.train.data import Text
+from draftwise_lab.train.answers import answers
+from draftwise_lab.train.data import Text
 from draftwise_lab.zoo import recipe as r
 from draftwise_lab.zoo.domains import Document, documents, sample
 
