@@ -45,8 +45,8 @@ mutants: $(TEST) .venv/.with-mutation
 	$(BIN)/python -m benchmarks mutants --out benchmarks/results/mutants.json
 
 lint: $(DEV)
-	$(BIN)/ruff check conftest.py src packages/lab tests examples benchmarks scripts docs/site.py
-	$(BIN)/ruff format --check conftest.py src packages/lab tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff check conftest.py src packages/lab packages/zoo tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff format --check conftest.py src packages/lab packages/zoo tests examples benchmarks scripts docs/site.py
 
 types: $(DEV)
 	$(BIN)/mypy
@@ -89,8 +89,8 @@ dist: $(DEV)
 	$(BIN)/python -m pytest -q tests/dist_e2e/e2e_wheel.py
 
 fix: $(DEV)
-	$(BIN)/ruff check --fix conftest.py src packages/lab tests examples benchmarks scripts docs/site.py
-	$(BIN)/ruff format conftest.py src packages/lab tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff check --fix conftest.py src packages/lab packages/zoo tests examples benchmarks scripts docs/site.py
+	$(BIN)/ruff format conftest.py src packages/lab packages/zoo tests examples benchmarks scripts docs/site.py
 
 $(RUN): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV_OPTIONS) .venv

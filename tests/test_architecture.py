@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -56,9 +57,8 @@ ARROWS: dict[str, set[str]] = {
     "drafters": WORDS | {"nn", "stop_rules.thresholds"},
     "zoo": WORDS,
     "engine": WORDS | {"chat", "controller", "feedback", "nn", "drafters.protocol"},
-    "real": WORDS | {"nn", "drafters"},
-    "settings": WORDS | {"engine.options", "nn.folder", "registry", "zoo", "real.bundled"},
-    "pool": WORDS | {"registry", "settings", "nn", "drafters", "zoo", "real"},
+    "settings": WORDS | {"engine.options", "nn.folder", "registry", "zoo"},
+    "pool": WORDS | {"registry", "settings", "nn", "drafters", "zoo"},
     "speculator": WORDS
     | {"chat", "nn", "drafters.protocol", "engine", "feedback", "pool", "registry", "settings"},
     "integrations": WORDS | {"__version__", "controller", "engine", "nn.model", "speculator"},
@@ -66,7 +66,7 @@ ARROWS: dict[str, set[str]] = {
     | {"__version__", "chat", "drafters", "engine", "registry", "settings", "speculator", "zoo"},
     "serve": WORDS | {"__version__", "chat", "controller", "engine", "registry", "speculator"},
     "cli": WORDS
-    | {"__version__", "chat", "drafters", "engine", "nn", "registry", "zoo", "real"}
+    | {"__version__", "chat", "drafters", "engine", "nn", "registry", "zoo"}
     | {"pool", "settings", "speculator", "bench", "serve", "integrations"},
     "__init__": {"types", "lazy", "registry", "engine", "speculator", "integrations"},
     "__main__": {"cli"},
@@ -131,23 +131,24 @@ def is_allowed(imported: str, room: str) -> bool:
 
 
 LAB = ROOT.parents[1] / "packages" / "lab" / "draftwise_lab"
+ZOO = ROOT.parents[1] / "packages" / "zoo" / "draftwise_zoo"
 
 
 def name_of(file: Path) -> str:
-    """The dotted name of a module or package of the product or of the lab."""
-    root = LAB if LAB in file.parents else ROOT
+    """The dotted name of a module or package of the product, the lab or the zoo."""
+    root = next(root for root in (LAB, ZOO, ROOT) if root in file.parents)
     parts = file.relative_to(root.parent).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
 
-def test_the_product_never_imports_the_lab() -> None:
-    """The product finds the lab through entry points only, so that it works without the lab."""
+def test_the_product_never_imports_the_lab_or_the_zoo() -> None:
+    """The product finds the lab through entry points, and the zoo by its name, to work without."""
     arrows = [f"{file.relative_to(ROOT)}: {name}" for file in FILES for name in imports_of(file)]
-    assert [arrow for arrow in arrows if "draftwise_lab" in arrow] == []
+    assert [arrow for arrow in arrows if re.search("draftwise_(lab|zoo)", arrow)] == []
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    files = {name_of(file): file for root in (ROOT, LAB) for file in root.rglob("*.py")}
+    files = {name_of(file): file for root in (ROOT, LAB, ZOO) for file in root.rglob("*.py")}
     graph = {
         name: {each for each in imports_of(file, at_run_time=True) if each in files} - {name}
         for name, file in files.items()
@@ -230,7 +231,7 @@ INSIDE = "draftwise.integrations."
 """The package whose modules are tested directly: engines load these modules by their full names."""
 
 
-MODULES = {name_of(file) for root in (ROOT, LAB) for file in root.rglob("*.py")}
+MODULES = {name_of(file) for root in (ROOT, LAB, ZOO) for file in root.rglob("*.py")}
 
 
 @pytest.mark.parametrize("file", TEST_FILES, ids=lambda f: f.stem)
@@ -245,7 +246,7 @@ def test_tests_import_packages_not_their_modules(file: Path) -> None:
     assert deep == set()
 
 
-PACKAGES = sorted(file for root in (ROOT, LAB) for file in root.rglob("__init__.py"))
+PACKAGES = sorted(file for root in (ROOT, LAB, ZOO) for file in root.rglob("__init__.py"))
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=name_of)

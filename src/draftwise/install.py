@@ -1,9 +1,6 @@
-"""What a message tells the user to install, and where installed weights are."""
+"""What a message tells the user to install."""
 
 from __future__ import annotations
-
-from importlib.util import find_spec
-from pathlib import Path
 
 
 def hint(*extras: str) -> str:
@@ -20,9 +17,6 @@ def lab_hint() -> str:
     return "pip install -e packages/lab in your checkout of draftwise"
 
 
-def find_weights(here: Path, name: str) -> Path:
-    """``here`` in a source tree, else the folder ``name`` of the package draftwise-zoo."""
-    package = find_spec("draftwise_zoo")
-    if here.exists() or package is None or package.origin is None:
-        return here
-    return Path(package.origin).parent / name
+def zoo_hint() -> str:
+    """The command that installs the bundled models and the reader of GGUF files."""
+    return "pip install -e packages/zoo in your checkout of draftwise"

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwise import registry
+from draftwise import registry, zoo
 from draftwise.drafters.lm import SINK, LMDrafter, Window
 from draftwise.drafters.protocol import Drafter
 from draftwise.errors import BadValue
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
-from draftwise.real.bundled import drafter_specs
-from draftwise.real.unpack import is_pretrained, unpacked
 from draftwise.settings import DRAFTER_HELP, ZOO, expand, name_and_spec
 from draftwise.types import NONE, DraftwiseError
 
@@ -25,11 +23,10 @@ def resolve_target(target: Any) -> tuple[Any, list[str]]:
     ``.gguf`` file, which is unpacked on first use.
     """
     if target == ZOO:
-        from draftwise import zoo
-
         return str(zoo.target_path()), [ZOO, "lookup"]
-    if isinstance(target, (str, Path)) and is_pretrained(str(target)):
-        return str(unpacked(str(target))), drafter_specs(str(target))
+    if isinstance(target, (str, Path)) and zoo.is_pretrained(str(target)):
+        package = zoo.package()
+        return str(package.unpacked(str(target))), package.drafter_specs(str(target))
     return (str(target) if isinstance(target, Path) else target), ["lookup"]
 
 

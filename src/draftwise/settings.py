@@ -15,11 +15,10 @@ from draftwise.checks import comma_separated, option
 from draftwise.engine.options import SEED_HELP
 from draftwise.errors import BadValue, DraftwiseError
 from draftwise.nn.folder import DTYPES, check_hardware, place
-from draftwise.real.bundled import own_specs
 from draftwise.registry import DRAFTERS, FEEDBACKS, GUIDES, POLICIES, PRESETS, REWARDS
 
 ZOO = "zoo"
-BUNDLED = (ZOO, "smollm2", "gemma3")
+BUNDLED = (ZOO, *zoo.PRETRAINED)
 """Targets with bundled drafters: as a spec, each means all of these, ``smollm2:NAME`` one."""
 
 
@@ -204,7 +203,8 @@ def expand(specs: Sequence[Any]) -> list[Any]:
 def _bundled(target: str, *, is_named: bool) -> dict[str, str]:
     """The drafters of a bundled target, name -> spec; the zoo's heads only if one is named."""
     if target != ZOO:
-        return own_specs(target)
+        own: dict[str, str] = zoo.package().own_specs(target)
+        return own
     models = {name: f"lm:{path}" for name, path in zoo.drafter_paths().items()}
     heads = {name: f"eagle:{path}" for name, path in zoo.eagle_paths().items()}
     return models | heads if is_named else models

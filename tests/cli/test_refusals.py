@@ -10,6 +10,7 @@ import pytest
 from cli.conftest import Run, run_command
 from cli.models_on_disk import POSITIONS, make_target, save_model
 from draftwise import registry, zoo
+from draftwise.install import zoo_hint
 from draftwise.registry import PRESETS
 
 
@@ -129,6 +130,21 @@ def test_a_drafter_with_another_vocabulary(generate: Run, tmp_path: Path) -> Non
 def test_an_installation_without_the_bundled_models(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(zoo, "_WEIGHTS", tmp_path)
+    monkeypatch.setattr(zoo, "home", lambda: tmp_path)
     assert "draftwise zoo build" in run_command("generate", "Hello").refusal
     assert "draftwise zoo build" in run_command("demo").refusal
+
+
+def test_an_installation_without_the_package_of_the_models(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(zoo, "_BESIDE", tmp_path / "gone")
+    monkeypatch.setattr(zoo, "find_spec", lambda name: None)
+    for line in (
+        ("generate", "Hello"), ("demo",), ("chat", "--target", "smollm2"),
+        ("generate", "Hello", "--drafter", "gemma3:eagle"),
+        ("generate", "Hello", "--target", tmp_path / "model.gguf"),
+    ):  # fmt: skip
+        refusal = run_command(*line).refusal
+        assert f"need the package draftwise-zoo: {zoo_hint()}" in refusal

@@ -78,7 +78,6 @@ def test_the_wheel_is_small_and_typed() -> None:
     assert {
         "draftwise/py.typed",
         "draftwise/serve/page.html",
-        "draftwise/zoo/prompts.json",
     } <= set(names)
     assert not any("weights" in name for name in names)
 
@@ -86,7 +85,7 @@ def test_the_wheel_is_small_and_typed() -> None:
 def test_without_weights_it_says_what_to_install(python: Path) -> None:
     ran = _run(python, "-m", "draftwise", "demo")
     assert ran.returncode == 2
-    assert install.hint("zoo") in " ".join(ran.stderr.split())
+    assert install.zoo_hint() in " ".join(ran.stderr.split())
 
 
 def test_the_demo_runs(python: Path) -> None:
@@ -99,5 +98,5 @@ def test_the_demo_runs(python: Path) -> None:
 
 
 def test_heads_of_pretrained_targets_come_with_the_weights(python: Path) -> None:
-    show = "from draftwise.real.bundled import own_folders; print(own_folders('smollm2'))"
+    show = "from draftwise_zoo import own_folders; print(own_folders('smollm2'))"
     assert "draftwise_zoo/real/smollm2/eagle" in _run(python, "-c", show).stdout

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from draftwise import settings
-from draftwise.real import PRETRAINED, RETRIEVAL, drafter_specs, own_folders, own_specs
 from draftwise.settings import BUNDLED, check_spec
 from draftwise.types import DraftwiseError
 from draftwise_lab.train import RUN, Runs, make_prompts, runs, runs_of
+from draftwise_zoo import PRETRAINED, RETRIEVAL, drafter_specs, own_folders, own_specs
 from modules import module_of
 
 bundled = module_of(drafter_specs)
@@ -106,7 +106,7 @@ def test_a_target_drafts_with_retrieval_and_its_own() -> None:
 def test_what_comes_along_is_named_by_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """``smollm2`` is all its drafters, ``smollm2:NAME`` one; refusals list the names."""
     there = {"eagle": "eagle:PATH", "eagle-2": "eagle:OTHER"}
-    monkeypatch.setattr(settings, "own_specs", {"smollm2": there, "gemma3": {}}.__getitem__)
+    monkeypatch.setattr("draftwise_zoo.own_specs", {"smollm2": there, "gemma3": {}}.__getitem__)
     everything = ["eagle=eagle:PATH", "eagle-2=eagle:OTHER"]
     assert settings.expand(["lookup", "smollm2"]) == ["lookup", *everything]
     assert settings.expand(["smollm2:eagle-2,depth=2"]) == ["eagle-2=eagle:OTHER,depth=2"]

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from cli.conftest import run_command
 from draftwise.pool import resolve_target
-from draftwise.real import Pretrained, unpacked
 from draftwise.types import DraftwiseError
+from draftwise_zoo import Pretrained, unpacked
 from modules import module_of
 from small_disk import files_of_at_most
 

@@ -22,9 +22,9 @@ from draftwise.chat import encode
 from draftwise.nn.heads.eagle import load_head
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.pool import resolve_target
-from draftwise.real.bundled import own_specs
 from draftwise_lab.train.answers import answers
 from draftwise_lab.train.eagle import acceptance_by_depth
+from draftwise_zoo import own_specs
 
 GREEDY = 1e6
 """Factor on the logits that puts all probability on the argmax."""

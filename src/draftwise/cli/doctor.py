@@ -21,7 +21,6 @@ from draftwise.cli import options as o
 from draftwise.cli.failures import REFUSED, Output, waiting
 from draftwise.files import cpu_name
 from draftwise.install import hint, lab_hint
-from draftwise.real.unpack import CACHE_VARIABLE, PRETRAINED
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -145,7 +144,8 @@ def _models() -> Iterator[Finding]:
         yield Finding(GOOD, "zoo", "bundled toy models, for tests and demos: --target zoo")
     except DraftwiseError as error:
         yield Finding(ABSENT, "zoo", str(error))
-    for name, model in PRETRAINED.items():
+        return
+    for name, model in zoo.package().PRETRAINED.items():
         try:
             model.files()
             yield Finding(GOOD, name, f"{model.title}: --target {name}")
@@ -154,13 +154,13 @@ def _models() -> Iterator[Finding]:
 
 
 def _cache() -> Finding:
-    given = os.environ.get(CACHE_VARIABLE)
+    given = os.environ.get(zoo.CACHE_VARIABLE)
     folder = Path(given).expanduser() if given else user_cache_path("draftwise")
     there = next((one for one in (folder, *folder.parents) if one.is_dir()), Path("/"))
     free = shutil.disk_usage(there).free / 2**30
     if os.access(there, os.W_OK):
         return Finding(GOOD, "cache", f"{folder}, {free:.0f} GiB free")
-    said = f"{folder} cannot be written: name another folder with {CACHE_VARIABLE}"
+    said = f"{folder} cannot be written: name another folder with {zoo.CACHE_VARIABLE}"
     return Finding(ABSENT, "cache", said)
 
 

@@ -16,7 +16,6 @@ from draftwise.chat import Message, check_unicode, is_messages
 from draftwise.cli.failures import NOT_WRITTEN, Said, say, waiting
 from draftwise.files import TRACE_BYTES, holding, prompt_lines, read_text
 from draftwise.nn.folder import config_of, has_template, place
-from draftwise.real.unpack import check_pieces, is_pretrained
 from draftwise.settings import ZOO, check_spec
 from draftwise.types import DraftwiseError
 
@@ -37,9 +36,9 @@ def check_models(target: str, drafters: Sequence[str]) -> None:
 def check_target(target: str) -> None:
     if target == ZOO:
         zoo.target_path()
-    elif is_pretrained(target):
+    elif zoo.is_pretrained(target):
         try:
-            check_pieces(target)
+            zoo.package().check_pieces(target)
         except DraftwiseError as error:
             raise DraftwiseError(f"{error}. Or name another model: --target MODEL") from error
     elif Path(found := place(target)).is_dir():
@@ -52,7 +51,7 @@ def check_chat(target: str, template: Path | None = None) -> None:
     """Reject an invalid template, or a target without one, if its files are local."""
     if template is not None:
         read_template(template)
-    elif not is_pretrained(target):
+    elif not zoo.is_pretrained(target):
         found = Path(zoo.target_path() if target == ZOO else place(target))
         folder = found if found.is_dir() else cached(target)
         if folder is None or has_template(folder):

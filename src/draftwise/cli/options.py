@@ -21,11 +21,11 @@ from draftwise.cli.load import check_models, loading, read_template
 from draftwise.engine.memory import REQUEST, check_scope
 from draftwise.engine.options import RequestParams
 from draftwise.errors import BadValue, DraftwiseError, shown
-from draftwise.real.unpack import is_pretrained
 from draftwise.settings import Hardware as Hardware
 from draftwise.settings import Models as Models
 from draftwise.settings import Settings as Settings
 from draftwise.types import SamplingParams
+from draftwise.zoo import is_pretrained
 
 if TYPE_CHECKING:
     from draftwise.speculator import Speculator

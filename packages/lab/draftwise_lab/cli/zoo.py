@@ -16,7 +16,6 @@ from draftwise_lab.zoo.recipe import NOMINAL_MINUTES
 
 app = typer.Typer(no_args_is_help=True, help="Describe or rebuild the bundled models.")
 
-_PACKAGE = Path(zoo.__file__).parent
 _FILE_WIDTH = 160
 
 
@@ -84,7 +83,10 @@ def _folders(files: dict[str, dict[str, object]]) -> Table:
 def build(
     *,
     work: Annotated[Path, typer.Option(help="Folder for checkpoints; give it again to resume.")],
-    out: Annotated[Path, typer.Option(help="Where to publish weights and prompts.")] = _PACKAGE,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where to publish weights and prompts. Default: packages/zoo."),
+    ] = None,
     minutes: Annotated[
         float, typer.Option(help="Size of the build; the default made the bundled one.")
     ] = NOMINAL_MINUTES,
@@ -93,4 +95,4 @@ def build(
     """Rebuild the bundled models from scratch; an interrupted build resumes."""
     from draftwise_lab.zoo.build import build as run  # delays the import of torch
 
-    run(out, work, minutes=minutes, processes=processes)
+    run(out or zoo.home(), work, minutes=minutes, processes=processes)

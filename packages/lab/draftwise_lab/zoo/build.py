@@ -277,9 +277,9 @@ def _write(path: Path, value: Any) -> None:
 
 
 def build(out: Path, work: Path, *, minutes: float = r.NOMINAL_MINUTES, processes: int = 1) -> None:
-    """Build the whole zoo in `work` and publish it in `out` (a package's `zoo` folder). `minutes`
-    scales the numbers of steps and samples relative to `r.NOMINAL_MINUTES`. Every process uses one
-    thread. Errors: ValueError if `minutes` or `processes` is not positive."""
+    """Build the whole zoo in `work` and publish it in `out`, the folder of draftwise-zoo.
+    `minutes` scales the numbers of steps and samples relative to `r.NOMINAL_MINUTES`. Every process
+    uses one thread. Errors: ValueError if `minutes` or `processes` is not positive."""
     if minutes <= 0 or processes < 1:
         raise ValueError(f"minutes and processes must be positive, got {minutes}, {processes}")
     torch.set_num_threads(1)

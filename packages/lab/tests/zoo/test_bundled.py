@@ -25,7 +25,7 @@ from draftwise_lab.train import (
 from draftwise_lab.zoo import SHARES, encode_prompt, load_tokenizer
 
 HERE = Path(__file__).parent
-WEIGHTS = Path(zoo.__file__).parent / "weights"
+WEIGHTS = zoo.home() / "weights"
 EQUATION = re.compile(r"^(\d+) ([-+*]) (\d+) = (\d+)$", re.MULTILINE)
 needs_weights = pytest.mark.skipif(not WEIGHTS.exists(), reason="no bundled weights")
 pytestmark = needs_weights

