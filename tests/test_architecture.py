@@ -47,20 +47,27 @@ ARROWS: dict[str, set[str]] = {
     "colours": set(),
     "lazy": set(),
     "protocols": {"types"},
-    "rewards": WORDS,
-    "feedback": WORDS | {"rewards"},
-    "policies": WORDS,
+    "bandits": WORDS,
+    "policies": WORDS | {"bandits"},
     "controller": WORDS,
-    "stop_rules": WORDS,
-    "registry": WORDS | {"feedback"},
+    "registry": WORDS | {"bandits.feedback"},
     "nn": WORDS,
-    "drafters": WORDS | {"nn", "stop_rules.thresholds"},
+    "drafters": WORDS | {"nn", "bandits.stop_rules"},
     "zoo": WORDS,
-    "engine": WORDS | {"chat", "controller", "feedback", "nn", "drafters.protocol"},
+    "engine": WORDS | {"chat", "controller", "bandits.feedback", "nn", "drafters.protocol"},
     "settings": WORDS | {"engine.options", "nn.folder", "registry", "zoo"},
     "pool": WORDS | {"registry", "settings", "nn", "drafters", "zoo"},
     "speculator": WORDS
-    | {"chat", "nn", "drafters.protocol", "engine", "feedback", "pool", "registry", "settings"},
+    | {
+        "chat",
+        "nn",
+        "drafters.protocol",
+        "engine",
+        "bandits.feedback",
+        "pool",
+        "registry",
+        "settings",
+    },
     "integrations": WORDS | {"__version__", "controller", "engine", "nn.model", "speculator"},
     "bench": WORDS
     | {"__version__", "chat", "drafters", "engine", "registry", "settings", "speculator", "zoo"},
@@ -82,10 +89,8 @@ WITHOUT_TORCH = {
     "colours",
     "lazy",
     "protocols",
-    "rewards",
-    "feedback",
+    "bandits",
     "policies",
-    "stop_rules",
     "controller",
 } | {
     "registry",
@@ -224,7 +229,14 @@ print(sorted(name for name in ("torch", "transformers", "matplotlib") if name in
 
 DOORS = {
     f"draftwise.{name}"
-    for name in ("integrations.transformers", "integrations.vllm", "policies.goodput")
+    for name in (
+        "bandits.feedback",
+        "bandits.rewards",
+        "bandits.stop_rules",
+        "integrations.transformers",
+        "integrations.vllm",
+        "policies.goodput",
+    )
 }
 """Subpackages with a public interface of their own."""
 INSIDE = "draftwise.integrations."

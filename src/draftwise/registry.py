@@ -25,65 +25,65 @@ from typing import Any, cast
 
 import numpy as np
 
+from draftwise.bandits.feedback import FeedbackBuilder
 from draftwise.checks import known, refuse_removed, string, strings, wholes
 from draftwise.errors import BadValue, shown
-from draftwise.feedback import FeedbackBuilder
 from draftwise.protocols import Policy, Reward, StopRule
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 Table = dict[str, tuple[Any, Mapping[str, Any]]]
 
 POLICIES: Table = {
-    "fixed": ("policies.baselines:FixedPlan", {"plan": 1}),
-    "random": ("policies.baselines:Random", {}),
-    "ucb1": ("policies.ucb:UCB1", {"beta": 1.0}),
-    "ucbspec": ("policies.ucb:UCBSpec", {"delta": 0.5}),
-    "ucb-tuned": ("policies.ucb:UCBTuned", {}),
-    "discounted-ucb": ("policies.ucb:DiscountedUCB", {"beta": 0.05, "discount": 0.99}),
-    "sliding-ucb": ("policies.ucb:SlidingUCB", {"beta": 0.05, "window": 100}),
-    "exp3": ("policies.weights:EXP3", {"gamma": 0.4}),
-    "exp3spec": ("policies.weights:EXP3Spec", {}),
-    "thompson-gaussian": ("policies.thompson:ThompsonGaussian", {}),
-    "thompson-bernoulli": ("policies.thompson:ThompsonBernoulli", {}),
-    "sequential-halving": ("policies.explore:SequentialHalving", {"budget": 200}),
-    "petc": ("policies.explore:PETC", {"c": 32.0}),
-    "hedge": ("policies.weights:Hedge", {}),
-    "normalhedge": ("policies.weights:NormalHedge", {}),
-    "adanormalhedge": ("policies.weights:AdaNormalHedge", {}),
+    "fixed": ("bandits.simple:FixedPlan", {"plan": 1}),
+    "random": ("bandits.simple:Random", {}),
+    "ucb1": ("bandits.ucb:UCB1", {"beta": 1.0}),
+    "ucbspec": ("bandits.ucb:UCBSpec", {"delta": 0.5}),
+    "ucb-tuned": ("bandits.ucb:UCBTuned", {}),
+    "discounted-ucb": ("bandits.ucb:DiscountedUCB", {"beta": 0.05, "discount": 0.99}),
+    "sliding-ucb": ("bandits.ucb:SlidingUCB", {"beta": 0.05, "window": 100}),
+    "exp3": ("bandits.weights:EXP3", {"gamma": 0.4}),
+    "exp3spec": ("bandits.weights:EXP3Spec", {}),
+    "thompson-gaussian": ("bandits.thompson:ThompsonGaussian", {}),
+    "thompson-bernoulli": ("bandits.thompson:ThompsonBernoulli", {}),
+    "sequential-halving": ("bandits.explore:SequentialHalving", {"budget": 200}),
+    "petc": ("bandits.explore:PETC", {"c": 32.0}),
+    "hedge": ("bandits.weights:Hedge", {}),
+    "normalhedge": ("bandits.weights:NormalHedge", {}),
+    "adanormalhedge": ("bandits.weights:AdaNormalHedge", {}),
     "goodput": ("policies.goodput.policy:Goodput", {}),
-    "draft-all": ("policies.baselines:DraftAll", {}),
-    "router": ("policies.baselines:Router", {"plan": 1}),
-    "delayed": ("policies.wrappers:Delayed", {"base": "ucbspec", "rounds": 3}),
-    "copies": ("policies.wrappers:Copies", {"base": "exp3spec"}),
-    "one-plan": ("policies.wrappers:OnePlan", {"base": "ucbspec"}),
-    "batched": ("policies.wrappers:Batched", {"base": "thompson-gaussian", "skip": 2}),
+    "draft-all": ("bandits.simple:DraftAll", {}),
+    "router": ("bandits.simple:Router", {"plan": 1}),
+    "delayed": ("bandits.wrappers:Delayed", {"base": "ucbspec", "rounds": 3}),
+    "copies": ("bandits.wrappers:Copies", {"base": "exp3spec"}),
+    "one-plan": ("bandits.wrappers:OnePlan", {"base": "ucbspec"}),
+    "batched": ("bandits.wrappers:Batched", {"base": "thompson-gaussian", "skip": 2}),
 }
 REWARDS: Table = {
-    "length": ("rewards:Length", {}),
-    "simple": ("rewards:Length", {}),
-    "blend": ("rewards:Blend", {"alpha": 0.5}),
-    "divergence": ("rewards:Divergence", {}),
-    "acceptance": ("rewards:Acceptance", {}),
-    "expected-length": ("rewards:ExpectedLength", {}),
-    "throughput": ("rewards:Throughput", {}),
-    "goodput": ("rewards:GoodputReward", {}),
+    "length": ("bandits.rewards:Length", {}),
+    "simple": ("bandits.rewards:Length", {}),
+    "blend": ("bandits.rewards:Blend", {"alpha": 0.5}),
+    "divergence": ("bandits.rewards:Divergence", {}),
+    "acceptance": ("bandits.rewards:Acceptance", {}),
+    "expected-length": ("bandits.rewards:ExpectedLength", {}),
+    "throughput": ("bandits.rewards:Throughput", {}),
+    "goodput": ("bandits.rewards:GoodputReward", {}),
 }
 FEEDBACKS: Table = {
-    "bandit": ("feedback:Bandit", {}),
-    "prefix": ("feedback:Prefix", {}),
-    "free": ("feedback:Free", {}),
-    "panoramic": ("feedback:Panoramic", {}),
+    "bandit": ("bandits.feedback:Bandit", {}),
+    "prefix": ("bandits.feedback:Prefix", {}),
+    "free": ("bandits.feedback:Free", {}),
+    "panoramic": ("bandits.feedback:Panoramic", {}),
 }
 GUIDES: Table = {
-    "fixed": ("stop_rules.thresholds:Fixed", {}),
-    "max-confidence": ("stop_rules.thresholds:MaxConfidence", {"threshold": 0.8}),
-    "svip": ("stop_rules.thresholds:Svip", {"threshold": 0.6}),
-    "svip-difference": ("stop_rules.thresholds:SvipDifference", {"threshold": 0.2}),
-    "logit-margin": ("stop_rules.thresholds:LogitMargin", {"threshold": 0.2}),
-    "adaedl": ("stop_rules.thresholds:AdaEdl", {"epsilon": 0.5}),
-    "any-of": ("stop_rules.tapout:AnyOf", {"rules": "max-confidence:0.5+svip-difference"}),
-    "head": ("stop_rules.head:Head", {}),
-    "tapout-token": ("stop_rules.tapout:TapOutToken", {"bandit": "thompson-bernoulli"}),
+    "fixed": ("bandits.stop_rules.thresholds:Fixed", {}),
+    "max-confidence": ("bandits.stop_rules.thresholds:MaxConfidence", {"threshold": 0.8}),
+    "svip": ("bandits.stop_rules.thresholds:Svip", {"threshold": 0.6}),
+    "svip-difference": ("bandits.stop_rules.thresholds:SvipDifference", {"threshold": 0.2}),
+    "logit-margin": ("bandits.stop_rules.thresholds:LogitMargin", {"threshold": 0.2}),
+    "adaedl": ("bandits.stop_rules.thresholds:AdaEdl", {"epsilon": 0.5}),
+    "any-of": ("bandits.stop_rules.tapout:AnyOf", {"rules": "max-confidence:0.5+svip-difference"}),
+    "head": ("bandits.stop_rules.head:Head", {}),
+    "tapout-token": ("bandits.stop_rules.tapout:TapOutToken", {"bandit": "thompson-bernoulli"}),
 }
 DRAFTERS: Table = {
     "lm": ("drafters.lm:LMDrafter", {}),

@@ -13,6 +13,7 @@ import torch
 from numpy.random import SeedSequence, default_rng
 
 from draftwise import checks, registry
+from draftwise.bandits.feedback import FeedbackBuilder
 from draftwise.chat import Prompt
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
 from draftwise.engine import options as o
@@ -29,7 +30,6 @@ from draftwise.engine.request import (
     guarded_stop,
 )
 from draftwise.errors import BadValue
-from draftwise.feedback import FeedbackBuilder
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, resolve_target

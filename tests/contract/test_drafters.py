@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from draftwise import registry
+from draftwise.bandits.stop_rules import Fixed
 from draftwise.drafters import Context, Drafter, DraftTask, LMRunner
 from draftwise.registry import DRAFTERS
-from draftwise.stop_rules import Fixed
 from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
 from eagles import features_of
 from engine.pairs import INSIDE, PROMPTS, eagle_target, lm, spec, store, windowed

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from draftwise import registry
+from draftwise.bandits.stop_rules import Fixed
 from draftwise.drafters import (
     LONGEST_MATCH,
     Context,
@@ -21,7 +22,6 @@ from draftwise.drafters import (
 from draftwise.drafters import DatastoreFile as Store
 from draftwise.drafters import write_datastore as write
 from draftwise.pool import load_drafters
-from draftwise.stop_rules import Fixed
 from draftwise.types import DraftwiseError, SamplingParams
 from engine.pairs import target
 from engine.test_suffix import DEPTH, assert_is_best_tree, chain, common, path_of

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from draftwise.bandits.stop_rules import Fixed
 from draftwise.drafters import Context, DraftTask, EagleRunner
 from draftwise.nn import CausalModel, HiddenStates, distributions, save_head
 from draftwise.policies.goodput import PROBE_TOKENS_PAID
 from draftwise.speculator import Speculator
-from draftwise.stop_rules import Fixed
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from eagles import eagle_head, features_of
 from engine.pairs import PROMPTS, eagle, eagle_target, plain_greedy, reader, speculator

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from draftwise.bandits.stop_rules import Fixed
 from draftwise.drafters import LONGEST_MATCH, Context, DraftTask, LookupDrafter
-from draftwise.stop_rules import Fixed
 from draftwise.types import SamplingParams
 from sessions import opened
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftwise.bandits.stop_rules import Fixed, MaxConfidence
 from draftwise.drafters import (
     LONGEST_MATCH,
     ORDERS,
@@ -20,7 +21,6 @@ from draftwise.drafters import (
     most_frequent_path,
 )
 from draftwise.drafters import continuation_tree as tree
-from draftwise.stop_rules import Fixed, MaxConfidence
 from draftwise.types import SamplingParams
 from sessions import opened
 

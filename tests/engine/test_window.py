@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from draftwise.bandits.stop_rules import Fixed
 from draftwise.drafters import ROOM, Context, DraftTask, LMDrafter, LMRunner, Window
 from draftwise.nn import CausalModel, distributions
 from draftwise.speculator import Speculator
-from draftwise.stop_rules import Fixed
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from engine.pairs import PROMPTS, lm, plain_greedy, reader, speculator, target, windowed
 from models import near_copy

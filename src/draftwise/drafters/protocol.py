@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from draftwise.bandits.stop_rules.thresholds import Fixed
 from draftwise.nn.sampling import Occurrences, SampledSpan
 from draftwise.nn.transfer import DeviceRead
 from draftwise.protocols import Mixer, StopRule
-from draftwise.stop_rules.thresholds import Fixed
 from draftwise.types import Draft, Ints, SamplingParams, Scores, TreeShape
 
 if TYPE_CHECKING:

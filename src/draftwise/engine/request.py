@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwise.bandits.feedback import DueFeedback, FeedbackBuilder
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.answer import Answer
 from draftwise.engine.verify import is_broken
 from draftwise.errors import BadValue, DraftwiseError
-from draftwise.feedback import DueFeedback, FeedbackBuilder
 from draftwise.protocols import (
     Mixer,
     Mixing,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from worlds import COSTS, tiny_text
 
+from draftwise.bandits.stop_rules import AdaEdl
 from draftwise.registry import make_guide
-from draftwise.stop_rules import AdaEdl
 from draftwise.types import DraftwiseError, Plan
 from draftwise_lab.sim import SimulatedRequest, Text, Track, guides_of, runs_of
 from models import head_home

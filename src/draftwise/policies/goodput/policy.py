@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from draftwise.bandits.base import check_feedback, one_hot
 from draftwise.checks import flag, share
-from draftwise.policies.base import check_feedback, one_hot
 from draftwise.policies.goodput import acceptance
 from draftwise.policies.goodput.acceptance import Bins, MatchTable, Rates, SeenValues, depth_of
 from draftwise.policies.goodput.experience import Experience, Recall

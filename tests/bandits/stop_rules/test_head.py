@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from draftwise import make_guide
+from draftwise.bandits.stop_rules import read_head
 from draftwise.drafters import Context, DraftTask, LMDrafter
 from draftwise.nn import CausalModel
 from draftwise.registry import preset
 from draftwise.speculator import Speculator
-from draftwise.stop_rules import read_head
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams
 from draftwise_lab.train import AcceptanceHead
 from draftwise_lab.train import load_acceptance_head as load

@@ -11,8 +11,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from draftwise.bandits.rewards import tokens_by_products, tokens_by_ratios, tokens_by_verdict
 from draftwise.registry import REWARDS, make_reward
-from draftwise.rewards import tokens_by_products, tokens_by_ratios, tokens_by_verdict
 from draftwise.types import PLAIN, DraftwiseError, Outcome, Plan
 
 Law = list[Fraction]

@@ -7,8 +7,8 @@ from abc import abstractmethod
 
 import numpy as np
 
+from draftwise.bandits.base import Greedy, check_feedback, one_hot
 from draftwise.checks import scale, share, whole
-from draftwise.policies.base import Greedy, check_feedback, one_hot
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from draftwise.bandits.base import check_feedback
 from draftwise.checks import MANY, whole
-from draftwise.policies.base import check_feedback
 from draftwise.protocols import Policy
 from draftwise.types import Decision, Feedback, Floats
 

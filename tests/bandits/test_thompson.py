@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from draftwise.policies import (
+from draftwise.bandits import (
     ThompsonBernoulli,
     ThompsonGaussian,
     argmax_law,

@@ -7,8 +7,8 @@ from abc import abstractmethod
 
 import numpy as np
 
+from draftwise.bandits.base import Drawn, check_feedback, instant_regrets, softmax
 from draftwise.checks import optional, scale, share
-from draftwise.policies.base import Drawn, check_feedback, instant_regrets, softmax
 from draftwise.types import Decision, Feedback, Floats
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.feedback import Panoramic, drafted_by
+from draftwise.bandits.feedback import Panoramic, drafted_by
 from draftwise.registry import FEEDBACKS, make_feedback, make_policy, make_reward
 from draftwise.types import (
     PLAIN,

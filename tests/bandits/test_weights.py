@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.policies import (
+from draftwise.bandits import (
     EXP3,
     AdaNormalHedge,
     EXP3Spec,

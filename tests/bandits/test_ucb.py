@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.policies import (
+from draftwise.bandits import (
     UCB1,
     DiscountedUCB,
     SlidingUCB,

@@ -15,9 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
+from draftwise.bandits.rewards import Acceptance
 from draftwise.checks import LARGE, MANY, flag, number, optional, whole
 from draftwise.protocols import Reward, looks_ahead
-from draftwise.rewards import Acceptance
 from draftwise.types import LONGEST_PLAN, NONE, Decision, Evidence, Feedback, Floats, Outcome, Plan
 
 DueFeedback = list[tuple[Decision, Feedback]]
@@ -291,7 +291,7 @@ class Prefix(Bandit):
     Cost: one reward for each plan of the drafter.
 
     >>> plans = [Plan("none", 0), Plan("a", 1), Plan("a", 2), Plan("a", 4), Plan("b", 1)]
-    >>> from draftwise.rewards import Length
+    >>> from draftwise.bandits.rewards import Length
     >>> evidence = Evidence(plans[2], num_drafted=2, num_accepted=2)
     >>> [(_, feedback)] = Prefix(plans, Length()).reveal(Decision(2, 1.0, 1), evidence)
     >>> feedback.values.tolist(), feedback.seen.tolist()

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from draftwise.bandits.base import Greedy, Tally
 from draftwise.checks import MANY, optional, scale, whole
-from draftwise.policies.base import Greedy, Tally
 from draftwise.types import Bools, Decision, Feedback
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from draftwise import make_guide
+from draftwise.bandits.stop_rules import TABLE_1, AdaEdl, split_rules
 from draftwise.registry import GUIDES, preset
-from draftwise.stop_rules import TABLE_1, AdaEdl, split_rules
 from draftwise.types import DraftStep, DraftwiseError
 
 

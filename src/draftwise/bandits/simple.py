@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from draftwise.bandits.base import Drawn, Greedy, check_feedback, one_hot
 from draftwise.checks import whole
 from draftwise.files import TRACE_BYTES, numbered_lines, strict_json
-from draftwise.policies.base import Drawn, Greedy, check_feedback, one_hot
 from draftwise.types import Decision, Feedback, Floats, Ints, Plan
 
 

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from draftwise.bandits.base import Drawn
 from draftwise.checks import LARGE, number, scale
-from draftwise.policies.base import Drawn
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
 _REACH = 6.0  # standard deviations around a mean that the cells cover

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwise.policies import (
+from draftwise.bandits import (
     DraftAll,
     FixedPlan,
     Random,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from draftwise import make_guide
+from draftwise.bandits.stop_rules import TapOutToken
 from draftwise.protocols import Policy
 from draftwise.registry import make_policy
-from draftwise.stop_rules import TapOutToken
 from draftwise.types import Decision, DraftStep, Feedback
 
 STOPS, GOES = "max-confidence:1", "max-confidence:0"

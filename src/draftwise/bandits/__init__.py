@@ -1,0 +1,38 @@
+"""The papers' algorithms: policies, feedback, rewards and stop rules; numpy only.
+
+A policy chooses the plan of each round: ``ucb``, ``weights``, ``thompson`` and ``explore`` have one
+family each, ``simple`` has policies that do not learn, and ``wrappers`` change when a policy
+learns, or share it among requests. ``feedback`` says what a round reveals of each plan, and
+``rewards`` value it. ``stop_rules`` end drafts.
+"""
+
+from draftwise.bandits.base import Tally, draw, instant_regrets
+from draftwise.bandits.explore import PETC, SequentialHalving
+from draftwise.bandits.simple import DraftAll, FixedPlan, Random, Router, naive_bayes_scores
+from draftwise.bandits.thompson import (
+    ThompsonBernoulli,
+    ThompsonGaussian,
+    argmax_law,
+    gaussian_best_probabilities,
+    shared_cells,
+)
+from draftwise.bandits.ucb import (
+    UCB1,
+    DiscountedUCB,
+    SlidingUCB,
+    UCBSpec,
+    UCBTuned,
+    ucb1_indices,
+    ucbspec_radii,
+)
+from draftwise.bandits.weights import (
+    EXP3,
+    AdaNormalHedge,
+    EXP3Spec,
+    Hedge,
+    NormalHedge,
+    adanormalhedge_weights,
+    normalhedge_precision,
+    normalhedge_weights,
+)
+from draftwise.bandits.wrappers import OnePlan
