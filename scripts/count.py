@@ -1,7 +1,7 @@
 """Counts the files and lines of each folder, and the files on four paths through the code.
 
-    python scripts/count.py           # rewrites the tables of docs/architecture.md
-    python scripts/count.py paths     # names the files of each path
+    python scripts/count.py           # files and lines of each folder
+    python scripts/count.py paths     # the files of each path
 
 Each path runs once to load its code and once more to be counted. The count is of files of
 ``src/draftwise`` in which a function is called, compiled functions excepted. For a policy's spec
@@ -16,7 +16,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import signal
 import socket
 import sys
@@ -32,40 +31,24 @@ from urllib.request import Request, urlopen
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ROOT / "src" / "draftwise"
-LAB = ROOT / "packages" / "lab"
-PAGE = ROOT / "docs" / "architecture.md"
+LAB, ZOO, TESTS = ROOT / "packages" / "lab", ROOT / "packages" / "zoo", ROOT / "tests"
 SPEC = "ucbspec"
-CHOOSING = ("controller/", "policies/", "feedback", "rewards")
+CHOOSING = ("controller/", "policies/", "bandits/")
 
 
-BEFORE: dict[str, tuple[int, int]] = {
-    "bench": (32, 3697), "cli": (38, 5256), "drafters": (23, 3147), "engine": (26, 3002),
-    "integrations": (21, 2044), "nn": (48, 6186), "policies": (52, 3993), "real": (4, 294),
-    "serve": (24, 2934), "stop_rules": (12, 609), "top": (27, 3014), "train": (21, 2454),
-    "zoo": (21, 1567),
-}  # fmt: skip
-"""Files and lines at commit 956b478, before the restructuring: feedback and rewards were folders,
-and sim (31 files, 2,845 lines) and benchmarks (63, 9,427) belong to the lab since."""
-BEFORE_ALL = {"product: all": (380, 41042), "lab: all": (63, 9427)}
-
-
-def lines() -> str:
-    """A table with a row for each folder of the product, then the sums of both packages."""
+def lines() -> None:
+    """Print files and lines of each folder of the product, and of the packages."""
     rows: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for root, name in ((PRODUCT, "product"), (LAB, "lab")):
+    for root, name in ((PRODUCT, "product"), (LAB, "lab"), (ZOO, "zoo"), (TESTS, "tests")):
         for file in sorted(root.rglob("*.py")):
-            folder = file.relative_to(root).parts[0] if name == "product" else "all"
+            parts = file.relative_to(root).parts
+            keys = {"tests" if parts[0] == "tests" else name}
+            keys |= {f"product, {parts[0]}"} if root == PRODUCT and parts[1:] else set()
             num = len(file.read_text("utf-8").splitlines())
-            for key in {f"{name}: {'top' if folder.endswith('.py') else folder}", f"{name}: all"}:
+            for key in keys:
                 rows[key] = [rows[key][0] + 1, rows[key][1] + num]
-    before = {f"product: {name}": both for name, both in BEFORE.items()} | BEFORE_ALL
-    made = []
-    for key, (files, num) in sorted(rows.items(), key=lambda row: (row[0] < "m", row[0])):
-        old_files, old_num = before.get(key, ("", 0))
-        old = f"{old_num:,}" if old_num else ""
-        made.append(f"| {key} | {old_files} | {old} | {files} | {num:,} |")
-    heads = ["| folder | files before | lines before | files | lines |", "|---|---|---|---|---|"]
-    return "\n".join([*heads, *made])
+    for key, (files, num) in sorted(rows.items()):
+        print(f"{key:24} {files:4} files {num:7,} lines")
 
 
 class Touched:
@@ -83,7 +66,7 @@ class Touched:
             return
         if self._wanted(frame):
             self.files.add(name)
-        if frame.f_code.co_name in {"__init__", "choose"} and "/policies/" in name:
+        if frame.f_code.co_name in {"__init__", "choose"} and "/bandits/" in name:
             self.stack(frame)
 
     def stack(self, frame: FrameType | None) -> None:
@@ -190,19 +173,12 @@ def paths() -> dict[str, list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="?", choices=["paths"])
-    what = parser.parse_args().what
-    sys.path.insert(0, str(PRODUCT.parent))  # this checkout, whatever is installed
-    found = paths()
-    if what:
-        for name, files in found.items():
-            print(f"{name} ({len(files)})", *files, sep="\n    ")
+    if not parser.parse_args().what:
+        lines()
         return
-    made = [f"| {name} | {len(files)} |" for name, files in found.items()]
-    table = "\n".join(["| path | files |", "|---|---|", *made])
-    text = PAGE.read_text("utf-8")
-    counted = f"<!-- counted -->\n\n{lines()}\n\n{table}\n\n<!-- end counted -->"
-    new = re.sub(r"<!-- counted -->.*<!-- end counted -->", counted, text, flags=re.DOTALL)
-    PAGE.write_text(new, "utf-8")
+    sys.path.insert(0, str(PRODUCT.parent))  # this checkout, whatever is installed
+    for name, files in paths().items():
+        print(f"{name} ({len(files)})", *files, sep="\n    ")
 
 
 if __name__ == "__main__":
