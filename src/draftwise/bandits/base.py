@@ -123,11 +123,18 @@ def instant_regrets(values: Floats, seen: Bools, probabilities: Floats) -> Float
     return regrets
 
 
-class Counting:
+class Policy(ABC):
     """Estimates each plan's value by the mean of its observations."""
 
     def __init__(self, num_plans: int) -> None:
         self._num_plans, self._tally = num_plans, Tally(num_plans)
+
+    @abstractmethod
+    def choose(self) -> Decision: ...
+
+    @abstractmethod
+    def probabilities(self) -> Floats:
+        """[K] probability that each plan is played next."""
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         self._tally.add(*check_feedback(decision, feedback, self._num_plans))
@@ -136,30 +143,31 @@ class Counting:
         return self._tally.means()
 
 
-class Greedy(Counting, ABC):
-    """Plays the plan that ``_best`` returns, with probability 1."""
+class IndexPolicy(Policy):
+    """Plays the plan with the largest index (ties go to the first); untried plans come first."""
 
-    @abstractmethod
-    def _best(self) -> int: ...
+    def indices(self) -> Floats:
+        """[K] index of each plan, once all of them have observations; by default its mean."""
+        return self.estimates()
+
+    def best(self) -> int:
+        untried = self._tally.unseen()
+        return int(self.indices().argmax()) if untried is None else untried
 
     def choose(self) -> Decision:
-        plan = self._best()
+        plan = self.best()
         return Decision(plan, 1.0, self._tally.choose(plan))
 
     def probabilities(self) -> Floats:
-        return one_hot(self._best(), self._num_plans)
+        return one_hot(self.best(), self._num_plans)
 
 
-class Drawn(Counting, ABC):
-    """Plays a plan drawn from ``probabilities``, which subclasses define."""
+class SampledPolicy(Policy):
+    """Plays a plan drawn from ``probabilities``."""
 
     def __init__(self, num_plans: int, rng: np.random.Generator) -> None:
         super().__init__(num_plans)
         self._rng = rng
-
-    @abstractmethod
-    def probabilities(self) -> Floats:
-        """[K] probability that each plan is played next."""
 
     def choose(self) -> Decision:
         probabilities = self.probabilities()

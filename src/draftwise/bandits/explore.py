@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from draftwise.bandits.base import Greedy, Tally
+from draftwise.bandits.base import IndexPolicy, Tally
 from draftwise.checks import MANY, optional, scale, whole
 from draftwise.types import Bools, Decision, Feedback
 
 
-class SequentialHalving(Greedy):
+class SequentialHalving(IndexPolicy):
     """Play all surviving plans equally often and keep the better half, until one is left.
 
     Source: MetaSD, Algorithm 5 (Karnin et al. 2013). Its experiments set the "period" to 1
@@ -51,7 +51,7 @@ class SequentialHalving(Greedy):
             self._alive[ranked[: math.ceil(num_alive / 2)]] = True  # ties go to the first
             self._phase = Tally(self._num_plans)
 
-    def _best(self) -> int:
+    def best(self) -> int:
         return int(np.where(self._alive, self._phase.chosen, np.inf).argmin())
 
 

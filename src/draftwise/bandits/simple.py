@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from draftwise.bandits.base import Drawn, Greedy, check_feedback, one_hot
+from draftwise.bandits.base import IndexPolicy, SampledPolicy, check_feedback, one_hot
 from draftwise.checks import whole
 from draftwise.files import TRACE_BYTES, numbered_lines, strict_json
 from draftwise.types import Decision, Feedback, Floats, Ints, Plan
@@ -41,7 +41,7 @@ class FixedPlan:
         return self.probabilities()
 
 
-class Random(Drawn):
+class Random(SampledPolicy):
     """Play a plan drawn uniformly at random; means are tracked for display only.
 
     Source: MetaSD (Kim et al.), tables 3 and 4, the baseline ``Rand`` (uniformly random).
@@ -55,7 +55,7 @@ class Random(Drawn):
         return np.full(self._num_plans, 1.0 / self._num_plans)
 
 
-class DraftAll(Greedy):
+class DraftAll(IndexPolicy):
     """Play all plans at once: a baseline for the cost of drafting and verifying everything.
 
     Source: MetaSD, section 4.2 (DraftALL, table 5): all drafters draft in each round, the best
@@ -67,7 +67,7 @@ class DraftAll(Greedy):
 
     plays_all: ClassVar[bool] = True
 
-    def _best(self) -> int:
+    def best(self) -> int:
         return 0  # represents all plans
 
 

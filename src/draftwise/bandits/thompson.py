@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from draftwise.bandits.base import Drawn
+from draftwise.bandits.base import SampledPolicy
 from draftwise.checks import LARGE, number, scale
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
 
@@ -65,7 +65,7 @@ def argmax_law(log_densities: Floats, widths: Floats) -> Floats:
 _BETA_CELLS = 96
 
 
-class ThompsonBernoulli(Drawn):
+class ThompsonBernoulli(SampledPolicy):
     """Draw each plan with the probability that it is the best, under Beta beliefs.
 
     Source: TapOut, section 3.3, token level: the standard Beta-Bernoulli configuration.
@@ -127,7 +127,7 @@ def gaussian_best_probabilities(means: Floats, sds: Floats) -> Floats:
     return probabilities
 
 
-class ThompsonGaussian(Drawn):
+class ThompsonGaussian(SampledPolicy):
     """Draw each plan with the probability that it is the best, under Gaussian beliefs.
 
     Source: TapOut, section 3.3, sequence level: a Gaussian prior with a known noise variance.

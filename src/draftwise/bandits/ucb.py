@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 
 import numpy as np
 
-from draftwise.bandits.base import Greedy, check_feedback, one_hot
+from draftwise.bandits.base import IndexPolicy, check_feedback, one_hot
 from draftwise.checks import scale, share, whole
 from draftwise.types import Bools, Decision, Feedback, Floats, Ints
-
-
-class UpperBounds(Greedy):
-    """Plays the plan with the largest index (ties go to the first); untried plans come first."""
-
-    @abstractmethod
-    def indices(self) -> Floats:
-        """[K] upper confidence bound of each plan, once all of them have observations."""
-
-    def _best(self) -> int:
-        untried = self._tally.unseen()
-        return int(self.indices().argmax()) if untried is None else untried
 
 
 def ucb1_indices(means: Floats, counts: Floats | Ints, num_rounds: float, beta: float) -> Floats:
@@ -29,7 +16,7 @@ def ucb1_indices(means: Floats, counts: Floats | Ints, num_rounds: float, beta: 
     return means + beta * np.sqrt(2.0 * math.log(num_rounds) / counts)
 
 
-class UCB1(UpperBounds):
+class UCB1(IndexPolicy):
     """Play the plan with the highest upper confidence bound.
 
     Source: MetaSD (Kim et al.), Algorithm 2, lines 2-5 (each plan once) and 7-9; beta 0.01 is from
@@ -50,7 +37,7 @@ class UCB1(UpperBounds):
         return ucb1_indices(tally.means(), tally.counts, tally.num_rounds, self._beta)
 
 
-class UCBTuned(UpperBounds):
+class UCBTuned(IndexPolicy):
     """Play the plan with the highest upper bound, which is tighter for small variances.
 
     Source: TapOut, section 3.3 (UCB-Tuned, Auer et al. 2002). Update: plan = argmax mean + sqrt(ln
@@ -76,7 +63,7 @@ def ucbspec_radii(counts: Floats, num_rounds: int, delta: float) -> Floats:
     return 0.5 * np.sqrt((1.0 + counts) * inside) / counts
 
 
-class UCBSpec(UpperBounds):
+class UCBSpec(IndexPolicy):
     """Play the plan with the highest bound, valid for values that depend on the past.
 
     Source: BanditSpec (Hou et al.), Algorithm 4 (full version: Algorithm 8).
@@ -98,7 +85,7 @@ class UCBSpec(UpperBounds):
 _LEAST = 1e-9  # minimum discounted count: that of a plan long unseen underflows to 0
 
 
-class DiscountedUCB(UpperBounds):
+class DiscountedUCB(IndexPolicy):
     """Play the plan with the highest upper bound on its discounted mean.
 
     Source: MetaSD, Algorithm 6 (Kocsis and Szepesvari 2006).
@@ -163,7 +150,7 @@ class SlidingUCB:
         self._chosen: Ints = np.zeros(num_plans, dtype=np.int64)
 
     def choose(self) -> Decision:
-        plan = self._best()
+        plan = self.best()
         self._chosen[plan] = round_ = int(self._chosen.max()) + 1
         return Decision(plan, 1.0, round_)
 
@@ -176,13 +163,13 @@ class SlidingUCB:
         self._num_rounds += 1
 
     def probabilities(self) -> Floats:
-        return one_hot(self._best(), self._num_plans)
+        return one_hot(self.best(), self._num_plans)
 
     def estimates(self) -> Floats:
         average: Floats = self._values.sum(axis=0) / np.maximum(self._seen.sum(axis=0), 1)
         return average
 
-    def _best(self) -> int:
+    def best(self) -> int:
         counts = self._seen.sum(axis=0)
         if counts.min() == 0:
             return int(np.where(counts > 0, np.inf, self._chosen).argmin())

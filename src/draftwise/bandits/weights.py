@@ -7,12 +7,12 @@ from abc import abstractmethod
 
 import numpy as np
 
-from draftwise.bandits.base import Drawn, check_feedback, instant_regrets, softmax
+from draftwise.bandits.base import SampledPolicy, check_feedback, instant_regrets, softmax
 from draftwise.checks import optional, scale, share
 from draftwise.types import Decision, Feedback, Floats
 
 
-class PlayedOnly(Drawn):
+class PlayedOnly(SampledPolicy):
     """Learns only from the played plan's value, whatever else the feedback shows.
 
     Each value is divided by the probability in its decision, so delayed feedback stays unbiased.
@@ -77,7 +77,7 @@ class EXP3Spec(PlayedOnly):
         return np.clip(1.0 - self._sums / max(self._tally.num_rounds, 1), 0.0, 1.0)
 
 
-class Hedging(Drawn):
+class Hedging(SampledPolicy):
     """Sample plans by their regret relative to the sampled mixture.
 
     Feedback: panoramic, in order. An unseen plan sleeps: its regret stays, and the mean covers only
