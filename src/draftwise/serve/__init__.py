@@ -9,11 +9,10 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.serve.app import PAGE, Service, make_app
+    from draftwise.serve.app import PAGE, make_app
     from draftwise.serve.calls import CallParser, CallTags, calls_schema, free_grammar
     from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
     from draftwise.serve.metrics import History, Metrics
-    from draftwise.serve.middleware import LARGE_BODY, give_back, uncollected
     from draftwise.serve.parse import Codec, RequestParser
     from draftwise.serve.responses import EventStream
     from draftwise.serve.run import Server, StateSaver, make_service
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
         MAX_BIASES, MAX_GRAMMAR_CHARS, MAX_KEYS, MAX_PLANS, ChatRequest, CompletionRequest,
         NamedTool, ResponseFormat, StructuredOutputs, Tool,
     )
+    from draftwise.serve.service import LARGE_BODY, Service, give_back, uncollected
     from draftwise.serve.settings import ServerSettings, bind, hosts_of
     from draftwise.serve.settings import listen as listen_on
     from draftwise.serve.worker import (

@@ -7,9 +7,8 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,35 +24,17 @@ from starlette.types import ASGIApp
 from draftwise import __version__
 from draftwise.colours import nth_colour
 from draftwise.serve import responses, schemas
-from draftwise.serve.metrics import History, Metrics
-from draftwise.serve.middleware import LARGE_BODY, Heavy, Middleware, uncollected
-from draftwise.serve.parse import RequestParser
+from draftwise.serve.middleware import Middleware
 from draftwise.serve.responses import AnswerStreams, ChatReply, CompletionReply, EventStream, Reply
 from draftwise.serve.schemas import ChatRequest, CompletionRequest, Refused
+from draftwise.serve.service import LARGE_BODY, Service, uncollected
 from draftwise.serve.settings import ServerSettings
-from draftwise.serve.worker import Busy, Closing, Worker
+from draftwise.serve.worker import Busy, Closing
 from draftwise.types import DraftwiseError
 
 _Made = TypeVar("_Made")
 _Body = TypeVar("_Body", bound=schemas.ModelRequest)
 _TOO_DEEP = "the request is nested too deeply"
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """Everything that routes share. models: served names; the first is the canonical one."""
-
-    worker: Worker
-    parser: RequestParser
-    metrics: Metrics
-    history: History
-    models: Sequence[str]
-    num_spec_tokens: int
-    about: dict[str, Any]
-    created: int
-    patience_s: float = 60.0
-    stuck_s: float = 60.0
-    heavy: Heavy = field(default_factory=Heavy)
 
 
 def make_app(service: Service, settings: ServerSettings) -> ASGIApp:

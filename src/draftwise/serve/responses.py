@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -22,10 +22,8 @@ from draftwise.engine.request import RequestOutput, Stats, TokenLogprobs
 from draftwise.serve import schemas
 from draftwise.serve.calls import CallParser
 from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused
+from draftwise.serve.service import Service
 from draftwise.serve.worker import GenerationRequest, Worker
-
-if TYPE_CHECKING:
-    from draftwise.serve.app import Service
 
 
 def _finite(logprob: float) -> float:

@@ -19,10 +19,11 @@ from draftwise.engine.engine import Engine, TraceWriter
 from draftwise.engine.memory import SharedPolicyState
 from draftwise.engine.options import eos_tokens
 from draftwise.engine.request import Round
-from draftwise.serve.app import Service, make_app
+from draftwise.serve.app import make_app
 from draftwise.serve.constraint import Grammars
 from draftwise.serve.metrics import History, Metrics
 from draftwise.serve.parse import Codec, RequestParser
+from draftwise.serve.service import Service
 from draftwise.serve.settings import ServerSettings, listen
 from draftwise.serve.worker import LAST_STEP_S, Observer, Worker
 from draftwise.speculator import Speculator
