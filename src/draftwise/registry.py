@@ -28,6 +28,7 @@ import numpy as np
 from draftwise.bandits.feedback import FeedbackBuilder
 from draftwise.checks import known, refuse_removed, string, strings, wholes
 from draftwise.errors import BadValue, shown
+from draftwise.install import lab_hint
 from draftwise.protocols import Policy, Reward, StopRule
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
@@ -51,8 +52,6 @@ POLICIES: Table = {
     "normalhedge": ("bandits.weights:NormalHedge", {}),
     "adanormalhedge": ("bandits.weights:AdaNormalHedge", {}),
     "goodput": ("policies.goodput.policy:Goodput", {}),
-    "draft-all": ("bandits.simple:DraftAll", {}),
-    "router": ("bandits.simple:Router", {"plan": 1}),
     "delayed": ("bandits.wrappers:Delayed", {"base": "ucbspec", "rounds": 3}),
     "copies": ("bandits.wrappers:Copies", {"base": "exp3spec"}),
     "one-plan": ("bandits.wrappers:OnePlan", {"base": "ucbspec"}),
@@ -96,6 +95,10 @@ TABLES: Mapping[str, Table] = {
     "policy": POLICIES, "reward": REWARDS, "feedback": FEEDBACKS, "guide": GUIDES,
     "drafter": DRAFTERS,
 }  # fmt: skip
+PLUGINS: Mapping[str, str] = {"policy": "draftwise.policies"}
+"""Groups of entry points, by kind: what other installed packages add to a table."""
+LAB: Mapping[str, frozenset[str]] = {"policy": frozenset({"draft-all", "router"})}
+"""Names that the package draftwise-lab adds."""
 FILLED: Mapping[str, frozenset[str]] = {
     "policy": frozenset({"num_plans", "rng", "plans", "request_tokens", "make_base"}),
     "reward": frozenset(),
@@ -121,9 +124,9 @@ def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
     Raises DraftwiseError.
 
     >>> check_remote_spec("policy", "delayed:base=sliding-ucb: window=50")
-    >>> check_remote_spec("policy", "router: examples=FILE")
+    >>> check_remote_spec("guide", "head: path=FILE")
     Traceback (most recent call last):
-    draftwise.errors.DraftwiseError: policy 'router': a request may not set 'examples'
+    draftwise.errors.DraftwiseError: guide 'head': a request may not set 'path'
     """
     if (num := len(spec)) > _REMOTE_CHARACTERS:
         most = f"at most {_REMOTE_CHARACTERS} are read"
@@ -234,12 +237,26 @@ def _signature(
 def lookup(kind: str, name: str) -> Callable[..., Any]:
     """The class or function with this name; DraftwiseError lists the valid names."""
     table = TABLES[kind]
+    if name not in table and (plugged := _plugged(kind, name)):
+        return plugged
     known(kind, name, table, f"{kind} names")
     found: Callable[..., Any] = table[name][0]
     if isinstance(found, str):
         module, _, attribute = found.partition(":")
         found = getattr(importlib.import_module(f"draftwise.{module}"), attribute)
     return found
+
+
+def _plugged(kind: str, name: str) -> Callable[..., Any] | None:
+    """The class of an entry point; DraftwiseError if it is the lab's, which is not installed."""
+    from importlib.metadata import entry_points  # 10 ms
+
+    for entry in entry_points(group=PLUGINS.get(kind, ""), name=name):
+        found: Callable[..., Any] = entry.load()
+        return found
+    if name in LAB.get(kind, ()):
+        raise DraftwiseError(f"{kind} {name} needs the lab: {lab_hint()}")
+    return None
 
 
 def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str, Any]:

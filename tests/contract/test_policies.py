@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.protocols import Policy
-from draftwise.registry import POLICIES, make_policy
+from draftwise.registry import LAB, POLICIES, make_policy
 from draftwise.types import Decision, DraftwiseError, Feedback
 
-NAMES = sorted(POLICIES)
+NAMES = sorted({*POLICIES, *LAB["policy"]})
 NEEDS_EVERYTHING = {
     "hedge": "hedging has no use for bandit feedback: one plan alone has no regret",
     "normalhedge": "as hedge",
@@ -69,7 +69,8 @@ WRAPPERS = {
 
 def spec(name: str) -> str:
     """The policy's name with the options of the table."""
-    options = ",".join(f"{key}={value}" for key, value in POLICIES[name][1].items())
+    given = POLICIES[name][1] if name in POLICIES else {}
+    options = ",".join(f"{key}={value}" for key, value in given.items())
     return f"{name}:{options}" if options else name
 
 

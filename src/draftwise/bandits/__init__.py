@@ -8,7 +8,7 @@ learns, or share it among requests. ``feedback`` says what a round reveals of ea
 
 from draftwise.bandits.base import Tally, draw, instant_regrets
 from draftwise.bandits.explore import PETC, SequentialHalving
-from draftwise.bandits.simple import DraftAll, FixedPlan, Random, Router, naive_bayes_scores
+from draftwise.bandits.simple import FixedPlan, Random
 from draftwise.bandits.thompson import (
     ThompsonBernoulli,
     ThompsonGaussian,
