@@ -14,7 +14,11 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "packages/lab/draftwise_lab").rglob("*.py")]
+SOURCES = [
+    file
+    for folder in ("src", "packages/lab/draftwise_lab", "packages/zoo/draftwise_zoo")
+    for file in (ROOT / folder).rglob("*.py")
+]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
@@ -24,7 +28,7 @@ def test_messages_name_extras_that_exist() -> None:
     for file in SOURCES:
         for call in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "hint":
-                named |= {ast.literal_eval(argument) for argument in call.args}
+                named |= {arg.value for arg in call.args if isinstance(arg, ast.Constant)}
     assert {"bench", "gguf", "peft", "serve", "vllm"} <= named <= EXTRAS.keys()
 
 

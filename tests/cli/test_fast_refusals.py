@@ -95,7 +95,7 @@ LINES: tuple[tuple[str, str], ...] = (
     ("datastore build p.txt --tokenizer gone/ --out o.store", "gone/"),
     ("datastore build p.txt --tokenizer zoo --out gone/o.store", "no folder gone"),
 )
-OTHERS = {"serve"}
+OTHERS = {"serve", "doctor", "try"}
 """Commands that have tests of their own."""
 
 RUN = """

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cli.conftest import run_command
+from draftwise import zoo
 from draftwise.pool import resolve_target
 from draftwise.types import DraftwiseError
 from draftwise_zoo import Pretrained, unpacked
@@ -249,8 +250,8 @@ def test_a_file_without_all_weights_is_refused_by_their_names(tmp_path: Path, fi
 
 def test_a_folder_may_be_called_like_a_file(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").mkdir()
-    assert not unpack.is_pretrained(str(tmp_path / "model.gguf"))
-    assert unpack.is_pretrained("MODEL.GGUF")
+    assert not zoo.is_pretrained(str(tmp_path / "model.gguf"))
+    assert zoo.is_pretrained("MODEL.GGUF")
 
 
 def unknown_user(uid: int) -> None:
