@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise.engine.engine import Result
-    from draftwise.engine.request import Round
+    from draftwise.engine.outputs import Round
     from draftwise.engine.verify import verify
     from draftwise.integrations.transformers import CustomGenerate as transformers
     from draftwise.registry import make_guide, make_policy, make_reward

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from draftwise.types import Decision, DraftStep, Feedback, Floats, Outcome
 
@@ -28,8 +28,16 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class ProbingPolicy(Protocol):
-    """A policy that names the drafters worth a probe; no others are probed."""
+class PricingPolicy(Policy, Protocol):
+    """A policy that values plans by the evidence, without a reward, and writes drafts token by
+    token; its requests are guarded, probe idle drafters, and start from what earlier ones learnt.
+    """
+
+    mixer: Mixer | None  # of the draft chosen last; None = only the plan's drafter
+
+    @property
+    def advantage(self) -> float:
+        """Speed of the plan chosen last, relative to plain decoding."""
 
     def drafters_to_probe(self, num_rows: int = 1) -> Sequence[str]:
         """Drafters to score now on the last tokens, which they did not draft.
@@ -37,54 +45,6 @@ class ProbingPolicy(Protocol):
         Called after the free scores of a prompt, and after each round. num_rows: rows of the batch,
         which wait for the probe.
         """
-
-
-@runtime_checkable
-class Mixing(Protocol):
-    """A policy whose drafts may combine several drafters; None = only the plan's drafter."""
-
-    mixer: Mixer | None
-
-
-@runtime_checkable
-class PlayingAll(Protocol):
-    """A policy whose choice means one plan of every drafter (``draft-all``)."""
-
-    plays_all: ClassVar[bool]
-
-
-@runtime_checkable
-class PricingPlans(Protocol):
-    """A policy that computes the value of plans from the evidence, without a reward."""
-
-    prices_plans: ClassVar[bool]
-
-    @property
-    def advantage(self) -> float:
-        """Speed of the plan chosen last, relative to plain decoding."""
-
-
-@runtime_checkable
-class Routing(Protocol):
-    """A policy that chooses by the prompt."""
-
-    def route(self, prompt: str) -> int:
-        """Choose the plan of this prompt's request, and return it."""
-
-
-class RequestMemory(Protocol):
-    """State that the requests of a ``Remembering`` policy share."""
-
-    def state(self) -> dict[str, Any]:
-        """The whole memory as values that ``json.dumps`` accepts."""
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved memory completely or not at all; ValueError if it is invalid."""
-
-
-@runtime_checkable
-class Remembering(Protocol):
-    """A policy of one request that starts from what earlier requests learned."""
 
     def new_memory(self) -> RequestMemory:
         """An empty memory for policies with the same options and plans."""
@@ -96,6 +56,24 @@ class Remembering(Protocol):
 
         prompt: its token ids. label: kind of the request, such as a task or a template.
         """
+
+
+@runtime_checkable
+class Routing(Protocol):
+    """A policy that chooses by the prompt."""
+
+    def route(self, prompt: str) -> int:
+        """Choose the plan of this prompt's request, and return it."""
+
+
+class RequestMemory(Protocol):
+    """State that the requests of a ``PricingPolicy`` share."""
+
+    def state(self) -> dict[str, Any]:
+        """The whole memory as values that ``json.dumps`` accepts."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved memory completely or not at all; ValueError if it is invalid."""
 
 
 class Reward(Protocol):

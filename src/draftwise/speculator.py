@@ -18,22 +18,19 @@ from draftwise.chat import Prompt
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
 from draftwise.engine import options as o
 from draftwise.engine.answer import Answer, Ending
+from draftwise.engine.deciders import Bandits, Controlled
 from draftwise.engine.drafting import pool_of
 from draftwise.engine.engine import Engine, Generation, Result
+from draftwise.engine.guards import GuardedStopRule, guarded_process, guarded_stop
 from draftwise.engine.memory import SharedPolicyState, check_scope
 from draftwise.engine.options import Options, Params, RequestParams, Single
-from draftwise.engine.request import (
-    GuardedStopRule,
-    Request,
-    Round,
-    guarded_process,
-    guarded_stop,
-)
+from draftwise.engine.outputs import Round
+from draftwise.engine.request import Logprobs, Request
 from draftwise.errors import BadValue
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, resolve_target
-from draftwise.protocols import PlayingAll, Policy, PricingPlans, Remembering, Routing, StopRule
+from draftwise.protocols import Policy, PricingPolicy, Routing, StopRule
 from draftwise.registry import Preset
 from draftwise.settings import DEFAULTS, Settings
 from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
@@ -308,7 +305,7 @@ class Learning:
         self._scores_prompt = self._is_drafted and has_feedback
         own = SeedSequence(seed)
         policy = self._new_policy(own)
-        if isinstance(policy, PlayingAll) and len(drafters) > 1 and not target.serves_trees:
+        if getattr(policy, "plays_all", False) and len(drafters) > 1 and not target.serves_trees:
             raise DraftwiseError(
                 f"{setting.policy} verifies all drafts as one tree, and {target.name} serves "
                 "chains only; choose another policy, or one drafter"
@@ -316,7 +313,7 @@ class Learning:
         self.memory = SharedPolicyState(scope, policy, setting.policy)
         reward = registry.make_reward(setting.reward)
         # a policy that prices plans by the evidence needs no reward to value them
-        self._reward = None if isinstance(policy, PricingPlans) else reward
+        self._reward = None if isinstance(policy, PricingPolicy) else reward
         self._feedback()
         self._show_hidden(self._stop_rules(own))
 
@@ -346,19 +343,23 @@ class Learning:
         if sampling.process is not None:
             callbacks.append(guarded_process(sampling.process))
             sampling = replace(sampling, process=callbacks[-1])
+        number = next(_IDS)
+        policy = self._policy(prompt, policy_seed, ending.max_new_tokens, params)
+        kind = Controlled if isinstance(policy, PricingPolicy) else Bandits
         return Request(
-            id=next(_IDS), prompt=tuple(prompt), plans=self.plans, callbacks=callbacks,
+            id=number, callbacks=callbacks, accept_rng=default_rng(accept_seed),
             context=Context(
                 -1, list(prompt), sampling, default_rng(draft_seed),
                 tenant=params.tenant, is_private=params.private, eos=ending.eos,
                 drafters=self._allowed if self._is_drafted else frozenset(),
             ),
             answer=Answer(ending, self._tokenizer),
-            policy=self._policy(prompt, policy_seed, ending.max_new_tokens, params),
-            feedback=self._feedback(), accept_rng=default_rng(accept_seed),
-            stop_rules=self._stop_rules(guide_seed), priority=params.priority, label=params.label,
-            scores_prompt=self._scores_prompt, num_logprobs=params.logprobs,
-            wants_prompt_logprobs=params.prompt_logprobs,
+            decider=kind(
+                number, policy, self._feedback(), self.plans, self._stop_rules(guide_seed),
+                scores_prompt=self._scores_prompt,
+            ),
+            priority=params.priority, label=params.label,
+            logprobs=Logprobs(params.logprobs, params.prompt_logprobs),
         )  # fmt: skip
 
     def _policy(
@@ -369,7 +370,7 @@ class Learning:
         policy = self._new_policy(seed, num_tokens)
         if isinstance(policy, Routing) and self._tokenizer is not None:
             policy.route(self._tokenizer.decode(prompt))
-        if self.memory.shared is not None and isinstance(policy, Remembering):
+        if self.memory.shared is not None and isinstance(policy, PricingPolicy):
             policy.recall(self.memory.shared, prompt, params.label, params.private)
         return policy
 

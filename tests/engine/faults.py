@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from draftwise.drafters import LookupDrafter, RetrievalSession
-from draftwise.engine import Request
+from draftwise.engine import Bandits, Controlled
 from draftwise.types import Draft
 
 
@@ -18,7 +18,8 @@ class Faulty:
     """A sound policy except for one method, which raises or returns an invalid value."""
 
     def __init__(self, sound: Any, method: str, answer: Any) -> None:
-        assert f".{method}(" in inspect.getsource(Request), f"no request calls {method}"
+        source = inspect.getsource(Bandits) + inspect.getsource(Controlled)
+        assert f".{method}(" in source, f"no decider calls {method}"
         self._sound, self._method, self._answer = sound, method, answer
 
     def __getattr__(self, name: str) -> Any:

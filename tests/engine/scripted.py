@@ -167,6 +167,15 @@ class Mixing(Playlist):
     def __init__(self, drafter: str, length: int, num_plans: int, seed: int) -> None:
         super().__init__([1], num_plans)
         self.mixer = CoinMixer(drafter, length, seed)
+        self.advantage = float("inf")  # the guard suspends no draft
+
+    def drafters_to_probe(self, num_rows: int = 1) -> Sequence[str]:
+        return ()
+
+    def new_memory(self) -> Any:
+        return None
+
+    def recall(self, *_: Any) -> None: ...
 
 
 def mixing(made: Speculator, drafter: str, length: int) -> Speculator:

@@ -72,7 +72,7 @@ def test_a_policy_that_fails_drafts_no_more(policy: str, method: str, answer: An
     made = speculator(POOLS["all"], policy)
 
     def spoil(request: Request) -> None:
-        request.lead(Faulty(request.policy, method, answer))  # type: ignore[arg-type]
+        request.decider.policy = Faulty(request.decider.policy, method, answer)  # type: ignore[assignment]
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -91,7 +91,7 @@ def test_feedback_that_fails_ends_the_drafts_of_its_request(method: str) -> None
             def __getattr__(self, name: str) -> Any:
                 return raising() if name == method else getattr(sound, name)
 
-        sound, request.feedback = request.feedback, Broken()
+        sound, request.decider.feedback = request.decider.feedback, Broken()
 
     with pytest.warns(UserWarning, match="continues without drafts"):
         spoilt = beside(made, spoil)
@@ -103,7 +103,7 @@ def test_a_reward_that_fails(reward: Any) -> None:
     made = speculator(POOLS["all"], "ucb1")
 
     def spoil(request: Request) -> None:
-        request.feedback._evaluator.reward = reward  # type: ignore[attr-defined]
+        request.decider.feedback._evaluator.reward = reward  # type: ignore[attr-defined]
 
     with pytest.warns(UserWarning, match="continues without drafts"):
         assert beside(made, spoil).tokens == plain_greedy(PROMPTS[3], NUM)
@@ -180,7 +180,14 @@ def test_a_request_that_cannot_be_seated_or_read_ends_alone(
     prompts = [LONG, [3, *LONG], [5, *LONG]]
     requests = [made.request(prompt, max_new_tokens=NUM) for prompt in prompts]
     if fault == "seat":
-        requests[1].context.tokens = None  # type: ignore[assignment]
+        find = engine._prefix_cache.find
+
+        def refusing(context: Any, running: Any) -> Any:
+            if context is requests[1].context:
+                raise RuntimeError("out of memory")
+            return find(context, running)
+
+        monkeypatch.setattr(engine._prefix_cache, "find", refusing)
     else:
         extend = made.target.extend
 

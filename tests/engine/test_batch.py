@@ -92,9 +92,9 @@ def test_a_seed_of_its_own_makes_a_row_what_it_would_be_alone() -> None:
 def test_who_shares_a_policy(scope: str, num: int) -> None:
     made = speculator(POOLS["all"], "ucb1", scope=scope)
     generation = made.start(PROMPTS, max_new_tokens=3)
-    assert len({id(request.policy) for request in generation._requests}) == num
+    assert len({id(request.decider.policy) for request in generation._requests}) == num
     later = made.start(PROMPTS[0], max_new_tokens=3)
-    is_shared = later._requests[0].policy is generation._requests[0].policy
+    is_shared = later._requests[0].decider.policy is generation._requests[0].decider.policy
     assert is_shared == (scope == "session")
 
 
@@ -106,7 +106,7 @@ def test_a_drafter_that_lags_far_behind_joins_one_that_does_not() -> None:
 
     generation = made.start([PROMPTS[2] * 2, PROMPTS[0] * 3], max_new_tokens=12)
     for request, played in zip(generation._requests, plans.values(), strict=True):
-        request.lead(Playlist(played, 2))
+        request.decider.policy = Playlist(played, 2)
     list(generation)
     found = [result.tokens for result in generation.results()]
     assert found == [plain_greedy(PROMPTS[2] * 2, 12), plain_greedy(PROMPTS[0] * 3, 12)]

@@ -251,7 +251,7 @@ def test_what_one_rows_callback_raises_ends_that_row_alone() -> None:
 def test_a_rule_that_raises_ends_its_drafts_and_not_its_row() -> None:
     made = speculator(POOLS["good"], "fixed:1", lengths=(3,))
     request = ask(made, PROMPTS[0])
-    for guide in request.stop_rules.values():
+    for guide in request.decider.stop_rules.values():
         guide._guide.should_continue = broken  # type: ignore[attr-defined]
     engine = made.engine()
     engine.admit(request)
@@ -308,7 +308,7 @@ def test_log_probabilities_are_those_of_a_plain_forward() -> None:
         with torch.inference_mode():
             logits = made.target.module(input_ids=torch.tensor([text])).logits[0]
         expected = logits.log_softmax(-1)
-        told = [*request.prompt_logprobs, *request.logprobs]
+        told = [*request.logprobs.prompt, *request.logprobs.answer]
         first = len(text) - len(told)
         assert first == (1 if request is asked[0] else len(request.prompt))
         for position, said in enumerate(told, first):
@@ -340,7 +340,7 @@ def test_outputs_add_up_and_what_cannot_start_has_a_last_one(
             wholes[new.request].add(new)
     for request, whole in zip(asked, wholes.values(), strict=True):
         assert (whole.tokens, whole.text) == (request.tokens, request.answer.text)
-        assert (whole.sources, whole.logprobs) == (request.sources, request.logprobs)
+        assert (whole.sources, whole.logprobs) == (request.outbox.sources, request.logprobs.answer)
         assert len(whole.rounds) == request.stats.num_rounds == whole.stats.num_rounds
     assert [wholes[r.id].finish_reason for r in asked] == ["length", "error", "length"]
     assert wholes[asked[1].id].error == "division by zero"

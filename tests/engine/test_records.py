@@ -54,7 +54,7 @@ def run(
     generation = made.start(PROMPT, max_new_tokens=num, temperature=temperature, seed=1)
     (request,) = generation._requests
     playlist = Playlist(plans, len(made.plans))
-    request.lead(playlist)
+    request.decider.policy = playlist
     rounds = list(generation)
     return rounds, [*PROMPT, *request.tokens], playlist
 

@@ -17,7 +17,7 @@ from draftwise.policies.goodput import (
     MatchTable,
     bin_of,
 )
-from draftwise.protocols import PricingPlans
+from draftwise.protocols import PricingPolicy
 from draftwise.types import (
     NONE,
     Costs,
@@ -442,7 +442,7 @@ def test_the_advantage_is_the_best_plans_speed_over_plain_decoding() -> None:
     blind = policy()
     blind.learn(Decision(0, 1.0, 1), Feedback(np.zeros(len(PLANS)), seen))
     assert blind.advantage == 1.0
-    assert isinstance(blind, PricingPlans)
+    assert isinstance(blind, PricingPolicy)
     assert Goodput.prices_plans
 
 

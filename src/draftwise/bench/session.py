@@ -26,7 +26,7 @@ from draftwise.bench.suites import Item, Suite
 from draftwise.chat import render
 from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.suffix import SuffixDrafter
-from draftwise.engine.request import Round
+from draftwise.engine.outputs import Round
 from draftwise.files import write_text
 from draftwise.speculator import Speculator
 from draftwise.types import NONE, DraftwiseError, Plan

@@ -31,7 +31,7 @@ from draftwise.types import NONE, DraftwiseError
 if TYPE_CHECKING:
     from draftwise.engine.attribution import Piece
     from draftwise.engine.engine import Generation, Result
-    from draftwise.engine.request import Stats
+    from draftwise.engine.outputs import Stats
     from draftwise.speculator import Speculator
 
 
@@ -162,7 +162,7 @@ class Lane:
 
     def __init__(self, title: str, generation: Generation, tokenizer: Any) -> None:
         from draftwise.engine.attribution import SourceAttribution
-        from draftwise.engine.request import Stats
+        from draftwise.engine.outputs import Stats
 
         self.title, self.generation, self.stats = title, generation, Stats()
         self._outputs, self._text = generation.outputs(), ""

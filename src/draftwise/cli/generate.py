@@ -24,7 +24,7 @@ from draftwise.types import DraftwiseError
 if TYPE_CHECKING:
     from draftwise.chat import Prompt
     from draftwise.engine.engine import Generation, Result, TraceWriter
-    from draftwise.engine.request import RequestOutput, Round, Stats
+    from draftwise.engine.outputs import RequestOutput, Round, Stats
     from draftwise.speculator import Speculator
 
 

@@ -20,7 +20,7 @@ from draftwise.types import NONE
 
 if TYPE_CHECKING:
     from draftwise.engine.attribution import Piece
-    from draftwise.engine.request import Stats
+    from draftwise.engine.outputs import Stats
 
 
 def colours(drafters: Sequence[str]) -> dict[str, str]:
@@ -211,7 +211,7 @@ def summary(stats: Stats) -> str:
 
 def total(stats: Sequence[Stats], are_together: bool = False) -> Stats:
     """The sum of all counts and seconds; for rows that ran together, the seconds of the longest."""
-    from draftwise.engine.request import Stats
+    from draftwise.engine.outputs import Stats
 
     whole = Stats()
     for one in stats:

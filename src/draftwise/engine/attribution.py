@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwise.engine.answer import Detokenizer
 from draftwise.engine.engine import Result
-from draftwise.engine.request import TARGET, RequestOutput
+from draftwise.engine.outputs import TARGET, RequestOutput
 
 Piece = tuple[str, str]  # a piece of text, and its drafter or ``target``
 

@@ -129,18 +129,18 @@ class Drafting:
             for state, num in missing:
                 state.waits = state.waits or num > most
         for state in states:
-            state.request.pending = state.decision if state.waits else None
+            state.request.decider.pending = state.decision if state.waits else None
 
     def propose(self, states: Sequence[RoundState]) -> None:
         """Draft for each request; drafts of several drafters become branches of one tree."""
         groups: dict[str, list[tuple[RoundState, DraftTask]]] = {}
-        guarded = [state for state in states if state.request.is_guarded]
+        guarded = [state for state in states if state.request.decider.is_guarded]
         padded = LONGEST_PLAN
         if len(guarded) > 1 and not self._pool.target.packs:  # one long draft pads all rows
             longest = [max(plan.num_tokens for plan in state.plans) for state in guarded]
             padded = int(np.median(longest))
         for state in states:
-            most = padded if state.request.is_guarded else LONGEST_PLAN
+            most = padded if state.request.decider.is_guarded else LONGEST_PLAN
             for drafter, task in () if state.waits else self._tasks(state, most):
                 groups.setdefault(drafter, []).append((state, task))
         if groups:
@@ -151,7 +151,7 @@ class Drafting:
         for state in states:
             state.draft = _side_by_side([draft for _, draft in state.parts])
             plan = PLAIN if state.waits else state.plans[0]
-            state.played = state.request.as_drafted(plan, state.draft)
+            state.played = state.as_drafted(plan)
 
     def _draft(self, groups: Mapping[str, Sequence[tuple[RoundState, DraftTask]]]) -> None:
         def propose(name: str, session: DraftSession) -> DeviceRead[list[Draft]]:
@@ -179,24 +179,24 @@ class Drafting:
     def _tasks(self, state: RoundState, most: int) -> Iterable[tuple[str, DraftTask]]:
         request = state.request
         for plan in state.plans if most else ():
-            if (mixer := self._mixer(request, plan)) is not None:
-                num_nodes = request.longest if self._pool.target.serves_trees else 0
+            if (mixer := self._mixer(state, plan)) is not None:
+                num_nodes = request.decider.longest if self._pool.target.serves_trees else 0
                 mix = Mix(mixer, partial(self.peek, request.context), min(num_nodes, most))
                 length = min(mixer.length, request.num_draftable, most)
                 yield mixer.drafter, DraftTask(request.context, length, mix=mix)
             elif min(plan.length, request.num_draftable) > 0:
-                yield plan.drafter, request.task(plan, most)
+                yield plan.drafter, state.task(plan, most)
 
     def _wanted(self, state: RoundState) -> set[str]:
         if not state.request.num_draftable:
             return set()
-        writers = (self._mixer(state.request, plan) or plan for plan in state.plans)
+        writers = (self._mixer(state, plan) or plan for plan in state.plans)
         return {writer.drafter for writer in writers} - {NONE}
 
-    def _mixer(self, request: Request, plan: Plan) -> Mixer | None:
-        mixer = request.mixer
+    def _mixer(self, state: RoundState, plan: Plan) -> Mixer | None:
+        mixer = state.mixer
         can = mixer is not None and mixer.drafter in self._mixing
-        return mixer if can and plan.tree is None and request.num_draftable > 0 else None
+        return mixer if can and plan.tree is None and state.request.num_draftable > 0 else None
 
     def commit(self, states: Sequence[RoundState]) -> None:
         contexts = [state.context for state in states]
@@ -206,10 +206,16 @@ class Drafting:
 
     def probe(self, states: Sequence[RoundState], may_pay: bool) -> bool:
         """Collect new scores and, if ``may_pay``, run probes; return whether any probe ran."""
-        probed = [s.request.drafters_to_probe(len(states)) if may_pay else () for s in states]
+        wants = [may_pay and not state.request.is_over for state in states]
+        probed = [
+            state.request.decider.drafters_to_probe(len(states)) if pays else ()
+            for state, pays in zip(states, wants, strict=True)
+        ]
         groups: dict[bool, list[RoundState]] = {True: [], False: []}
         for state in states:
-            groups[state.request.is_panoramic].append(state)
+            request = state.request
+            number = request.stats.num_rounds + 1
+            groups[request.decider.is_panoramic(number)].append(state)
         asked: dict[str, dict[bool | None, list[RoundState]]] = {}
         for name in self.names:
             asked[name] = {None: [s for s, own in zip(states, probed, strict=True) if name in own]}

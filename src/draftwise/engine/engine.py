@@ -24,13 +24,14 @@ from draftwise.drafters.protocol import Context
 from draftwise.engine.costs import PrefillBudget
 from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.loop import Loop, as_logprobs, logprobs
-from draftwise.engine.request import Request, RequestOutput, Round, Stats, TokenLogprobs
+from draftwise.engine.outputs import RequestOutput, Round, Stats, TokenLogprobs
+from draftwise.engine.request import Request
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
 from draftwise.nn.sampling import warped
 from draftwise.nn.transfer import fetch
-from draftwise.types import PLAIN, Costs, Decision, DraftwiseError, Evidence, Scores
+from draftwise.types import Costs, DraftwiseError, Scores
 
 _LOG = logging.getLogger(__name__)
 MIN_PREFIX_TOKENS = 32  # shortest common prefix that is reused, in tokens
@@ -121,7 +122,7 @@ class PrefillScheduler:
         if not fed:
             return 0
         keep = max(
-            len(piece) if request.wants_prompt_logprobs else min(len(piece), PROMPT_SCORES)
+            len(piece) if request.logprobs.wants_prompt else min(len(piece), PROMPT_SCORES)
             for request, piece in fed
         )
         rows = [request.context.row for request, _ in fed]
@@ -146,19 +147,20 @@ class PrefillScheduler:
 
         num_waiting: running requests that wait meanwhile; if any, a prompt gets at most one probe.
         """
-        asked = [r for r in requests if r.scores_prompt and len(r.prompt) > 1]
+        asked = [r for r in requests if r.decider.scores_prompt and len(r.prompt) > 1]
         while asked:  # a shared policy learns from one request before it decides for the next
-            first = {id(request.policy): request for request in reversed(asked)}
+            first = {id(request.decider.policy): request for request in reversed(asked)}
             self._show(list(first.values()), num_waiting, may_pay)
-            asked = [request for request in asked if first[id(request.policy)] is not request]
+            done = {id(request) for request in first.values()}
+            asked = [request for request in asked if id(request) not in done]
 
     def _show(self, requests: Sequence[Request], num_waiting: int, may_pay: bool) -> None:
         names, score = self._drafting.names, self._drafting.score_prompts
         groups: dict[bool | None, list[Request]] = {True: [], False: [], None: []}
         for request in requests:
             # panoramic feedback scores whole prompts in any case
-            free = None if request.probing is None else False
-            groups[True if request.reads_everything else free].append(request)
+            free = False if request.decider.probes else None
+            groups[True if request.decider.reads_everything else free].append(request)
         for everything, group in groups.items():
             found = score({r.id: names for r in group}, group, everything)
             for request in group:
@@ -167,7 +169,7 @@ class PrefillScheduler:
             return
         most = 1 if num_waiting else None
         num_rows = 1 + num_waiting // max(len(requests), 1)  # that each probe delays
-        drafters_to_probe = {r.id: r.drafters_to_probe(num_rows)[:most] for r in requests}
+        drafters_to_probe = {r.id: r.decider.drafters_to_probe(num_rows)[:most] for r in requests}
         probed = score(drafters_to_probe, requests)
         for request in requests:
             if scores := probed[request.id]:
@@ -175,26 +177,20 @@ class PrefillScheduler:
 
     def _learn(self, request: Request, scores: Mapping[str, Scores]) -> None:
         """Train the policy on scores on the prompt, as on a round without a draft."""
-        evidence = Evidence(
-            PLAIN,
-            0,
-            0,
-            scores,
-            emitted_start=len(request.prompt),
-            costs=self._loop.costs([request]),
-            matches=self._drafting.matches(request.context),
-            num_left=request.answer.num_left,
-        )
-        request.learn(Decision(0, 1.0, 0), evidence)
+        if request.context.is_drafted:
+            request.decider.scored(
+                scores, len(request.context.tokens), self._loop.costs([request]),
+                self._drafting.matches(request.context), request.answer.num_left,
+            )  # fmt: skip
 
     def _remember(self, request: Request, block: torch.Tensor) -> None:
         context, text = request.context, request.prompt
         end = self._cache.lengths[context.row]
-        if request.wants_prompt_logprobs:
+        if request.logprobs.wants_prompt:
             tokens = torch.tensor(text[end - len(block) + 1 : end + 1], device=block.device)
-            found = fetch(logprobs(block, tokens, request.num_logprobs or 0))
-            request.prompt_logprobs += as_logprobs(*found)
-        if request.scores_prompt and end == len(text) - 1:
+            found = fetch(logprobs(block, tokens, request.logprobs.num_top or 0))
+            request.logprobs.prompt += as_logprobs(*found)
+        if request.decider.scores_prompt and end == len(text) - 1:
             num = min(PROMPT_SCORES, len(block))
             first = len(text) - num
             p = warped(block[-num:], [context.span(num, first)])
@@ -275,7 +271,9 @@ class Engine:
                 rounds = self._step()
             except BaseException:
                 for request in requests.values():
-                    if request.is_over and request.sink is not None:  # without a sink, callers poll
+                    if (
+                        request.is_over and request.outbox.sink is not None
+                    ):  # without a sink, callers poll
                         request.output()
                 raise
             finally:
@@ -439,7 +437,7 @@ class Engine:
     def _fail(self, request: Request, error: Exception) -> None:
         request.fail(error)
         self._close(request.context.row)
-        request.finish()
+        request.decider.end()
 
     def _fits(self, request: Request, later: Sequence[Request]) -> bool:
         """Whether a request fits at its maximum length, after ``later``; evicts cached rows."""
@@ -501,7 +499,7 @@ class Engine:
 
     def _cached_prefix(self, request: Request) -> PrefixMatch | None:
         """The reusable prefix of a prompt, without the last tokens, used to score drafters."""
-        if request.wants_prompt_logprobs or request.id in self._isolated:
+        if request.logprobs.wants_prompt or request.id in self._isolated:
             return None
         found = self._prefix_cache.find(request.context, [r.context for r in self._running])
         if found is None:
@@ -538,7 +536,7 @@ class Engine:
         start = self._pool.cost_clock()
         may_pay = self._pool.guard.allows_drafts
         self._prefill_scheduler.score_prompts(done, len(self._running), may_pay)
-        if guarded := [request for request in done if request.is_guarded]:
+        if guarded := [request for request in done if request.decider.is_guarded]:
             seconds = self._pool.cost_clock() - start
             self._loop.begin(guarded, len(self._running) + len(done), seconds)
         for request in done:
@@ -556,7 +554,7 @@ class Engine:
                 continue
             self._close(request.context.row)
             request.context.row = -1
-            request.prompt_logprobs = []
+            request.logprobs.prompt = []
             self._isolated.add(request.id)
             self._try_to_start(request)
 
@@ -564,7 +562,7 @@ class Engine:
         over = [request for request in self._running if request.is_over]
         self._running = [request for request in self._running if not request.is_over]
         for request in over:
-            request.finish()
+            request.decider.end()
             is_shared = request.error is None and not request.context.is_private
             context = request.context
             for row in self._prefix_cache.keep(context) if is_shared else [context.row]:
@@ -680,7 +678,7 @@ class Generation(Iterator[Round]):
         self._engine, self._unread = engine, deque[tuple[int, RequestOutput]]()
         self._wholes = [RequestOutput(stats=request.stats) for request in requests]
         for index, request in enumerate(requests):
-            request.sink = partial(_receive, self._unread, index, self._wholes[index])
+            request.outbox.sink = partial(_receive, self._unread, index, self._wholes[index])
             engine.admit(request)
             self._requests.append(request)
         self._unreported = self._requests

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from draftwise.engine.drafting import Drafting, Nonsense, Pool
-from draftwise.engine.request import EMPTY, Request, Round, RoundState, TokenLogprobs
+from draftwise.engine.outputs import Round, TokenLogprobs
+from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.engine.verify import is_broken, verify
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.sampling import Dists, warped
 from draftwise.nn.transfer import fetch
 from draftwise.nn.trees import draft_branches
 from draftwise.nn.verify import DraftTreeBatch, overlaps, ratios, rejection_sample
-from draftwise.types import Costs, Draft, Evidence, Floats, Ints, Scores, Verdict
+from draftwise.types import PLAIN, Costs, Draft, Evidence, Floats, Ints, Scores, Verdict
 
 PAUSE = 8.0  # duration in plain rounds beyond which a round counts as interrupted
 MOST_PAUSES = 2  # consecutive interrupted rounds that are booked at their predicted time
@@ -73,9 +74,9 @@ class Loop:
         self.end_lap("reveal")
         for state, facts in zip(states, evidence, strict=True):
             if rests:
-                state.request.num_unseen += state.num_emitted
-            elif not state.waits:  # its plan is played in a later round
-                state.request.learn(state.decision, facts)
+                state.request.decider.num_unseen += state.num_emitted
+            elif state.context.is_drafted and not state.waits:  # else its plan is played later
+                state.request.decider.observe(state.decision, facts)
         self.end_lap("learn")
         charged = self._account(states, self._pool.cost_clock() - start, reading_s)
         seconds, self.seconds = self.seconds, {}  # every request is charged the whole round
@@ -90,7 +91,7 @@ class Loop:
         Such rounds measure the cost of plain decoding, before any drafts and rarely between them.
         While the guard forbids drafts, only every fourth round consults the policies.
         """
-        can_rest = all(request.can_rest for request in requests)
+        can_rest = all(r.decider.can_rest or not r.context.is_drafted for r in requests)
         context = sum(len(request.context.tokens) for request in requests)
         if can_rest and self._pool.cost_model.wants_plain(len(requests), context):
             return True
@@ -136,7 +137,7 @@ class Loop:
         self._lap_start = now
 
     def costs(self, requests: Sequence[Request]) -> Costs:
-        longest = max(request.longest for request in requests)
+        longest = max(request.decider.longest for request in requests)
         context = sum(len(request.context.tokens) for request in requests)
         packs = self._pool.target.packs
         costs = self._pool.cost_model.costs(len(requests), longest + 1, context, packs)
@@ -225,7 +226,7 @@ class Loop:
         if context.features is not None:
             kept = {tap: hidden[state.kept] for tap, hidden in state.hidden.items()}
             context.features.put(base, kept)
-        request.logprobs += [state.logprobs[place] for place in state.kept if state.logprobs]
+        request.logprobs.answer += [state.logprobs[place] for place in state.kept if state.logprobs]
         request.check_callbacks()
         score_drafts(state)
 
@@ -249,7 +250,7 @@ class Loop:
                 siblings=siblings_of(state.draft, state.verdict.path),
                 departed=departure(state.draft, state.verdict.path),
                 num_first=num_first(state.draft, state.verdict.path),
-                tokens=state.context.tokens[start - state.request.num_unseen :],
+                tokens=state.context.tokens[start - state.request.decider.num_unseen :],
                 num_left=state.request.answer.num_left,
             )
             for state in states
@@ -266,13 +267,15 @@ def choose(
     """
     states = []
     for request in requests:
-        request.is_resting = rests or not request.context.is_drafted
-        if not request.is_resting:
-            decision = request.choose() if request.pending is None else request.pending
-            request.is_resting = not may_draft and request.is_guarded and request.advantage < SURE
-        if request.is_resting:
-            decision = request.plain
-        states.append(RoundState(request, decision, request.plays(decision)))
+        decider = request.decider
+        is_resting = rests or not request.context.is_drafted
+        if not is_resting:
+            decision = decider.choose()
+            is_resting = not may_draft and decider.is_guarded and decider.advantage < SURE
+        if is_resting:
+            decision = decider.plain
+        plans = [PLAIN] if is_resting else decider.plays(decision)
+        states.append(RoundState(request, decision, plans, is_resting))
     return states
 
 
@@ -291,10 +294,12 @@ def verify_batch(states: Sequence[RoundState]) -> None:
         following = following.index_copy(0, sampled, judged.following)
     requested = [
         logprobs(
-            state.logits, following[end - len(state.draft) - 1 : end], state.request.num_logprobs
+            state.logits,
+            following[end - len(state.draft) - 1 : end],
+            state.request.logprobs.num_top,
         )
         for state, end in zip(states, ends, strict=True)
-        if state.logits is not None and state.request.num_logprobs is not None
+        if state.logits is not None and state.request.logprobs.num_top is not None
     ]
     offpath_probs = [q for state in greedy for _, q in state.draft.offpath_probs]
     tensors = [p.tokens, *([torch.stack(offpath_probs)] if offpath_probs else ())]
@@ -308,7 +313,7 @@ def verify_batch(states: Sequence[RoundState]) -> None:
     if judged is not None:
         judged.fill_in(values)
     for state in states:
-        if state.request.num_logprobs is not None:
+        if state.request.logprobs.num_top is not None:
             state.logprobs = as_logprobs(next(values), next(values), next(values))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from draftwise import checks
 from draftwise.files import STATE_BYTES, holding, read_text, set_aside, strict_json, write_text
-from draftwise.protocols import Policy, Remembering, RequestMemory
+from draftwise.protocols import Policy, PricingPolicy, RequestMemory
 from draftwise.types import DraftwiseError
 
 AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
@@ -38,8 +38,8 @@ class SharedPolicyState:
 
     shared: the memory from which the policy of each request starts, which a file can keep. It is
     keyed by drafter, so it survives a change of the plans. policy: instead, one policy for all
-    requests, if it is not ``protocols.Remembering`` and the scope is ``session`` or ``task:LABEL``.
-    Both are None if every request starts from scratch.
+    requests, if it is no ``protocols.PricingPolicy`` and the scope is ``session`` or
+    ``task:LABEL``. Both are None if every request starts from scratch.
     """
 
     def __init__(self, scope: str, policy: Policy, name: str) -> None:
@@ -47,7 +47,7 @@ class SharedPolicyState:
         self.policy: Policy | None = None
         self.shared: RequestMemory | None = None
         self._name = name
-        if scope != REQUEST and isinstance(policy, Remembering):
+        if scope != REQUEST and isinstance(policy, PricingPolicy):
             self.shared = policy.new_memory()
         elif scope not in {AUTO, REQUEST}:
             self.policy = policy

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from draftwise.controller.guard import Guard
 from draftwise.engine.engine import Engine
-from draftwise.engine.request import Account, Round
+from draftwise.engine.outputs import Account, Round
 from draftwise.serve.worker import Observer, RequestHandle, Worker
 from draftwise.types import NONE, Floats, Plan
 

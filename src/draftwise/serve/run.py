@@ -18,7 +18,7 @@ import uvicorn
 from draftwise.engine.engine import Engine, TraceWriter
 from draftwise.engine.memory import SharedPolicyState
 from draftwise.engine.options import eos_tokens
-from draftwise.engine.request import Round
+from draftwise.engine.outputs import Round
 from draftwise.serve.app import make_app
 from draftwise.serve.constraint import Grammars
 from draftwise.serve.metrics import History, Metrics

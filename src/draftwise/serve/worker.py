@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwise.engine.engine import Engine
-from draftwise.engine.request import Request, RequestOutput, Round
+from draftwise.engine.outputs import RequestOutput, Round
+from draftwise.engine.request import Request
 from draftwise.types import DraftwiseError
 
 

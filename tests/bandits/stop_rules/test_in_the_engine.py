@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.engine import Ending, Generation, RequestParams
+from draftwise.engine import Ending, Generation, RequestParams, RoundState
 from draftwise.registry import GUIDES, preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, Plan, SamplingParams
@@ -71,7 +71,7 @@ def test_the_guide_of_the_played_plan_hears_how_its_draft_ended(pool: str) -> No
     generation = start(made, [0, 2], SAMPLED)
     expected: dict[Any, list[tuple[int, int]]] = {}
     for request in generation._requests:
-        request.stop_rules = {key: Spy() for key in request.stop_rules}
+        request.decider.stop_rules = {key: Spy() for key in request.decider.stop_rules}
     for round_ in generation:
         if round_.num_drafted:
             key = (round_.request, round_.plan.drafter, round_.plan.rule)
@@ -79,7 +79,7 @@ def test_the_guide_of_the_played_plan_hears_how_its_draft_ended(pool: str) -> No
     found = {
         (index, *key): guide.told  # type: ignore[attr-defined]
         for index, request in enumerate(generation._requests)
-        for key, guide in request.stop_rules.items()
+        for key, guide in request.decider.stop_rules.items()
         if guide.told  # type: ignore[attr-defined]
     }
     assert found == expected
@@ -101,9 +101,10 @@ def test_a_guide_s_stream_leaves_the_others_alone() -> None:
 def test_requests_share_no_guide_and_drafters_share_none() -> None:
     made = speculator(POOLS["all"], rules=("adaedl",), lengths=(1, 4))
     requests = start(made, [0, 1], SAMPLED)._requests
-    guides = [guide for request in requests for guide in request.stop_rules.values()]
+    guides = [guide for request in requests for guide in request.decider.stop_rules.values()]
     assert len(guides) == 6 == len({id(guide) for guide in guides})
-    first, longer = (requests[0].task(Plan("good", num, "adaedl"), num) for num in (1, 4))
+    round_ = RoundState(requests[0], requests[0].decider.plain, [])
+    first, longer = (round_.task(Plan("good", num, "adaedl"), num) for num in (1, 4))
     assert first.guide is longer.guide, "what a rule learned holds for every length"
 
 

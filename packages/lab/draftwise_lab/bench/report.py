@@ -11,7 +11,7 @@ from draftwise.bench import DEFAULT, TRACE, Run, Suite
 from draftwise.bench.results import cautions, extent, interval
 from draftwise.colours import drafter_colours
 from draftwise.engine.attribution import attributed
-from draftwise.engine.request import TARGET
+from draftwise.engine.outputs import TARGET
 from draftwise.types import NONE
 from draftwise_lab.bench import charts
 from draftwise_lab.bench.scout import Hindsight, look_back

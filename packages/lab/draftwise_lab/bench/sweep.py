@@ -13,7 +13,7 @@ from rich.table import Table
 
 from draftwise.bench.results import ratio
 from draftwise.drafters.lm import LMDrafter
-from draftwise.engine.request import Round
+from draftwise.engine.outputs import Round
 from draftwise.nn.model import CausalModel
 from draftwise.registry import Preset
 from draftwise.speculator import Speculator

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise import registry
-from draftwise.protocols import Mixing, PlayingAll, Policy, PricingPlans, ProbingPolicy, StopRule
+from draftwise.protocols import Policy, PricingPolicy, StopRule
 from draftwise.types import NONE, PLAIN, Decision, DraftwiseError, Evidence, Floats, Ints, Plan
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.environments import Environment
@@ -137,9 +137,9 @@ def score_prompts(
 ) -> Iterator[Evidence]:
     """Yield prompt scores as the engine collects them: a probing policy chooses the drafters. The
     policy learns from each result before it is asked for drafters to probe."""
-    asks_itself = isinstance(policy, ProbingPolicy) and not everyone
+    asks_itself = isinstance(policy, PricingPolicy) and not everyone
     yield request.prompt_evidence(request.retrieving if asks_itself else None)
-    if asks_itself and isinstance(policy, ProbingPolicy) and (looks := policy.drafters_to_probe()):
+    if asks_itself and isinstance(policy, PricingPolicy) and (looks := policy.drafters_to_probe()):
         yield request.prompt_evidence(looks)
 
 
@@ -153,7 +153,7 @@ def play(
     policy = registry.make_policy(
         contestant.policy, len(plans), seed, plans=plans, request_tokens=text.limit
     )
-    has_all = isinstance(policy, PricingPlans)  # such policies learn from the evidence itself
+    has_all = isinstance(policy, PricingPolicy)  # such policies learn from the evidence itself
     reward = None if has_all else registry.make_reward(contestant.reward)
     builder = registry.make_feedback(contestant.feedback, plans=plans, reward=reward)
     request = SimulatedRequest(text, plans, costs, guides_of(plans))
@@ -166,13 +166,13 @@ def play(
         decision = policy.choose()
         position = request.position
         everyone = builder.panoramic and (request.num_rounds + 1) % builder.every == 0
-        if isinstance(policy, PlayingAll):
+        if getattr(policy, "plays_all", False):
             evidence = request.play_all(plans)
         else:
             evidence = request.play(
                 plans[decision.plan], scores_everyone=everyone,
-                mixer=policy.mixer if isinstance(policy, Mixing) else None,
-                looks=policy.drafters_to_probe() if isinstance(policy, ProbingPolicy) else (),
+                mixer=policy.mixer if isinstance(policy, PricingPolicy) else None,
+                looks=policy.drafters_to_probe() if isinstance(policy, PricingPolicy) else (),
             )  # fmt: skip
         for made, feedback in builder.reveal(decision, evidence):
             policy.learn(made, feedback)

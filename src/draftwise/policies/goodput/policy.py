@@ -346,7 +346,7 @@ class Goodput:
     def recall(
         self, memory: Experience, prompt: Sequence[int], label: str = "", private: bool = False
     ) -> None:
-        """Start a request from shared statistics, as in ``protocols.Remembering``."""
+        """Start a request from shared statistics, as in ``protocols.PricingPolicy``."""
         self._recall = recall = Recall(memory, prompt, label, private)
         self._rates.expect(*recall.expected)
         self._looks.remember(recall.missed_s, recall.num_vain)
