@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from draftwise.nn.recurrent import LibraryStates, States
+from draftwise.nn.recurrent import LayersByIndex, LibraryStates, States
 
 UNLIMITED = 1 << 30  # tokens: no limit but memory
 BLOCK = 32
@@ -104,10 +104,10 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         capacity: int = UNLIMITED,
         states: States | None = None,
     ) -> None:
-        Cache.__init__(self, layers=[])
+        self.states = states or States()
+        Cache.__init__(self, layers=LayersByIndex(self.states))
         self.capacity = capacity
         self.lengths: list[int] = []
-        self.states = states or States()
         self._storage: list[RowKVCache] = []
         self._empty = RowKVCache()  # the blocks of a row without slots, once they are known
         self._spans: Sequence[RowSpan] = ()
