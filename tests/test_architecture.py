@@ -68,7 +68,7 @@ ARROWS: dict[str, set[str]] = {
         "registry",
         "settings",
     },
-    "integrations": WORDS | {"__version__", "controller", "engine", "nn.model", "speculator"},
+    "integrations": WORDS | {"__version__", "controller", "engine", "speculator"},
     "bench": WORDS
     | {"__version__", "chat", "drafters", "engine", "registry", "settings", "speculator", "zoo"},
     "serve": WORDS | {"__version__", "chat", "controller", "engine", "registry", "speculator"},

@@ -19,7 +19,6 @@ from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
 
 from draftwise.engine.engine import Result
-from draftwise.nn.model import CACHE_NAMES
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams
 
@@ -138,7 +137,8 @@ def _receive_all_arguments() -> None:
 
 
 def _refuse(config: Any, model_kwargs: dict[str, Any], processors: Any) -> None:
-    caches = [model_kwargs.get(name) for name in CACHE_NAMES]
+    # by what it can do: its name has changed, and may again
+    caches = [value for value in model_kwargs.values() if hasattr(value, "get_seq_length")]
     refusals = {
         "beam search": (config.num_beams or 1) > 1,
         "a cache that already holds tokens": any(map(_holds_tokens, caches)),
@@ -156,8 +156,6 @@ def _refuse(config: Any, model_kwargs: dict[str, Any], processors: Any) -> None:
 
 
 def _holds_tokens(cache: Any) -> bool:
-    if cache is None:
-        return False
     try:
         return bool(cache.get_seq_length() > 0)
     except ValueError:  # a cache of recurrent states alone counts no tokens
