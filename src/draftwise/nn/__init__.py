@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from draftwise.lazy import exports
+from draftwise.nn.library import check_library
 
 if TYPE_CHECKING:
     # fmt: off
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     )
     from draftwise.nn.heads.files import read_weights
     from draftwise.nn.hidden_states import HiddenStates, HiddenStateHooks
+    from draftwise.nn.library import missing as missing_in_transformers
     from draftwise.nn.load import load_model, load_tokenizer
     from draftwise.nn.model import (
-        CACHE_NAMES, CausalModel, Logits, cache_argument, recompute_states, served_positions,
+        CausalModel, Logits, cache_argument, recompute_states, served_positions,
     )
     from draftwise.nn.recurrent import (
         FAMILIES, MOST_STEPS, STEPS, Call, Family, KernelRecorder, States, bound_arguments,
@@ -37,4 +39,5 @@ if TYPE_CHECKING:
     from draftwise.nn.trees import AttentionInputs, Masks, branches, draft_branches, tree_masks
     from draftwise.nn.verify import DraftTreeBatch, rejection_sample, masses, overlaps, ratios
 
+check_library()  # before any module imports a name that the installed transformers may lack
 __getattr__, __dir__ = exports(__name__)
