@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from draftwise.controller.acceptance import (
         AFTER, AFTER_FOUND, AFTER_KIND, AFTER_MATCH, DISCOUNT, FOUND, GROUP, KIND, LAST,
         LENGTH, MATCH, MODEL, OFFERED, OWN, PLAYED_MATCH, PLAYED_MODEL, ROOM, Slots, Tables,
-        learn as learn_acceptance, new_slots, new_tables, take as take_proposals,
+        bucket_of, learn as learn_acceptance, new_slots, new_tables, take as take_proposals,
     )
     from draftwise.controller.batches import (
         CREDIT as BATCH_CREDIT, SKIPPED, TOGETHER, Batches,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from draftwise.controller.mixing import (
         MODEL as BY_MODEL, NOTHING as BY_NOBODY, RETRIEVAL as BY_RETRIEVAL, Hazards, History,
-        Match, Mixed, Row, follow, hazards_of, match as find_match, mix,
+        Match, Mixed, Row, follow, hazards_of, match as find_match, mix, survival, worth,
     )
     from draftwise.controller.retrieval import (
         PROMPT_TAIL, SLICE, Proposals, RetrievalIndex, capacity_for,

@@ -1,0 +1,332 @@
+"""The controller on vLLM's default path, replayed: decided one step ahead, drafted on the device.
+
+    python -m benchmarks gpu_ahead --data FOLDER
+    python -m benchmarks gpu_ahead --data FOLDER --model llama70b_fp8_4xh100 --requests 4 16 64
+
+The data are those of ``gpu_replay``. A step is scheduled when the outputs up to the one before last
+are known. ``head``: only the head drafts. ``A``: the device chooses drafters, the host the lengths
+of each request, by its proposals of two steps ago. ``B``: the host gives a number of tokens for the
+whole step, and the device divides it among the requests by survival. ``sync``: the same scheduling
+time without these delays, drafts on the host. Every rule pays 0.15 ms of scheduling a step (runner
+V2), and those with kernels 0.03 ms more. Retrieval is the host's index, which votes among places;
+the kernels take the latest. vLLM's adaptive verification has pooled acceptance instead of the
+head's confidence, which these data lack: on a GPU it is better than here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gpu_replay
+import numpy as np
+from gpu_replay import NUM_REQUESTS, SIMPLE, AdaptiveVerification, Fixed, Prices, Row, Source, Text
+from shared.script import run, show
+
+from draftwise.controller import (
+    BY_MODEL,
+    BY_RETRIEVAL,
+    Controller,
+    Limits,
+    RetrievalIndex,
+    Step,
+    bucket_of,
+    survival,
+    worth,
+)
+from draftwise.controller import (
+    Row as Known,
+)
+from draftwise.integrations.vllm.ahead import NUM_FACTS, Reports
+
+SCHEDULING_MS, KERNELS_MS = 0.15, 0.03
+HEAD = 5
+"""The longest draft of the head."""
+K = gpu_replay.LONGEST
+
+
+class Device:
+    """Texts, drafts and facts as a worker has them."""
+
+    def __init__(self, retrieves: bool) -> None:
+        self.index = RetrievalIndex(K, 1 << 18)
+        self.retrieves = retrieves
+        self.slots: dict[str, int] = {}
+        self.outcomes: dict[str, int] = {}
+
+    def begin(self, row: Row) -> None:
+        slot = next(i for i in range(len(self.slots) + 1) if i not in self.slots.values())
+        self.slots[row.name], self.outcomes[row.name] = slot, 0
+        self.index.open(slot, row.text.prompt + row.text.answer[: row.known])
+
+    def end(self, name: str) -> None:
+        self.index.close(self.slots.pop(name))
+        del self.outcomes[name]
+
+    def facts(self, rows: Sequence[Row], heads: Sequence[Sequence[int]]) -> np.ndarray:
+        """What the kernels report, without the choice of a drafter."""
+        num_head = len(heads[0])
+        facts = np.full((len(rows), 3 * K + NUM_FACTS), -1, np.int32)
+        facts[:, 3 * K :] = 0
+        facts[:, -1] = num_head
+        slots, limits = [self.slots[row.name] for row in rows], [K] * len(rows)
+        drafts = np.zeros((len(rows), K), np.int32)
+        for i, head in enumerate(heads):
+            drafts[i, : len(head)] = facts[i, 2 * K : 2 * K + len(head)] = head
+        if not self.retrieves:
+            return facts
+        for which, found in enumerate((
+            self.index.propose(slots, limits),
+            self.index.propose_after(slots, drafts, [num_head] * len(rows), limits),
+        )):  # fmt: skip
+            begin = 3 * K + 3 * which
+            for i, num in enumerate(found.num_tokens):
+                facts[i, which * K : which * K + num] = found.tokens[i, :num]
+            facts[:, begin] = np.where(found.num_tokens > 0, found.match, 0)
+            facts[:, begin + 1], facts[:, begin + 2] = found.hits, found.agree >= found.hits
+        return facts
+
+    def choose(
+        self, row: Row, facts: np.ndarray, hazards: Any, factors: Sequence[float], price: float
+    ) -> tuple[int, list[int], np.ndarray]:
+        """Who drafts, the tokens, and their survival: ``mixing.mix`` on given proposals."""
+        num = max(int(facts[-1]), 0)
+        own, after = (t[: int((t >= 0).sum())] for t in (facts[:K], facts[K : 2 * K]))
+        match, after_match = int(facts[3 * K]), int(facts[3 * K + 3])
+        known = Known(self.outcomes[row.name], (float(factors[0]), float(factors[1])))
+        buckets = [bucket_of(match + j) for j in range(K)]
+        own_alive = survival(hazards.matches[int(facts[3 * K + 2]), buckets], factors[1])
+        model = survival(hazards.model[known.outcome, bucket_of(match)], factors[0])
+        buckets = [bucket_of(after_match + j) for j in range(K)]
+        late = survival(hazards.matches[1 + min(num, 3), buckets], factors[1])
+        head = facts[2 * K : 2 * K + num].tolist()
+        chain = head + after[: K - num].tolist() if num else []
+        through = model[num - 1] if num else 0.0
+        chain_alive = np.append(model[:num], through * late[: len(chain) - num])
+        own_alive = own_alive[: len(own)]
+        gains = worth(own_alive, price, row.room), worth(chain_alive, price, row.room)
+        if len(own) and (gains[0] > gains[1] or not chain):
+            return BY_RETRIEVAL, own.tolist(), own_alive
+        return BY_MODEL, chain, chain_alive
+
+
+@dataclass
+class Ended:
+    """A finished step whose output the host has not seen. wrote: tokens of the head in the drafts
+    that it verified; facts: of these drafts, by ``names``."""
+
+    step: Step
+    names: list[str]
+    emitted: list[list[int]]
+    verified: list[int]
+    drafters: list[int]
+    wrote: int
+    facts: tuple[list[str], np.ndarray] | None
+
+
+class Engine:
+    """Overlapping steps: one computes while the output of the one before is learned from."""
+
+    def __init__(self, texts: Sequence[Text], size: int, prices: Prices, seed: int, mode: str):
+        self.mode, self.prices, self.rng = mode, prices, random.Random(seed + 1)
+        self.reports, self.device = Reports(K), Device(mode != "head")
+        limits = Limits(K, model=True, retrieval=mode != "head", longest_model=HEAD)
+        self.controller = Controller(limits, index=self.reports)
+        self.source = Source(texts, size, seed, False)
+        self.lengths, self.usual = dict[str, int](), 0.0
+        self.drafters, self.survivals = dict[str, int](), dict[str, np.ndarray]()
+        self.facts: tuple[list[str], np.ndarray] | None = None
+        self.under_way: Ended | None = None
+        self.wrote, self.begun = 0, set[str]()
+        for row in self.source.rows:
+            self.begin(row)
+
+    def begin(self, row: Row) -> None:
+        self.device.begin(row)
+        self.begun.add(row.name)
+        self.controller.begin(row.name, range(len(row.text.prompt) + row.known))
+
+    def step(self) -> tuple[float, float, int, float]:
+        """Run one step; seconds, the controller's seconds, tokens, and plain seconds."""
+        rows, context, num = self.source.rows, self.source.context, len(self.source.rows)
+        names, controller = [row.name for row in rows], self.controller
+        head, price, hazards = controller.num_to_draft, controller.price, controller.hazards
+        factors = dict(zip(names, controller.factors(names), strict=True))
+        self.cut(rows)
+        verified = [len(row.draft) for row in rows]
+        tokens = num + sum(verified)
+        seconds = self.prices.ms(tokens, num, context / num, head)
+        seconds = (seconds + KERNELS_MS * (self.mode != "head")) / 1e3
+        plain = self.prices.ms(num, num, context / num, 0) / 1e3
+        emitted = [gpu_replay._emit(row) for row in rows]
+        drafters = self.verify(rows, emitted, verified)
+        begin_s = time.thread_time()
+        if self.under_way is not None:
+            self.learn(self.under_way, head)
+        own_s = time.thread_time() - begin_s
+        self.under_way = Ended(
+            Step(num, tokens, seconds, head, context), names, emitted, verified, drafters,
+            self.wrote, self.facts,
+        )  # fmt: skip
+        self.replace(names)
+        begin_s = time.thread_time()
+        controller.work()
+        own_s += time.thread_time() - begin_s
+        if self.source.rows:
+            self.draft(head, hazards, factors, price)
+        self.wrote = head
+        count = sum(map(len, emitted))
+        return seconds, own_s, count, plain * count / num
+
+    def cut(self, rows: Sequence[Row]) -> None:
+        """Truncate drafts to the tokens that are verified."""
+        if self.mode == "B":
+            wanted = divided(rows, self.survivals, round(self.usual * len(rows)))
+        else:
+            usual = round(self.usual)
+            wanted = {row.name: self.lengths.get(row.name, usual) for row in rows}
+        for row in rows:
+            row.draft = row.draft[: min(wanted.get(row.name, 0), row.room)]
+
+    def verify(
+        self, rows: Sequence[Row], emitted: Sequence[list[int]], verified: Sequence[int]
+    ) -> list[int]:
+        """Extend the device's texts, and note the outcome of the head's drafts."""
+        drafters = [self.drafters.get(row.name, 0) for row in rows]
+        for row, out, num, drafter in zip(rows, emitted, verified, drafters, strict=True):
+            self.device.index.extend([self.device.slots[row.name]], out, [len(out)])
+            if drafter == BY_MODEL and (by_model := min(num, self.wrote)):
+                kept = min(len(out) - 1, by_model)
+                self.device.outcomes[row.name] = 1 if kept == 0 else 2 if kept < by_model else 3
+        return drafters
+
+    def replace(self, names: Sequence[str]) -> None:
+        """End requests, on the host only after their last output, and begin waiting ones."""
+        for name in self.begun - set(names):
+            self.controller.end(name)
+        self.begun &= set(names)
+        for row in self.source.rows:
+            if row.left <= 0:
+                self.device.end(row.name)
+        for row in self.source.fill():
+            self.begin(row)
+        self.device.index.work(4096)
+
+    def draft(self, num_head: int, hazards: Any, factors: Any, price: float) -> None:
+        """Write the next step's drafts."""
+        rows, heads = self.source.rows, []
+        for row in rows:
+            truth = row.text.answer[row.known : row.known + num_head]
+            good = min(row.head, num_head)
+            head = truth[:good] + gpu_replay.astray(row, truth, good, num_head, self.rng)
+            heads.append((head + [0] * num_head)[:num_head])
+        facts = self.device.facts(rows, heads)
+        for row, own in zip(rows, facts, strict=True):
+            drafter, row.draft, alive = self.device.choose(
+                row, own, hazards, factors.get(row.name, (1.0, 1.0)), price
+            )
+            row.branch = ()
+            own[-2] = self.drafters[row.name] = drafter
+            self.survivals[row.name] = alive
+        self.facts = [row.name for row in rows], facts
+
+    def learn(self, ended: Ended, head: int) -> None:
+        """Learn from an output, as ``AsyncAdapter`` does. head: tokens that it writes meanwhile."""
+        controller, reports, names = self.controller, self.reports, ended.names
+        if ended.facts is not None:
+            places = [i for i, name in enumerate(ended.facts[0]) if name in controller]
+            slots = controller.slots([ended.facts[0][i] for i in places])
+            reports.put(slots, ended.facts[1][places])
+        rooms = [K] * len(names)
+        chains = controller.choose(names, rooms, [[0] * head] * len(names))
+        self.lengths = dict(zip(names, map(len, chains), strict=True))
+        self.usual = sum(self.lengths.values()) / max(len(names), 1)
+        controller.recall(names, rooms, reports.heads(controller.slots(names)))
+        pairs = list(zip(ended.verified, ended.drafters, strict=True))
+        by_model = [min(num, ended.wrote) * (drafter == BY_MODEL) for num, drafter in pairs]
+        by_match = [num - model for num, model in zip(ended.verified, by_model, strict=True)]
+        controller.plays(names, by_model, by_match)
+        controller.observe(ended.step, names, ended.emitted, ended.verified)
+
+
+def drive(
+    texts: Sequence[Text], size: int, prices: Prices, seed: int, mode: str
+) -> dict[str, float]:
+    """Speed relative to plain decoding, tokens a step, and the controller's milliseconds."""
+    engine, steps = Engine(texts, size, prices, seed, mode), []
+    while engine.source.rows:
+        is_full = len(engine.source.rows) == size
+        step = engine.step()
+        if is_full:
+            steps.append(step)
+    columns = np.array(steps)
+    return {
+        "speed": float(columns[:, 3].sum() / columns[:, 0].sum()),
+        "tokens": float(columns[:, 2].mean()),
+        "own_ms": 1e3 * float(columns[:, 1].mean()),
+    }
+
+
+def divided(rows: Sequence[Row], survivals: dict[str, np.ndarray], budget: int) -> dict[str, int]:
+    """Lengths by survival: the ``budget`` drafted tokens that are most likely accepted."""
+    each = [survivals.get(row.name, np.zeros(0))[: row.room] for row in rows]
+    if budget <= 0 or not any(map(len, each)):
+        return {}
+    values = np.sort(np.concatenate(each))[::-1]
+    floor = values[min(budget, len(values)) - 1]
+    return {row.name: int((own >= floor).sum()) for row, own in zip(rows, each, strict=True)}
+
+
+def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> dict[str, Any]:
+    """One batch size: simple rules, vLLM's rule, and the controller in each mode."""
+
+    def mean(make: Any) -> float:
+        ratios = [
+            gpu_replay.play(texts, size, prices, make(), seed)
+            / gpu_replay.play(texts, size, prices, Fixed(0), seed)
+            for seed in seeds
+        ]
+        return float(np.mean(ratios))
+
+    simple = {name: mean(lambda given=given: Fixed(*given)) for name, given in SIMPLE.items()}
+    best = max(simple, key=simple.__getitem__)
+    row: dict[str, Any] = {
+        "requests": size, "best": best, "best_speed": simple[best],
+        "vllm": mean(lambda: AdaptiveVerification(HEAD)),
+    }  # fmt: skip
+    runs = [gpu_replay.drive(texts, size, prices, seed) for seed in seeds]
+    row["sync"] = float(np.mean([run.speed() for run in runs]))
+    for mode in ("head", "A", "B"):
+        found = [drive(texts, size, prices, seed, mode) for seed in seeds]
+        row[mode] = float(np.mean([one["speed"] for one in found]))
+    row |= {"own_ms": found[-1]["own_ms"], "A_of_best": row["A"] / row["best_speed"]}
+    row |= {"B_of_best": row["B"] / row["best_speed"], "B_of_head": row["B"] / row["head"]}
+    return row
+
+
+def replay(args: argparse.Namespace) -> dict[str, Any]:
+    gpu_replay.SCHEDULING_MS = SCHEDULING_MS
+    texts, prices = gpu_replay.load(args.data), Prices(args.data / "step_costs.npz", args.model)
+    cells = []
+    for size in args.requests:
+        num = min(args.texts or NUM_REQUESTS.get(size, 3 * size), len(texts))
+        cells.append(cell(random.Random(100).sample(texts, num), size, prices, args.seeds))
+        show(cells[-1:], args.model)
+    return {"model": args.model, "cells": cells}
+
+
+def main() -> None:
+    run(
+        __doc__, replay, model="llama8b_bf16_1xh100", requests=[1, 4, 16, 64, 128], seeds=[0, 1, 2],
+        data={"type": Path, "required": True, "help": "folder of the data"},
+        texts={"type": int, "help": "answers of each run; default: 40 to 420"},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
