@@ -13,7 +13,7 @@ import pytest
 
 from vllm_e2e.jobs import IN_PROCESS, eagle_head, job_of, mixed_requests, run
 
-NUM = 32
+NUM = 24
 PLAIN = {"max_model_len": 512, "max_num_batched_tokens": 512, "enable_prefix_caching": False}
 CONFIGS: dict[str, dict[str, Any]] = {
     "retrieval": {},

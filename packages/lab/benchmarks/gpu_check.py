@@ -117,6 +117,15 @@ def engines(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], int | N
         known = length if args.drafter else None
         found[f"{args.method} {length}"] = base | {"speculative_config": config}, known
     longest = {"num_speculative_tokens": max(args.lengths)}
+    adaptive = drafter | longest | {"enable_adaptive_verification": True}
+    if args.adaptive and args.drafter:
+        found["adaptive verification"] = base | {"speculative_config": adaptive}, None
+    if args.head:  # draftwise without retrieval
+        alone = {"draftwise": {"state": None, "drafters": ["model"]}}
+        path = f"draftwise.integrations.vllm.{args.scheduler}"
+        options = {"scheduler_cls": path, "additional_config": alone}
+        options["speculative_config"] = drafter | longest
+        found["draftwise, head only"] = base | options, None
     mine = {"scheduler_cls": f"draftwise.integrations.vllm.{args.scheduler}"}
     mine["additional_config"] = {"draftwise": {"state": None}}
     if args.drafter:
@@ -133,6 +142,9 @@ def tasks(args: argparse.Namespace) -> dict[Cell, list[dict[str, Any]]]:
     """Blocks of bundled texts to continue, with mixed kinds: code, queries, arithmetic, prose."""
     kinds = zip(*zoo.prompts().values(), strict=False)
     prompts = [f"Continue this text:\n\n{text}" for texts in kinds for text in texts]
+    if args.copies:
+        ask = "Repeat this text word for word, then once more:\n\n"
+        prompts = [p for one in prompts for p in (one, ask + one.partition("\n\n")[2])]
     found = {}
     for size, rounds in product(args.requests, args.rounds):
         num = size * rounds
@@ -167,6 +179,9 @@ def measure(
         print(f"{name}: starting vLLM", file=sys.stderr)
         try:
             found[name] = of_engine(make(options), asked)
+            if args.out:  # an interruption loses nothing
+                partial = {n: {str(cell): v for cell, v in f.items()} for n, f in found.items()}
+                Path(f"{args.out}.partial").write_text(json.dumps(partial))
         except (SystemExit, BrokenPipeError) as error:
             print(f"{name}: left out: {error}", file=sys.stderr)
         gc.collect()
@@ -290,6 +305,9 @@ def parsed() -> argparse.Namespace:
         engine={"default": "{}", "help": "more options of vLLM's LLM, as JSON"},
         cpu={"action": "store_true", "help": "vLLM's CPU build, the bundled target"},
         dry={"action": "store_true", "help": "a made-up engine: no vLLM, no GPU"},
+        adaptive={"action": "store_true", "help": "also vLLM's adaptive verification"},
+        head={"action": "store_true", "help": "also draftwise without retrieval"},
+        copies={"action": "store_true", "help": "also prompts whose answers copy them"},
         composed={"action": "store_true", "help": "compare step times with the composed ones"},
         compose={"type": Path, "metavar": "FOLDER", "help": "only compose step costs"},
     )  # fmt: skip
