@@ -109,9 +109,9 @@ $(LAB): $(RUN) packages/lab/pyproject.toml
 	$(INSTALL) -e packages/lab
 	touch $@
 
-# The same with an extra of pyproject.toml.
+# The same with an extra of pyproject.toml; several of them need the bundled models.
 $(ENV)/.with-%: $(RUN)
-	$(INSTALL) -e '.[$*]'
+	$(INSTALL) -e packages/zoo -e '.[$*]'
 	touch $@
 
 # Other people's clients (npm and pip needed) on a live server; see docs/serving.md.
