@@ -42,6 +42,16 @@ def longest_path(text: str, end: str = ",") -> str:
     return found
 
 
+def looks_local(text: str) -> bool:
+    """Whether a text that names nothing here is a path with a fault, and no ``org/model``.
+
+    >>> looks_local("./model"), looks_local("C:/models"), looks_local("org/model")
+    (True, True, False)
+    """
+    starts = text.startswith((".", "/", "~")) or text[1:3] in {":/", ":\\"}
+    return starts or text.count("/") > 1 or "\\" in text
+
+
 def _exists(path: Path) -> bool:
     try:
         return path.exists()

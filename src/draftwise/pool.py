@@ -10,9 +10,10 @@ from draftwise import registry, zoo
 from draftwise.drafters.lm import SINK, LMDrafter, Window
 from draftwise.drafters.protocol import Drafter
 from draftwise.errors import BadValue
+from draftwise.files import local_path
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
-from draftwise.settings import DRAFTER_HELP, ZOO, expand, name_and_spec
+from draftwise.settings import ZOO, expand, lm_options, name_and_spec
 from draftwise.types import NONE, DraftwiseError
 
 
@@ -51,7 +52,7 @@ def load_drafters(
         while name in named or name in {NONE, "target"}:
             name, number = f"{base}-{number}", number + 1
         if isinstance(spec, str) and not spec.startswith("lm:"):
-            if Path(spec).is_dir():
+            if local_path(spec).is_dir():
                 raise DraftwiseError(f"drafter {spec!r} is a folder: write lm:{spec}")
             filled = {"name": name, "vocab_size": target.vocab_size, "target": target}
             named[name] = registry.build("drafter", spec, filled)
@@ -59,8 +60,8 @@ def load_drafters(
             source, window = _lm_parts(spec)
             model = load_model(source, dtype=dtype, device=device)
             shared = _num_shared(model, target, source, target_source)
-            is_folder = isinstance(source, (str, Path)) and Path(source).is_dir()
-            home = Path(source) if is_folder else None
+            is_place = isinstance(source, (str, Path))
+            home = local_path(source) if is_place and local_path(source).is_dir() else None
             named[name] = LMDrafter(name, model, target, home, window, shared)
     return list(named.values())
 
@@ -69,13 +70,13 @@ def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
     """Split ``lm:PATH,window=256`` into path and window; models and paths have no window."""
     if not isinstance(spec, str):
         return spec, None
-    path, _, text = spec.removeprefix("lm:").partition(",")
-    options = registry.parse_options("drafter 'lm'", text, DRAFTER_HELP["lm"].types)
-    if not options:
-        return path, None
-    if "window" not in options:
+    options = lm_options(spec)
+    path = options.get("path", "")
+    if "window" in options:
+        return path, Window(options.get("sink", SINK), options["window"])
+    if "sink" in options:
         raise DraftwiseError(f"drafter 'lm': sink={options['sink']} needs a window: window=256")
-    return path, Window(options.get("sink", SINK), options["window"])
+    return path, None
 
 
 def _num_shared(model: CausalModel, target: CausalModel, source: Any, target_source: Any) -> int:

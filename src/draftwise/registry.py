@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,6 +29,7 @@ import numpy as np
 from draftwise.bandits.feedback import FeedbackBuilder
 from draftwise.checks import known, refuse_removed, string, strings, wholes
 from draftwise.errors import BadValue, shown
+from draftwise.files import longest_path, looks_local
 from draftwise.install import lab_hint
 from draftwise.protocols import Policy, Reward, StopRule
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, DraftwiseError, Plan, TreeShape
@@ -133,6 +135,8 @@ def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
         raise DraftwiseError(f"the {kind} has {num:,} characters: {most}")
     name, _, text = spec.partition(":")
     parameters, options = _signature(kind, lookup(kind, name))
+    # a request may set no path, nor learn which paths exist
+    options = {key: str if Path in _kinds(hint) else hint for key, hint in options.items()}
     for key, value in parse_options(f"{kind} {name!r}", text, options).items():
         if key == "base" and "make_base" in parameters:
             if depth == _REMOTE_DEPTH:
@@ -260,19 +264,48 @@ def _plugged(kind: str, name: str) -> Callable[..., Any] | None:
 
 
 def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse ``"0.8,window=5"`` to typed values; ``options``: each valid option and its type."""
+    """Parse ``"0.8,window=5"`` to typed values; ``options``: each valid option and its type.
+
+    An option whose types include ``Path`` takes the longest text that exists as a path, commas and
+    equals signs included; in one that does not exist, ``,NAME=`` of a valid option ends it. What
+    begins with ``NAME=`` of a valid option is that option (a folder of this name: ``./NAME=``).
+    """
     values: dict[str, Any] = {}
-    for index, part in enumerate(filter(None, text.split(","))):
-        key, equals, value = part.partition("=")
-        if not equals and index == 0 and options:
-            key, value = next(iter(options)), part
+    first = next(iter(options), "")
+    while text := text.lstrip(","):
+        key, _, value = text.partition("=")
         key = key.strip().replace("-", "_")
+        if key not in options and options and not values and _may_be_bare(text, options[first]):
+            key, value = first, text
         if key not in options:
             refuse_removed(f"option {key} of {owner}")
-            valid = ", ".join(options) or "none"
-            raise DraftwiseError(f"{owner} has no option {shown(key)}; its options are: {valid}")
-        values[key] = _parse_value(owner, key, value.strip(), options[key])
+            valid, wrong = ", ".join(options) or "none", shown(key.partition(",")[0])
+            raise DraftwiseError(f"{owner} has no option {wrong}; its options are: {valid}")
+        value, text = _cut(value if value is text else value.lstrip(), options, key)
+        values[key] = _parse_value(owner, key, value, options[key])
     return values
+
+
+def _may_be_bare(text: str, hint: Any) -> bool:
+    """Whether a text begins with a value rather than with ``NAME=``."""
+    return "=" not in text.partition(",")[0] or Path in _kinds(hint)
+
+
+def _is_path(text: str, hint: Any) -> bool:
+    return Path in _kinds(hint) and longest_path(text) != ""
+
+
+def _cut(text: str, options: Mapping[str, Any], key: str) -> tuple[str, str]:
+    """The value that a text begins with, and the options after it."""
+    if not _is_path(text, options[key]):
+        is_misspelt = Path in _kinds(options[key]) and looks_local(text)
+        names = "|".join(options).replace("_", "[-_]")
+        value, *rest = re.split(
+            rf",\s*(?=(?:{names})\s*=)" if is_misspelt else ",", text, maxsplit=1
+        )
+        return value.strip(), "".join(rest).strip(", ")
+    value = longest_path(text)
+    return value, text[len(value) :].strip(", ")
 
 
 def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:

@@ -14,6 +14,7 @@ from draftwise import checks, registry, zoo
 from draftwise.checks import comma_separated, option
 from draftwise.engine.options import SEED_HELP
 from draftwise.errors import BadValue, DraftwiseError
+from draftwise.files import local_path, looks_local
 from draftwise.nn.folder import DTYPES, check_hardware, place
 from draftwise.registry import DRAFTERS, FEEDBACKS, GUIDES, POLICIES, PRESETS, REWARDS
 
@@ -34,11 +35,11 @@ class DrafterHelp:
         return {name: kind for name, (kind, _) in self.options.items()}
 
 
-_COUNT = int | None
+_COUNT, _PATH = int | None, Path | str
 DRAFTER_HELP: Mapping[str, DrafterHelp] = {
     "lm": DrafterHelp(
         "Any causal LM that shares the target's tokenizer.",
-        {"window": (int, None), "sink": (int, 4)},
+        {"path": (_PATH, ...), "window": (int, None), "sink": (int, 4)},
     ),
     "lookup": DrafterHelp(
         "The longest n-gram at the end of the text that occurred before; its latest occurrence "
@@ -51,12 +52,12 @@ DRAFTER_HELP: Mapping[str, DrafterHelp] = {
     ),
     "datastore": DrafterHelp(
         "The most frequent continuation of the longest suffix match in a corpus on disk.",
-        {"file": (str, ...), "num_matches": (int, 64)},
+        {"file": (_PATH, ...), "num_matches": (int, 64)},
     ),
     "eagle": DrafterHelp(
         "An EAGLE-1, EAGLE-2 or EAGLE-3 head from a folder or hub id, in either layout.",
         {
-            "path": (str, ...),
+            "path": (_PATH, ...),
             "depth": (_COUNT, None),
             "top_k": (_COUNT, None),
             "total_tokens": (_COUNT, None),
@@ -173,13 +174,27 @@ def name_and_spec(given: Any) -> tuple[str, Any]:
     """Split ``NAME=SPEC``, or derive a name from the spec; a model is named by its class."""
     if not isinstance(given, (str, Path)):
         return type(given).__name__, given
-    text = str(given)
-    name, equals, spec = text.partition("=")
-    if equals and ":" not in name and "," not in name:
+    if isinstance(given, Path):
+        return _folder_name(given), given
+    name, equals, spec = given.partition("=")
+    if equals and ":" not in name and "," not in name and not local_path(given).exists():
         return name, spec
-    if text.startswith("lm:"):
-        return Path(text.removeprefix("lm:").partition(",")[0]).name, text
-    return text.partition(":")[0], text
+    if given.startswith("lm:"):
+        return _folder_name(lm_options(given).get("path", "")), given
+    return given.partition(":")[0], given
+
+
+def lm_options(spec: str) -> dict[str, Any]:
+    """The options of ``lm:PATH,window=256`` by name."""
+    return registry.parse_options(
+        "drafter 'lm'", spec.removeprefix("lm:"), DRAFTER_HELP["lm"].types
+    )
+
+
+def _folder_name(path: str | Path) -> str:
+    """The last part of a path; of ``.`` and ``..`` the name of that folder."""
+    name = Path(path).name
+    return name if name.strip(".") or not path else Path(os.path.abspath(path)).name
 
 
 def expand(specs: Sequence[Any]) -> list[Any]:
@@ -222,9 +237,7 @@ def _check_one(given: str, name: str, spec: str) -> None:
     kind, _, rest = spec.partition(":")
     kind = kind.partition(",")[0]
     if kind == "lm":
-        path, _, text = rest.partition(",")
-        place(path)
-        registry.parse_options("drafter 'lm'", text, DRAFTER_HELP[kind].types)
+        place(lm_options(spec).get("path", ""))
         return
     if kind not in DRAFTERS:
         if Path(spec).is_dir():
@@ -241,8 +254,8 @@ def _check_one(given: str, name: str, spec: str) -> None:
             raise BadValue("prompt_lookup_min", least, must)
     # heads are local folders or on the hub; datastores are files
     if file := found.get("path") or found.get("file"):
-        is_local = kind == "datastore" or file.startswith((".", "/", "~")) or file.count("/") != 1
-        if is_local and not Path(file).expanduser().exists():
+        is_local = kind == "datastore" or looks_local(file) or "/" not in file
+        if is_local and not local_path(file).exists():
             raise DraftwiseError(f"drafter {kind!r}: there is no {file}")
 
 

@@ -207,7 +207,7 @@ def test_a_spec_says_the_window(folder: Path, options: str, window: Window | Non
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ("width=3", "no option 'width'; its options are: window, sink"),
+        ("width=3", "no option 'width'; its options are: path, window, sink"),
         ("sink=3", "sink=3 needs a window"),
         ("sink=-1,window=8", "sink is -1: it must be a whole number from 0"),
         ("window=1", "window is 1: it must be a whole number from 2"),

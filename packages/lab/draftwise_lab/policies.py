@@ -12,7 +12,7 @@ import numpy as np
 from draftwise.bandits.base import IndexPolicy
 from draftwise.bandits.simple import FixedPlan
 from draftwise.checks import whole
-from draftwise.files import TRACE_BYTES, numbered_lines, strict_json
+from draftwise.files import TRACE_BYTES, local_path, numbered_lines, strict_json
 from draftwise.types import Floats, Ints, Plan
 
 
@@ -33,7 +33,7 @@ class DraftAll(IndexPolicy):
 
 
 def read_examples(
-    path: str, num_plans: int, plans: Sequence[Plan] | None
+    path: Path | str, num_plans: int, plans: Sequence[Plan] | None
 ) -> tuple[list[str], list[int]]:
     """Read training texts and their plan indices from a file with one JSON object per line.
 
@@ -42,7 +42,7 @@ def read_examples(
     for an unreadable file, a file without examples, or an invalid line, with its number.
     """
     try:
-        lines = numbered_lines(Path(path), TRACE_BYTES)
+        lines = numbered_lines(local_path(path), TRACE_BYTES)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"examples {path}: {why}") from error
@@ -116,8 +116,8 @@ class Router(FixedPlan):
     """
 
     def __init__(
-        self, num_plans: int, plan: int = 0, num_cells: int = 1024, examples: str | None = None,
-        plans: Sequence[Plan] | None = None,
+        self, num_plans: int, plan: int = 0, num_cells: int = 1024,
+        examples: Path | str | None = None, plans: Sequence[Plan] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(num_plans, plan)
         self._num_cells = whole("num_cells", num_cells, 1, _MOST_CELLS)

@@ -29,7 +29,7 @@ from draftwise.cli.load import check_chat, check_template, keeping_memory
 from draftwise.cli.show import Pen, colours, counted, legend, percentages, summary, total
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
-from draftwise.files import read_text, strict_json
+from draftwise.files import local_path, read_text, strict_json
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ class Conversation:
 def _file(command: str, text: str) -> Path:
     if not text:
         raise DraftwiseError(f"/{command} needs the name of a file")
-    return Path(text).expanduser()
+    return local_path(text)
 
 
 def _read(file: Path) -> list[Message]:

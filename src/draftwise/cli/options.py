@@ -21,6 +21,7 @@ from draftwise.cli.load import check_models, loading, read_template
 from draftwise.engine.memory import REQUEST, check_scope
 from draftwise.engine.options import RequestParams
 from draftwise.errors import BadValue, DraftwiseError, shown
+from draftwise.files import local_path
 from draftwise.settings import Hardware as Hardware
 from draftwise.settings import Models as Models
 from draftwise.settings import Settings as Settings
@@ -99,6 +100,7 @@ def _value(name: str, hint: Any, declared: Any, given: Mapping[str, Any]) -> Any
     own = _own(declared)
     if not is_dataclass(hint):
         value = given[_name(name, declared)]
+        value = local_path(value) if isinstance(value, Path) else value
         return own.read(value) if own is not None and own.read else value
     assert isinstance(hint, type)
     hints = get_type_hints(hint, include_extras=True)

@@ -25,6 +25,7 @@ from draftwise.drafters.retrieval import (
     RetrievalSession,
     Rows,
 )
+from draftwise.files import local_path
 from draftwise.files import replacing as complete_file
 from draftwise.types import DraftwiseError
 
@@ -139,7 +140,7 @@ class Store:
 
     def __init__(self, path: str | Path) -> None:
         try:
-            with Path(path).open("rb") as file:
+            with local_path(path).open("rb") as file:
                 if os.fstat(file.fileno()).st_size < _HEADER_BYTES:
                     raise DraftwiseError(f"{path} is no datastore, or was cut off: build it again")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -253,7 +254,7 @@ class DatastoreDrafter:
     relative_cost, token_bytes = 0.006, 0
 
     def __init__(
-        self, name: str, file: str, num_matches: int = 64, vocab_size: int | None = None
+        self, name: str, file: Path | str, num_matches: int = 64, vocab_size: int | None = None
     ) -> None:
         whole("num_matches", num_matches, 1, MANY)
         self.name, self._num_matches, self._store = name, num_matches, Store(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ CHUNK = 1024  # maximum slots of a row per forward of a head, which bounds its m
 def load_eagle(
     name: str,
     target: CausalModel,
-    path: str,
+    path: Path | str,
     depth: int | None = None,
     top_k: int | None = None,
     total_tokens: int | None = None,
@@ -34,7 +35,7 @@ def load_eagle(
     be read or was made for another target, ValueError for a limit outside 1 to 1,024.
     """
     tree = head_tree(depth, top_k, total_tokens)
-    return EagleDrafter(name, load_head(path, target), target, depth, tree)
+    return EagleDrafter(name, load_head(str(path), target), target, depth, tree)
 
 
 def head_tree(depth: int | None, top_k: int | None, total_tokens: int | None) -> TreeShape | None:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from draftwise.checks import known
 from draftwise.errors import BadValue
-from draftwise.files import STATE_BYTES, read_text, strict_json
+from draftwise.files import STATE_BYTES, local_path, looks_local, read_text, strict_json
 from draftwise.types import DraftwiseError
 
 CONFIGS = ("config.json", "adapter_config.json")
@@ -45,9 +45,8 @@ def place(source: str) -> str:
     Errors: DraftwiseError for a path that does not exist, which transformers would treat as a hub
     id, and for a folder without a valid model.
     """
-    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1
-    path = Path(source).expanduser() if source.startswith("~") else Path(source)
-    if not source or (looks_local and not path.exists()):
+    path = local_path(source)
+    if not source or (looks_local(source) and not path.exists()):
         raise DraftwiseError(f"there is no model folder {source or repr(source)}")
     if path.is_dir() and not any((path / name).exists() for name in CONFIGS):
         raise DraftwiseError(f"{source} has no config.json: it is not a Hugging Face model folder")

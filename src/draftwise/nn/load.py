@@ -22,6 +22,8 @@ from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
 Device = str | dict[str, Any]  # one device, or how a model is spread over several
+_FEW = 256
+"""Tokens: a shorter vocabulary may be what the library makes without any file of a tokenizer."""
 _ROUNDING = {"Linear8bitLt", "LinearActivationQuantizedTensor"}
 """LLM.int8() of bitsandbytes; torchao before 0.14: later ones carry ``act_quant_kwargs``."""
 
@@ -130,13 +132,17 @@ def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
     if base is not None and not has_tokenizer(source, asks_hub=asks_hub):
         source, revision = base.source, base.revision or "main"
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             source, trust_remote_code=False, local_files_only=not asks_hub, revision=revision
         )
+        special = {*tokenizer.all_special_tokens}
+        if len(tokenizer) < _FEW and special.issuperset(tokenizer.get_vocab()):
+            raise ValueError("it has no vocabulary, only special tokens")
     except Exception as error:
         raise DraftwiseError(
             f"{_refusal('tokenizer', source, error)}. Pass token ids, or tokenizer=..."
         ) from error
+    return tokenizer
 
 
 def _refusal(what: str, source: str, error: Exception) -> DraftwiseError:

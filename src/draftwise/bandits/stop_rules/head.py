@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize
 
 from draftwise.checks import flag, probability
+from draftwise.files import local_path
 from draftwise.types import DraftStep, DraftwiseError
 
 Array = NDArray[np.float32]
@@ -131,11 +132,13 @@ class Head:
     never_stops = False
 
     def __init__(
-        self, home: Path | None, path: str | None = None, h: float = 0.7, lag: bool = False
+        self, home: Path | None, path: Path | str | None = None, h: float = 0.7, lag: bool = False
     ) -> None:
         self._threshold, self._lag = probability("h", h), flag("lag", lag)
         self.waits_for_hidden = not lag
-        folder = Path(path) if path is not None else home / "head" if home is not None else None
+        folder = (
+            local_path(path) if path is not None else home / "head" if home is not None else None
+        )
         self._loaded = None if folder is None else read_head(folder)
         self._survival = 1.0
 

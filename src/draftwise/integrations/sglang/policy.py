@@ -22,7 +22,7 @@ from draftwise.controller.acceptance import learn_lengths, length_survival, new_
 from draftwise.controller.costs import Step, StepCosts, like
 from draftwise.controller.guard import Guard
 from draftwise.errors import DraftwiseError
-from draftwise.files import STATE_BYTES, read_text, strict_json
+from draftwise.files import STATE_BYTES, local_path, read_text, strict_json
 from draftwise.integrations.vllm.adapter import fused
 from draftwise.integrations.vllm.state import SaveTimer, StateFile, Writer
 from draftwise.types import Ints
@@ -65,7 +65,7 @@ def read_settings(path: str | None) -> SglangSettings | None:
     if path is None:
         return None
     try:
-        found = strict_json(read_text(Path(path), STATE_BYTES))
+        found = strict_json(read_text(local_path(path), STATE_BYTES))
     except (OSError, ValueError) as error:
         raise DraftwiseError(f"--speculative-adaptive-config {path}: {error}") from error
     if not isinstance(found, dict) or "draftwise" not in found:

@@ -9,11 +9,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from draftwise.errors import DraftwiseError, shown
-from draftwise.files import STATE_BYTES, read_text, strict_json
+from draftwise.files import STATE_BYTES, local_path, read_text, strict_json
 
 MAX_DRAFT = 128
 """The longest draft that vLLM's rejection sampler supports, in tokens."""
@@ -88,7 +87,7 @@ def read_costs(given: Any) -> tuple[dict[int, float], tuple[float, float] | None
     """
     seconds: dict[int, float] = {}
     try:
-        found = strict_json(read_text(Path(given).expanduser(), STATE_BYTES))
+        found = strict_json(read_text(local_path(given), STATE_BYTES))
         target_s, draft_s = found["target_s"], found.get("draft_s", {}).get(MODEL)
         for num, curve in (target_s if isinstance(target_s, dict) else {1: target_s}).items():
             for width, step_s in enumerate(curve, 1):

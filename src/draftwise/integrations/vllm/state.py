@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.errors import DraftwiseError
-from draftwise.files import STATE_BYTES, read_text, set_aside, strict_json, write_text
+from draftwise.files import STATE_BYTES, local_path, read_text, set_aside, strict_json, write_text
 
 logger = logging.getLogger("vllm.draftwise")
 
@@ -33,11 +33,11 @@ def state_path(given: str | None, about: Mapping[str, Any], cache_root: str, ran
     """
     suffix = f".rank{rank}" if rank else ""
     if given != "auto":
-        path = Path(given or "").expanduser()
+        path = local_path(given or "")
         return path.with_name(path.name + suffix)
     mark = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
     name = re.sub(r"[^\w.-]", "_", "--".join(Path(str(about["model"])).parts[-2:]))  # one component
-    return Path(cache_root).expanduser() / "draftwise" / f"{name}-{mark}{suffix}.json"
+    return local_path(cache_root) / "draftwise" / f"{name}-{mark}{suffix}.json"
 
 
 def about_of(
@@ -76,7 +76,7 @@ def check_path(given: str | None) -> None:
     """Raise DraftwiseError if a state file can neither be read nor created."""
     if given in {None, "auto"}:
         return
-    path = Path(str(given)).expanduser()
+    path = local_path(str(given))
     try:
         if path.exists():
             read_text(path, STATE_BYTES)

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from draftwise.files import STATE_BYTES, read_text, strict_json
+from draftwise.files import STATE_BYTES, local_path, looks_local, read_text, strict_json
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
@@ -19,10 +19,10 @@ Head = TypeVar("Head", bound=nn.Module)
 
 def find_folder(source: str, kind: str, files: Sequence[str]) -> Path:
     """A local folder, or the snapshot of a hub id with these ``files``; else DraftwiseError."""
-    path = Path(source).expanduser()
+    path = local_path(source)
     if path.is_dir():
         return path
-    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+    if looks_local(source) or "/" not in source:
         raise DraftwiseError(f"there is no {kind} in {source}: give a folder or a hub id")
     try:
         from huggingface_hub import snapshot_download
