@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
+
 NAN, INF = float("nan"), float("inf")
 
-NUMBERS: tuple[Any, ...] = ("1", None, NAN, INF, -INF, [], {}, 1j, True, 10**400)
-WHOLE: tuple[Any, ...] = (*NUMBERS[:9], 2.5, 2.0)
+ARRAYS: tuple[Any, ...] = (np.array([1]), torch.tensor([1]), np.bool_(True), torch.tensor(True))
+NUMBERS: tuple[Any, ...] = ("1", NAN, INF, -INF, [], {}, 1j, True, *ARRAYS, 10**400)
+WHOLE: tuple[Any, ...] = (*NUMBERS[:-1], 2.5, np.float32(2.5), torch.tensor(2.5), 1e30)
 TEXTS: tuple[Any, ...] = (5, 2.5, b"text", ["text"], {}, True)
-FLAGS: tuple[Any, ...] = (0, 1, "true", None, [])
+FLAGS: tuple[Any, ...] = (0, 1, "true", [], np.int64(1), torch.tensor(1))
 
 BAD_SAMPLING: dict[str, tuple[Any, ...]] = {
     "temperature": (*NUMBERS, -1, -1e-9),
-    "top_k": (*WHOLE, -1),
+    "top_k": (*WHOLE, -2),
     "top_p": (*NUMBERS, 0, 1.01, -0.1),
     "min_p": (*NUMBERS, -0.1, 1.5),
     "repetition_penalty": (*NUMBERS, 0, -1, 1e300, 1e-300),
@@ -40,13 +44,16 @@ BAD_SAMPLING: dict[str, tuple[Any, ...]] = {
 """The values assume a vocabulary of 64 tokens."""
 
 BAD_REQUEST: dict[str, tuple[Any, ...]] = {
-    "max_new_tokens": (*WHOLE, 0, -1),
+    "max_new_tokens": (*(value for value in WHOLE if np.ndim(value) == 0), 0, -1),
     "stop": (*TEXTS[:3], TEXTS[4], "", ["a", ""], ["a", 5], [None]),
     "stop_when": (5, "text", []),
-    "eos_token_ids": ("1", 2.5, NAN, True, -1, ["a"], [2.5], [True], [-1], {1: 1}, range(10**12)),
+    "eos_token_ids": (
+        *("1", 2.5, NAN, True, -1, ["a"], [2.5], [True], [-1], {1: 1}, range(10**12)),
+        *(np.array([[1]]), torch.tensor(2.5), torch.tensor(True), np.array(["a"])),
+    ),
     "ignore_eos": FLAGS,
-    "seed": ("1", NAN, INF, {}, 1j, True, 1.5, -1, 10**400_000),
-    "label": (*TEXTS, None),
+    "seed": ("1", NAN, INF, {}, 1j, True, 1.5, -1, 1e30, torch.tensor(True), 10**400_000),
+    "label": TEXTS,
     "private": FLAGS,
     "preset": (*TEXTS, "nonsense", ""),
     "policy": (
@@ -59,9 +66,9 @@ BAD_REQUEST: dict[str, tuple[Any, ...]] = {
     ),
     "speculation": FLAGS,
     "drafters": (*TEXTS[:3], TEXTS[4], [], "", ["good", 5], "nonsense"),
-    "max_draft": (*(value for value in WHOLE if value is not None), -1, 1025),
-    "tenant": (*TEXTS, None),
-    "logprobs": (*(value for value in WHOLE if value is not None), -1, 65, 100),
+    "max_draft": (*WHOLE, -1, 1025),
+    "tenant": TEXTS,
+    "logprobs": (*WHOLE, -1, 65, 100),
     "prompt_logprobs": FLAGS,
     "priority": (*WHOLE, "a"),
 }

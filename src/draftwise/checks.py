@@ -46,16 +46,28 @@ or in a list of values, ``model type NAME``, ``option NAME of KIND 'NAME'`` of a
 ``option --NAME``, and ``command NAME`` or ``command GROUP NAME``."""
 
 
+_EXACT = 2**53  # the largest float that names one whole number only
+
+
+def plain(value: Any) -> Any:
+    """A scalar of numpy or torch, of no dimension, as a Python value; others unchanged."""
+    is_scalar = hasattr(value, "item") and getattr(value, "ndim", None) == 0
+    return value.item() if is_scalar else value
+
+
 def whole(
     name: str, value: Any, least: int | None = None, most: int | None = None, note: str = ""
 ) -> int:
-    """An int from ``least`` to ``most``; True and 2.0 are rejected. note: meaning of ``least``.
+    """An int from ``least`` to ``most``, also as 2.0; True is rejected. note: meaning of ``least``.
 
-    >>> whole("top_k", 5, 0)
+    >>> whole("top_k", 5.0, 0)
     5
     """
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        number = int(value)
+    found = plain(value)
+    if isinstance(found, float) and found.is_integer() and abs(found) <= _EXACT:
+        found = int(found)
+    if isinstance(found, Integral) and not isinstance(found, bool):
+        number = int(found)
         if (least is None or number >= least) and (most is None or number <= most):
             return number
     raise BadValue(name, value, f"a whole number{_range(least, most, note)}")
@@ -70,9 +82,10 @@ def number(
     >>> number("top_p", 1, above=0, most=1)
     1.0
     """
-    if isinstance(value, Real) and not isinstance(value, bool):
+    given = plain(value)
+    if isinstance(given, Real) and not isinstance(given, bool):
         with suppress(OverflowError):
-            found = float(value)
+            found = float(given)
             fits = (least is None or found >= least) and (most is None or found <= most)
             if math.isfinite(found) and fits and (above is None or found > above):
                 return found
@@ -104,8 +117,9 @@ def scale(name: str, value: Any) -> float:
 
 def flag(name: str, value: Any) -> bool:
     """True or False; 0 and 1 are neither."""
-    if isinstance(value, bool) or type(value).__name__ in {"bool", "bool_"}:
-        return bool(value)
+    found = plain(value)
+    if isinstance(found, bool):
+        return found
     raise BadValue(name, value, "True or False")
 
 
@@ -131,11 +145,11 @@ def wholes(
     name: str, value: Any, least: int | None = None, most: int | None = None, num: int | None = None
 ) -> tuple[int, ...]:
     """A list, tuple, range or array of ints from ``least`` to ``most``, at most ``num``."""
-    plain = value.tolist() if hasattr(value, "tolist") else value
-    is_list = isinstance(plain, Collection) and not isinstance(plain, (str, bytes, Mapping))
-    if is_list and (num is None or len(plain) <= num):
+    parts = value.tolist() if hasattr(value, "tolist") else value
+    is_list = isinstance(parts, Collection) and not isinstance(parts, (str, bytes, Mapping))
+    if is_list and (num is None or len(parts) <= num):
         with suppress(BadValue):
-            return tuple(whole(name, part, least, most) for part in plain)
+            return tuple(whole(name, part, least, most) for part in parts)
     must = f"a list of whole numbers{_range(least, most, '')}"
     raise BadValue(name, value, must + ("" if num is None else f", no more than {num:,} of them"))
 
@@ -150,7 +164,7 @@ def function(name: str, value: Any) -> Any:
 def path(name: str, value: Any) -> Path:
     """The path of a file or folder, as text or a path object; a number is rejected."""
     if isinstance(value, (str, os.PathLike)) and str(value):
-        return Path(value)
+        return Path(os.path.expanduser(value))
     raise BadValue(name, value, "the path of a file")
 
 
@@ -228,8 +242,19 @@ def option(default: Any, help_: str = "", *flags: str, **more: Any) -> Any:
 
 
 def check_fields(self: Any) -> None:
-    """Check all fields of a frozen dataclass, at the end of its construction; raises BadValue."""
+    """Check all fields of a frozen dataclass, at the end of its construction; raises BadValue.
+
+    None for a field that cannot be None stands for its default, as in transformers.
+    """
     for one in fields(self):
         own = one.metadata.get("option")
-        if own is not None and own.check is not None:
-            object.__setattr__(self, one.name, own.check(one.name, getattr(self, one.name)))
+        if own is None or own.check is None:
+            continue
+        value = getattr(self, one.name)
+        try:
+            found = own.check(one.name, value)
+        except BadValue:
+            if value is not None or (one.default is MISSING and one.default_factory is MISSING):
+                raise
+            found = one.default if one.default_factory is MISSING else one.default_factory()
+        object.__setattr__(self, one.name, found)

@@ -351,6 +351,11 @@ def _read_biases(texts: Sequence[str] | None) -> dict[int, float]:
     return found
 
 
+def _top_k(name: str, value: Any) -> int:
+    """``top_k``; -1, as in vLLM, is 0."""
+    return 0 if checks.plain(value) == -1 else checks.whole(name, value, 0, note="all tokens")
+
+
 _penalty = partial(checks.number, least=-checks.LARGE, most=checks.LARGE)
 _drawn = partial(option, panel="Sampling", metavar="X")
 
@@ -359,9 +364,9 @@ _drawn = partial(option, panel="Sampling", metavar="X")
 class SamplingParams:
     """How tokens are sampled, for both target and drafters; names as in vLLM.
 
-    temperature: 0 = greedy. top_k: 0 = all. top_p: in (0, 1]. min_p: in [0, 1], relative to the
-    largest probability; 0 = off. repetition_penalty: from 1e-6 to 1e6, 1 = off, for tokens of the
-    prompt and the answer. presence_penalty, frequency_penalty: from -1e6 to 1e6, 0 = off;
+    temperature: 0 = greedy. top_k: 0 or -1 = all. top_p: in (0, 1]. min_p: in [0, 1], relative to
+    the largest probability; 0 = off. repetition_penalty: from 1e-6 to 1e6, 1 = off, for tokens of
+    the prompt and the answer. presence_penalty, frequency_penalty: from -1e6 to 1e6, 0 = off;
     subtracted from the logits of tokens in the answer, once or per occurrence. logit_bias: by token
     id, added to the logit. process: a function of all tokens before (prompt included) and [V]
     logits, applied first; None = off. It must be stateless, because it is also called for drafts.
@@ -375,7 +380,7 @@ class SamplingParams:
     )  # fmt: skip
     top_k: int = _drawn(
         0, "Keep the K likeliest tokens; 0 keeps all.",
-        metavar="K", check=partial(checks.whole, least=0, note="all tokens"),
+        metavar="K", check=_top_k,
     )  # fmt: skip
     top_p: float = _drawn(
         1.0, "Keep the likeliest tokens with total probability P; 1 keeps all.",

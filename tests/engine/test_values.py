@@ -127,6 +127,125 @@ def test_by_name_is_what_sampling_params_are(options: dict[str, Any]) -> None:
     assert found.tokens != plain_greedy(PROMPT, 12)
 
 
+SCALARS: dict[str, Any] = {
+    "numpy": np.int64, "numpy, 32 bits": np.int32, "an array": np.array, "torch": torch.tensor,
+    "a whole float": float, "numpy float": np.float64,
+    "a torch float": lambda number: torch.tensor(float(number)),
+}  # fmt: skip
+WHOLE_OPTIONS: dict[str, int] = {
+    "max_new_tokens": 4, "seed": 3, "top_k": 5, "eos_token_ids": 2, "max_draft": 2, "logprobs": 1,
+    "priority": 1, "num_return_sequences": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SCALARS)
+@pytest.mark.parametrize("name", WHOLE_OPTIONS)
+def test_whole_numbers_are_taken_by_value(made: Speculator, name: str, kind: str) -> None:
+    value = WHOLE_OPTIONS[name]
+    found, expected = (
+        made.generate(PROMPT, **{"max_new_tokens": 6, "temperature": 1.0, "seed": 1, name: one})
+        for one in (SCALARS[kind](value), value)
+    )
+    assert found.tokens == expected.tokens
+    assert len(found.tokens) == (4 if name == "max_new_tokens" else 6)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.array, torch.tensor])
+def test_other_numbers_and_flags_too(kind: Any) -> None:
+    one, half = kind(1.0), kind(0.5)
+    found = SamplingParams(
+        temperature=half, top_p=half, min_p=half, repetition_penalty=one, presence_penalty=half,
+        frequency_penalty=half, logit_bias={np.int64(3): half},
+    )  # fmt: skip
+    assert found == SamplingParams(
+        temperature=0.5, top_p=0.5, min_p=0.5, presence_penalty=0.5, frequency_penalty=0.5,
+        logit_bias={3: 0.5},
+    )  # fmt: skip
+    assert all(type(value) is float for value in (found.temperature, found.top_p))
+    assert RequestParams(ignore_eos=np.bool_(True)) == RequestParams(ignore_eos=torch.tensor(True))
+
+
+def test_none_is_the_default() -> None:
+    """As transformers and clients write it."""
+    names = {one.name for one in fields(SamplingParams)}
+    assert SamplingParams(**dict.fromkeys(names)) == SamplingParams()
+    names = {one.name for one in fields(RequestParams)} - {"sampling"}
+    assert RequestParams(**dict.fromkeys(names)) == RequestParams()
+    assert [SamplingParams(top_k=k).top_k for k in (-1, 0, None, np.int64(-1))] == [0] * 4
+
+
+@pytest.mark.parametrize("do_sample", [False, True, None])
+def test_none_beside_do_sample(made: Speculator, do_sample: bool | None) -> None:
+    unset = dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
+    given = {"max_new_tokens": 6, "seed": 1, "do_sample": do_sample}
+    found = made.generate(PROMPT, **given, **unset)
+    assert found.tokens == made.generate(PROMPT, **given).tokens
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, list, tuple])
+def test_lists_and_arrays_of_values(made: Speculator, kind: Any) -> None:
+    given = {"seed": kind([1, 2]), "max_new_tokens": kind([3, 4]), "eos_token_ids": kind([61, 62])}
+    found = made.generate(PROMPTS[:2], temperature=1.0, lengths=kind([1, 2]), **given)
+    assert [len(one.tokens) for one in found] == [3, 4]
+    assert found[1].tokens == made.generate(
+        PROMPTS[1], temperature=1.0, seed=2, max_new_tokens=4, lengths=[1, 2]
+    ).tokens  # fmt: skip
+
+
+IDS = [3, 1, 4, 1, 5]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        np.array(IDS), np.array(IDS, np.uint8), torch.tensor(IDS), torch.tensor(IDS).int(),
+        tuple(IDS), [np.int64(n) for n in IDS], [torch.tensor(n) for n in IDS],
+        {"input_ids": torch.tensor([IDS])}, torch.tensor([IDS]), np.array([IDS]), [IDS],
+        [torch.tensor(IDS)], [np.array(IDS)],
+    ],
+)  # fmt: skip
+def test_prompts_of_any_shape(made: Speculator, prompt: Any) -> None:
+    found = made.generate(prompt, max_new_tokens=4)
+    expected = made.generate(IDS, max_new_tokens=4)
+    assert (found[0] if isinstance(found, list) else found).tokens == expected.tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (torch.tensor(7), "the prompt is the single number 7: token ids are a list"),
+        (np.int64(7), "the prompt is the single number 7"),
+        (7, "the prompt is the single number 7"),
+        (torch.tensor([1.0, 2.0]), r"the prompt has 1\.0 among its token ids"),
+        (np.array([True]), "the prompt has True among its token ids"),
+        (torch.zeros(1, 2, 3).long(), r"prompt 0 has \[0, 0, 0\] among its token ids"),
+        ([[1, 2], torch.tensor(7)], "prompt 1 is the single number 7"),
+        (np.array(["a"]), "the prompt has 'a' among its token ids"),
+    ],
+)
+def test_shapes_that_are_no_prompt(made: Speculator, prompt: Any, said: str) -> None:
+    with pytest.raises(DraftwiseError, match=said):
+        made.generate(prompt, max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"temperature": "1", "do_sample": False}, "temperature"),
+        ({"top_p": 2, "do_sample": True, "temperature": None}, "top_p"),
+        ({"do_sample": np.int64(0)}, "do_sample"),
+        ({"max_new_tokens": [4, "a"]}, "max_new_tokens"),
+        ({"seed": torch.tensor(1.5)}, "seed"),
+    ],
+)
+def test_messages_are_about_the_field_that_is_wrong(
+    made: Speculator, options: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(BadValue) as caught:
+        made.generate(PROMPTS[:2], **options)
+    assert caught.value.name == name
+
+
 def test_sampling_in_both_ways_is_refused(made: Speculator) -> None:
     with pytest.raises(DraftwiseError, match="sampling and top_k were both given"):
         made.generate(PROMPT, sampling=SamplingParams(1.0), top_k=3)

@@ -82,7 +82,7 @@ _MOST_ENDS = 2**20  # no vocabulary has more tokens
 
 
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
-    one = isinstance(value, int) and not isinstance(value, bool)
+    one = isinstance(checks.plain(value), (int, float))
     return checks.wholes(name, (value,) if one else value, 0, num=_MOST_ENDS)
 
 
@@ -197,6 +197,7 @@ def request_params(method: str, options: Mapping[str, Any]) -> RequestParams:
         given["stop"] = given.pop("stop_strings")
     do_sample = given.pop("do_sample", None)
     own = {name: given.pop(name) for name in _SAMPLING if name in given}
+    own = {name: value for name, value in own.items() if value is not None}  # the defaults
     sampling = given.pop("sampling", None)
     if sampling is not None and (own or do_sample is not None):
         name = next(iter(own), "do_sample")
@@ -216,7 +217,8 @@ def batch_params(
     for a list whose length is not the number of prompts.
     """
     given = {name: value for name, value in options.items() if name not in _BATCH}
-    num = checks.whole("num_return_sequences", options.get("num_return_sequences", 1), 1, 1024)
+    asked = options.get("num_return_sequences")
+    num = 1 if asked is None else checks.whole("num_return_sequences", asked, 1, 1024)
     if params is not None:
         for name in given:
             why = f"params and {name} were both given: write {name} into it"
@@ -231,7 +233,7 @@ def batch_params(
     several = {
         name: given.pop(name)
         for name in ("max_new_tokens", "sampling")
-        if isinstance(given.get(name), Sequence) and not isinstance(given[name], str)
+        if _is_list(given.get(name))
     }
     for name, values in several.items():
         if len(values) != num_prompts:
@@ -249,6 +251,12 @@ def batch_params(
     return found, num, seed
 
 
+def _is_list(value: Any) -> bool:
+    if hasattr(value, "ndim"):
+        return bool(value.ndim == 1)
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
 def check_names(method: str, options: Mapping[str, Any], valid: Collection[str]) -> None:
     for name in options:
         if name not in valid:
@@ -261,6 +269,8 @@ def check_names(method: str, options: Mapping[str, Any], valid: Collection[str])
 def _tempered(own: dict[str, Any], do_sample: Any) -> dict[str, Any]:
     if do_sample is None:
         return own
+    if "temperature" in own:
+        own["temperature"] = checks.number("temperature", own["temperature"], 0, note="greedy")
     if not checks.flag("do_sample", do_sample):
         if own.get("temperature", 0) != 0:
             must = "True with a temperature above 0 (False decodes greedily)"
@@ -287,7 +297,7 @@ def is_single(prompts: Any) -> bool:
     if isinstance(prompts, Mapping):
         return is_single(prompts.get("input_ids", ""))
     if hasattr(prompts, "ndim"):
-        return bool(prompts.ndim == 1)
+        return bool(prompts.ndim <= 1)
     if not isinstance(prompts, Sequence) or isinstance(prompts, (str, bytes)):
         return True
     if len(prompts) == 0 or chat.is_messages(prompts):
@@ -338,7 +348,7 @@ def randomness(
     """
     if isinstance(seed, SeedSequence):
         return iter(seed.spawn(num * each))
-    if isinstance(seed, Integral):
+    if isinstance(checks.plain(seed), (int, float)):
         return iter(SeedSequence(checks.seed("seed", seed)).spawn(num * each))
     seeds = [checks.seed("seed", one) for one in checks.wholes("seed", seed)]
     if len(seeds) != num:
@@ -374,6 +384,8 @@ def _whole_numbers(name: str, prompt: Any) -> list[int]:
     tokens = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if isinstance(tokens, (bytes, bytearray)):
         raise DraftwiseError(f"{name} is bytes: decode them to text, or give token ids")
+    if isinstance(tokens, (int, float)):
+        raise DraftwiseError(f"{name} is the single number {tokens}: token ids are a list")
     if not isinstance(tokens, Sequence):
         raise DraftwiseError(f"{name} is of the type {type(prompt).__name__}: {_FORMS}")
     numbers = [token.item() if hasattr(token, "item") else token for token in tokens]
