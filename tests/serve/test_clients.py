@@ -16,7 +16,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel
 
-from draftwise.serve import ChatRequest, CompletionRequest
+from draftwise.serve import ChatRequest, CompletionRequest, ServerSettings, make_service
+from draftwise.types import DraftwiseError, SamplingParams
 from serve.chatml import TEMPLATE, Chat, chatting, speculator
 
 ADD: dict[str, Any] = {
@@ -574,3 +575,28 @@ def test_responses_are_openais(chat: Chat) -> None:
         _strictly(ChatCompletion, chat.ask(**fields).json)
         for event in chat.ask(**fields, stream=True, stream_options={"include_usage": True}).events:
             _strictly(ChatCompletionChunk, event)
+
+
+def test_a_checkpoints_sampling_is_the_default(caplog: pytest.LogCaptureFixture) -> None:
+    made = speculator()
+    config = made.target.module.generation_config
+    config.update(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1, do_sample=True)
+
+    def sampling(source: str, **fields: Any) -> SamplingParams:
+        service = make_service(made, ServerSettings(generation_config=source))
+        body = ChatRequest.model_validate({"messages": [turn("user")], **fields})
+        found: SamplingParams = service.parser.chat(body)[0].options["sampling"]
+        return found
+
+    with caplog.at_level("INFO", logger="draftwise"):
+        found = sampling("auto")
+    assert (found.temperature, found.top_p, found.top_k) == (0.6, 0.9, 20)
+    assert (found.repetition_penalty, found.min_p) == (1.1, 0)
+    assert "temperature 0.6, top_p 0.9, top_k 20" in caplog.text
+    found = sampling("auto", temperature=1, top_p=1.0, top_k=-1, repetition_penalty=1)
+    assert (found.temperature, found.top_p, found.top_k) == (1, 1, 0)
+    assert sampling("auto", temperature=0, top_p=None).top_p == 0.9
+    assert sampling("none") == SamplingParams(temperature=1.0)
+    config.update(temperature=-3.0)
+    with pytest.raises(DraftwiseError, match=r"generation_config.json: temperature is -3.0.*none"):
+        sampling("auto")

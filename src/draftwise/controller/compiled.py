@@ -42,7 +42,7 @@ def warm_up(log: logging.Logger = _log) -> float:
     """Compile all registered functions, or load them from the cache; return the seconds taken.
 
     Each function is called once, before the first request, since compile time within a step would
-    be charged to drafting. Writes one line to the engine's log.
+    be charged to drafting.
     """
     if not _warm_ups:
         return 0.0
@@ -52,8 +52,8 @@ def warm_up(log: logging.Logger = _log) -> float:
         if numba is not None:
             function()
     if numba is None:
-        log.info("numba is not installed: drafting runs uncompiled (pip install numba)")
+        log.debug("numba is not installed: drafting runs uncompiled (pip install numba)")
         return 0.0
     took_s = time.perf_counter() - begin_s
-    log.info("compiled functions are ready after %.1f s", took_s)
+    log.debug("compiled functions are ready after %.1f s", took_s)
     return took_s

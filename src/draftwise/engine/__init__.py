@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     # isort: off
     from draftwise.engine.answer import Answer, Detokenizer, Ending
     from draftwise.engine.attribution import SourceAttribution, attributed
-    from draftwise.engine.costs import LARGEST_PIECE, LEAST_PIECE, MeasuredCostModel, PrefillBudget
+    from draftwise.engine.costs import (
+        FIRST_PIECE, IDLE_S, LARGEST_PIECE, LEAST_PIECE, MeasuredCostModel, PrefillBudget,
+    )
     from draftwise.engine.deciders import Bandits, Controlled
     from draftwise.engine.drafting import FEW
     from draftwise.engine.engine import Engine as Engine, Generation, Result

@@ -161,7 +161,11 @@ class FixedCostModel:
 CostModel = MeasuredCostModel | FixedCostModel
 
 LEAST_PIECE, LARGEST_PIECE = 16, 2048  # minimum and maximum prefill chunk, in tokens
+FIRST_PIECE = 256  # of a prompt, before the speed of prefill is known
 SHARE = 0.5  # maximum duration of a chunk, as a fraction of a round
+IDLE_S = 0.8
+"""Maximum duration of a long prompt's chunk while no request runs: a request that arrives meanwhile
+waits as long. Each chunk costs about one round more, which is to be small beside it."""
 
 
 class PrefillBudget:
@@ -177,11 +181,12 @@ class PrefillBudget:
 
     def budget(self, is_idle: bool) -> int:
         """The chunk size for one step, in tokens; is_idle: no request is running."""
-        if is_idle:
-            return LARGEST_PIECE
-        if not self.tokens or not self.rounds:
+        if not self.tokens:
+            return FIRST_PIECE if is_idle else LEAST_PIECE
+        if not is_idle and not self.rounds:
             return LEAST_PIECE
-        most = SHARE * median(self.rounds) / max(median(self.tokens), 1e-9)
+        seconds = IDLE_S if is_idle else SHARE * median(self.rounds)
+        most = seconds / max(median(self.tokens), 1e-9)
         return int(min(LARGEST_PIECE, max(LEAST_PIECE, most)))
 
     def record(self, num_tokens: int, seconds: float) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 import torch
 
-from draftwise.controller.guard import Guard
+from draftwise.controller.guard import CREDIT, Guard
 from draftwise.drafters.protocol import Context
 from draftwise.engine.costs import PrefillBudget
 from draftwise.engine.drafting import Drafting, Pool
@@ -101,24 +101,27 @@ def common_prefix_length(wanted: np.ndarray, text: Sequence[int]) -> int:
 
 
 class PrefillScheduler:
-    """Prefills prompts except their last token, and scores drafters on the last tokens."""
+    """Prefills prompts in turns, except their last token, and scores drafters on the last ones.
+
+    State: whether the last chunk had no part of a prompt longer than a chunk.
+    """
 
     def __init__(
         self, target: CausalModel, cache: RaggedCache, drafting: Drafting, loop: Loop
     ) -> None:
         self._target, self._cache, self._drafting, self._loop = target, cache, drafting, loop
+        self._has_waited = False
 
-    def prefill(self, requests: Sequence[Request], budget: int) -> int:
-        """Prefill up to ``budget`` tokens of these prompts, in order; return their number."""
+    def prefill(self, requests: Sequence[Request], budget: int, is_idle: bool) -> int:
+        """Prefill about ``budget`` tokens of these prompts; return the number of tokens.
+
+        requests: by priority, then arrival. is_idle: no request is running.
+        """
+        nums = self._turns(requests, budget, is_idle)
         fed: list[tuple[Request, list[int]]] = []
-        for request in requests:
+        for request in (one for one in requests if one.id in nums):
             start = self._cache.lengths[request.context.row]
-            piece = list(request.prompt[start : len(request.prompt) - 1][:budget])
-            if piece:
-                fed.append((request, piece))
-                budget -= len(piece)
-            if budget <= 0:
-                break
+            fed.append((request, list(request.prompt[start : start + nums[request.id]])))
         if not fed:
             return 0
         keep = max(
@@ -136,9 +139,44 @@ class PrefillScheduler:
             self._remember(request, logits.last(index, min(keep, len(piece))))
         return sum(len(piece) for _, piece in fed)
 
+    def _turns(self, requests: Sequence[Request], budget: int, is_idle: bool) -> dict[int, int]:
+        """How many tokens each prompt of the highest priority gets: short ones first.
+
+        Prompts that end within the budget start at once, together: while nothing runs, no part of a
+        longer prompt delays them, in one chunk of two. Otherwise the oldest prompt gets at least
+        half of the budget, so that short ones, however many follow each other, do not starve it.
+        """
+        left = {request.id: self._num_left(request) for request in requests}
+        waiting = [request for request in requests if left[request.id]]
+        waiting = [request for request in waiting if request.priority == waiting[0].priority]
+        shortest = sorted(waiting, key=lambda request: left[request.id])
+        nums: dict[int, int] = {}
+        room = LARGEST_PIECE if is_idle else budget // 2
+        for request in shortest:
+            if (num := left[request.id]) <= min(room, budget):
+                nums[request.id] = num
+                room -= num
+        if nums and is_idle and not self._has_waited:
+            self._has_waited = True
+            return nums
+        self._has_waited = False
+        budget -= sum(nums.values())
+        longer = [request for request in shortest if request.id not in nums]
+        for request in longer[:1]:
+            oldest = next(one for one in waiting if one.id not in nums)
+            if request is not oldest:
+                nums[request.id] = min(left[request.id], budget // 2)
+                budget -= nums[request.id]
+            nums[oldest.id] = min(left[oldest.id], budget)
+        return nums
+
+    def _num_left(self, request: Request) -> int:
+        """Tokens of a prompt that are not prefilled yet, except for its last."""
+        return max(0, len(request.prompt) - 1 - self._cache.lengths[request.context.row])
+
     def is_done(self, request: Request) -> bool:
         """Whether only the prompt's last token remains, which the first round feeds."""
-        return self._cache.lengths[request.context.row] >= len(request.prompt) - 1
+        return self._num_left(request) == 0
 
     def score_prompts(
         self, requests: Sequence[Request], num_waiting: int, may_pay: bool = True
@@ -282,9 +320,14 @@ class Engine:
             outputs += [request.output() for request in requests.values() if request.is_over]
             if self._was_allowed != (allowed := self.drafting_allowed):
                 self._was_allowed = allowed
+                on = "drafts have earned back what they had lost"
+                off = (
+                    f"the latest drafts took longer than plain decoding by more than {CREDIT:g} "
+                    "steps, which is all that may be risked; drafts that promise much go on"
+                )
                 _LOG.info(
-                    "drafting is switched %s (%.3f times plain decoding lately, %.3f in all)",
-                    "on again: its account has credit" if allowed else "off: its account is empty",
+                    "drafting is switched %s (times plain decoding: %.2f lately, %.2f in all)",
+                    f"on again: {on}" if allowed else f"off: {off}",
                     self.guard.recent_speed,
                     self.guard.speed,
                 )
@@ -529,8 +572,9 @@ class Engine:
         """Prefill one chunk of these prompts; return the requests that are complete."""
         self._loop.start_lap()
         start = self._pool.clock()
-        budget = self._prefill_budget.budget(is_idle=not self._running)
-        num = self._prefill_scheduler.prefill(requests, budget)
+        is_idle = not self._running
+        budget = self._prefill_budget.budget(is_idle)
+        num = self._prefill_scheduler.prefill(requests, budget, is_idle)
         self._prefill_budget.record(num, self._pool.clock() - start)
         done = [request for request in requests if self._prefill_scheduler.is_done(request)]
         start = self._pool.cost_clock()

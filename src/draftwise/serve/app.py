@@ -129,17 +129,20 @@ def _add_api(app: FastAPI, service: Service) -> None:
 def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> JSONResponse:
-        """200 while answers can be given; 503 where the engine's thread has ended or is stuck."""
+        """200 while answers can be given; 503 where the engine has ended, ends or is stuck."""
         worker = service.worker
         status = "ok"
-        if not worker.is_alive:
+        if worker.is_closing:
+            status = "the server is going down"
+        elif not worker.is_alive:
             status = "the engine's thread has ended"
         elif worker.step_s > service.stuck_s:
             status = f"a step has taken more than {service.stuck_s:g} s"
         times = {"step_s": round(worker.step_s, 3), "since_step_s": round(worker.since_step_s, 3)}
         requests = {"running": worker.engine.num_running, "waiting": worker.num_waiting}
         body = {"status": status, **times, **requests}
-        return JSONResponse(body, 200 if status == "ok" else 503)
+        later = {"Retry-After": "5"} if worker.is_closing else None
+        return JSONResponse(body, 200 if status == "ok" else 503, headers=later)
 
     @app.get("/version")
     async def version() -> dict[str, str]:

@@ -13,7 +13,9 @@ from threading import Event, Thread
 from types import FrameType
 from typing import Any
 
+import torch
 import uvicorn
+from prometheus_client import disable_created_metrics
 
 from draftwise.engine.engine import Engine, TraceWriter
 from draftwise.engine.memory import SharedPolicyState
@@ -25,8 +27,9 @@ from draftwise.serve.metrics import History, Metrics
 from draftwise.serve.parse import Codec, RequestParser
 from draftwise.serve.service import Service
 from draftwise.serve.settings import ServerSettings, listen
-from draftwise.serve.worker import LAST_STEP_S, Observer, Worker
+from draftwise.serve.worker import Observer, Worker
 from draftwise.speculator import Speculator
+from draftwise.types import DraftwiseError, SamplingParams
 
 _LOG = logging.getLogger(__name__)
 _LAST_WORDS_S = 5  # to send final errors to clients, after the other grace periods
@@ -81,11 +84,39 @@ class StateSaver(Observer):
             _LOG.warning("what was learnt could not be written: %s", error)
 
 
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def sampling_defaults(module: Any) -> dict[str, Any]:
+    """What a checkpoint's ``generation_config.json`` says of sampling, as in vLLM and SGLang."""
+    config = getattr(module, "generation_config", None)
+    given = {} if config is None else config.to_diff_dict()
+    return {name: given[name] for name in _SAMPLING if given.get(name) is not None}
+
+
+def _defaults(module: Any, source: str) -> SamplingParams:
+    found = sampling_defaults(module) if source == "auto" else {}
+    try:
+        defaults = SamplingParams(**{"temperature": 1.0, **found})
+    except DraftwiseError as error:
+        raise DraftwiseError(
+            f"generation_config.json: {error}; --generation-config none ignores the file"
+        ) from None
+    if found:
+        said = ", ".join(f"{name} {value:g}" for name, value in found.items())
+        _LOG.info(
+            "requests that say nothing else are sampled as the checkpoint's "
+            "generation_config.json says: %s (--generation-config none: temperature 1)", said,
+        )  # fmt: skip
+    return defaults
+
+
 def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
     """The service without its network. Errors: DraftwiseError for an unsuitable target or state."""
     target, tokenizer = speculator.target, speculator.tokenizer
     codec = Codec(tokenizer, target.vocab_size, target.max_positions, settings.chat_template)
     eos = frozenset(eos_tokens(target, tokenizer))
+    defaults = _defaults(target.module, settings.generation_config)
     models = settings.models or (target.name,)
     metrics = Metrics(models[0], settings.max_rows, settings.max_open, speculator.plans)
     history = History(speculator.plans)
@@ -104,7 +135,9 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
     )  # fmt: skip
     return Service(
         worker=worker, metrics=metrics, history=history, models=models, created=int(time.time()),
-        parser=RequestParser(codec, Grammars(tokenizer, target.vocab_size, eos), eos, settings),
+        parser=RequestParser(
+            codec, Grammars(tokenizer, target.vocab_size, eos), eos, settings, defaults
+        ),
         num_spec_tokens=max(plan.num_tokens for plan in speculator.plans),
         about={
             "model": models[0],
@@ -122,6 +155,7 @@ def serve(speculator: Speculator, settings: ServerSettings, listener: socket.soc
     listener: from ``bind``. Errors: DraftwiseError. If the engine's thread does not end, the
     process exits with ``STUCK``.
     """
+    disable_created_metrics()  # a line for each counter, which no dashboard shows
     service = make_service(speculator, settings)
     # exempt the models' objects from garbage collection: scanning them while a large body is parsed
     # makes parsing seven times as slow, and all other requests wait
@@ -135,18 +169,20 @@ def serve(speculator: Speculator, settings: ServerSettings, listener: socket.soc
 
 
 class Server(uvicorn.Server):
-    """uvicorn with other signals: the first lets requests finish, the second ends at once."""
+    """uvicorn with other signals: the first lets requests finish, the second ends at once.
+
+    New requests get status 503 meanwhile: the server listens until the last answer is complete.
+    """
 
     def __init__(self, app: Any, service: Service, settings: ServerSettings) -> None:
         super().__init__(
             uvicorn.Config(
                 app, log_config=None, access_log=False, server_header=False, timeout_keep_alive=30,
-                timeout_graceful_shutdown=round(settings.drain_s + LAST_STEP_S) + _LAST_WORDS_S,
-                h11_max_incomplete_event_size=64 * 1024,
+                timeout_graceful_shutdown=_LAST_WORDS_S, h11_max_incomplete_event_size=64 * 1024,
             )
         )  # fmt: skip
         self._service, self._settings = service, settings
-        self._is_over = Event()
+        self._is_ending, self._is_over = False, Event()
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -156,21 +192,29 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        about = self._service.about
         for name in map(socket.socket.getsockname, sockets or ()):
             host = f"[{name[0]}]" if ":" in name[0] else name[0]
             facts = {"page": f"http://{host}:{name[1]}/", "api": f"http://{host}:{name[1]}/v1"}
             _LOG.info("serving %s", self._service.models[0], extra={"facts": facts})
+        threads, cores = torch.get_num_threads(), os.cpu_count()
+        _LOG.info(
+            "%s of %s cores (--threads N); drafters: %s. Drafts pay most on edits, quotations and "
+            "repeated text, and least on short questions; the page and /metrics show the speed",
+            threads, cores, ", ".join(about["drafters"]) or "none",
+        )  # fmt: skip
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
+        if self._is_ending:
             os._exit(128 + sig)
+        self._is_ending = True
         self._service.worker.close()
         Thread(target=self._end, daemon=True).start()
-        self.should_exit = True
 
     def _end(self) -> None:
         """End unfinished answers with an error after the grace period, and let the process exit."""
         self._service.worker.stop(self._settings.drain_s)
+        self.should_exit = True
         if self.started and not self._is_over.wait(2 * _LAST_WORDS_S):
             _LOG.error("the server did not end in time: the process ends now")
             os._exit(STUCK)

@@ -36,6 +36,11 @@ class ServerSettings:
     models: Sequence[str] = _many(
         "Model name that requests use; repeatable.", "--served-model-name"
     )
+    generation_config: str = _listening(
+        "auto",
+        "Sampling defaults: auto = the checkpoint's generation_config.json, none = OpenAI's.",
+        check=partial(checks.string, options=("auto", "none")),
+    )
     keys: Sequence[str] = _many(
         "API key that clients must send; repeatable.", "--api-key", envvar="DRAFTWISE_API_KEY"
     )

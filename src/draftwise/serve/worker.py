@@ -123,6 +123,11 @@ class Worker:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether new requests are refused."""
+        return self._is_closing
+
     def submit(
         self, requests: Sequence[GenerationRequest], callbacks: Sequence[OutputCallback]
     ) -> list[RequestHandle]:
