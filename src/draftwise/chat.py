@@ -34,9 +34,12 @@ def is_messages(given: Any) -> bool:
     return isinstance(first, Mapping) and "input_ids" not in first
 
 
-def render(messages: Sequence[Message], tokenizer: Any, **options: Any) -> Prompt:
+def render(
+    messages: Sequence[Message], tokenizer: Any, *, after_answer: bool = False, **options: Any
+) -> Prompt:
     """Render a conversation as the prompt of the assistant's next turn.
 
+    after_answer: whether that turn may follow another of the assistant's, as in OpenAI's API.
     options: arguments of the template (``tools``, ``enable_thinking``, ...). Source:
     ``apply_chat_template`` of transformers with its generation prompt; the text is encoded without
     adding special tokens, since the template wrote them.
@@ -50,7 +53,7 @@ def render(messages: Sequence[Message], tokenizer: Any, **options: Any) -> Promp
             "give the prompt as text, or set tokenizer.chat_template"
         )
     turns = [_turn(number, message, tokenizer) for number, message in enumerate(messages)]
-    if turns[-1]["role"] == "assistant":
+    if turns[-1]["role"] == "assistant" and not after_answer:
         raise DraftwiseError(
             f"message {len(turns) - 1} is the assistant's and the last: there is nothing to answer"
         )

@@ -158,6 +158,13 @@ def test_turns_of_tools(chat: Chat) -> None:
     assert 'add "not JSON"' in chat.prompt([turn("user"), message, turn("tool", "")])
 
 
+def test_an_answer_may_follow_an_answer(chat: Chat) -> None:
+    """As with OpenAI: agents that speak for others end with a message of the assistant's role."""
+    messages = [turn("user", "a"), turn("assistant", "b")]
+    assert chat.prompt(messages).endswith("assistant\nb<|im_end|>\n<|im_start|>assistant\n")
+    assert chat.ask(messages).status == chat.ask(messages[1:]).status == 200
+
+
 def test_the_old_form_of_calls_sent_back(chat: Chat) -> None:
     message = {"role": "assistant", "content": None, "function_call": called()["function"]}
     result = {"role": "function", "name": "add", "content": "2"}

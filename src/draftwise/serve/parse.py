@@ -71,13 +71,14 @@ class Codec:
         if reserved := sorted(options.keys() & self._reserved):
             raise DraftwiseError(f"chat_template_kwargs: {reserved[0]!r} is the server's to say")
         listed = [tool.model_dump(exclude_none=True) for tool in tools]
-        return self._checked(render(turns, self.tokenizer, **options, **_given(tools=listed)))
+        given = {**options, **_given(tools=listed)}
+        return self._checked(render(turns, self.tokenizer, after_answer=True, **given))
 
     @cached_property
     def _reserved(self) -> Collection[str]:
         """Template variables that clients may not set: arguments of the call that renders."""
         own = inspect.signature(self.tokenizer.apply_chat_template).parameters
-        return {*own, "messages", *self.tokenizer.special_tokens_map}
+        return {*own, "messages", "after_answer", *self.tokenizer.special_tokens_map}
 
     def prompts(self, given: Sequence[str | list[int]], add_special: bool = True) -> list[Prompt]:
         """The prompts of a completion, each as text or ids. Errors: DraftwiseError.
