@@ -28,8 +28,9 @@ def test_every_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_table_of_presets_is_the_code(subtests: pytest.Subtests) -> None:
-    """The README's table of presets agrees with ``registry.PRESETS``."""
-    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", README, re.MULTILINE))
+    """The docs' table of presets agrees with ``registry.PRESETS``."""
+    page = (ROOT / "docs" / "controller.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", page, re.MULTILINE))
     for name, preset in PRESETS.items():
         with subtests.test(name):
             assert name in rows

@@ -53,7 +53,7 @@ def test_the_pictures_are_those_of_the_script(
         str(ROOT / "packages" / "lab" / "benchmarks" / "pictures.py"), run_name="__main__"
     )
     kept = sorted((DOCS / "pictures").glob("*.svg"))
-    assert [picture.name for picture in kept] == ["cache.svg", "loop.svg", "tree.svg"]
+    assert [picture.name for picture in kept] == ["cache.svg", "loop.svg", "price.svg", "tree.svg"]
     for picture in kept:
         made = tmp_path / picture.name
         assert labels(made) == labels(picture)

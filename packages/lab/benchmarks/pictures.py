@@ -7,6 +7,7 @@ that the target accepted; the cache is a batch's after its rounds.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from itertools import count, islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from draftwise import Speculator, zoo
 from draftwise.engine import PHASES, RoundState, loop
 
 HERE = Path(__file__).parents[3] / "docs" / "pictures"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 KEPT, DROPPED, BONUS, PROMPT, INK = "#00a878", "#d9d9d9", "#e69f00", "#9a8cff", "#333333"
 SAYS = {
     "choose": "the policy picks\na plan",
@@ -148,7 +150,35 @@ def a_ragged_cache() -> Figure:
     return figure
 
 
-PICTURES = {"loop": the_loop, "tree": a_tree, "cache": a_ragged_cache}
+def the_price() -> Figure:
+    """Expected tokens of a draft and the price of its seconds, by the draft's length.
+
+    Seconds: a forward of SmolLM2 over 1, 2, .. tokens (``widths.json``, medians, float32 in
+    blocks). Tokens: chains whose every token is accepted with the given probability.
+    """
+    found = json.loads((RESULTS / "widths.json").read_text())
+    ms = np.array(found["ways"]["float32, in blocks"]["median_ms"])
+    lengths = np.arange(17)
+    seconds = np.interp(lengths + 1, found["widths"], ms) / ms[0]
+    figure = Figure(figsize=(7.5, 2.7), facecolor="white")
+    for axes, alpha in zip(figure.subplots(1, 2, sharey=True), (0.85, 0.5), strict=True):
+        tokens = np.cumsum(alpha**lengths)
+        rate = (tokens / seconds).max()  # tokens per plain step that the best length reaches
+        gains = tokens - rate * seconds
+        best = int(gains.argmax())
+        axes.plot(lengths, tokens, color=KEPT, lw=2, label="expected tokens")
+        axes.plot(lengths, rate * seconds, color=BONUS, lw=2, label="price of the seconds")
+        axes.axvline(best, color=INK, lw=1, ls=":")
+        says = f"best: {best} tokens,\n{rate:.1f} times plain"
+        axes.annotate(says, (best, 0.2), (min(best + 0.4, 8.5), 0.2))
+        axes.set_title(f"{alpha:.0%} of the tokens are accepted", fontsize=9)
+        axes.set(xlabel="drafted tokens", ylim=(0, 8.5), xlim=(0, 16))
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(loc="upper left", frameon=False)
+    return figure
+
+
+PICTURES = {"loop": the_loop, "tree": a_tree, "cache": a_ragged_cache, "price": the_price}
 
 
 def main() -> None:
