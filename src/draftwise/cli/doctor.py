@@ -30,6 +30,7 @@ GOOD, ABSENT, BAD = "ok", "--", "!!"
 STYLES = {GOOD: "green", ABSENT: "dim", BAD: "bold red"}
 EXTRAS = {
     "serve": "draftwise serve",
+    "chat": "pasted texts and a history in draftwise chat",
     "fast": "retrieval as machine code; without it, as Python",
     "gguf": "GGUF files, --target smollm2 and gemma3",
     "peft": "PEFT adapters",
