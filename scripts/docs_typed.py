@@ -75,7 +75,7 @@ def pages() -> list[Path]:
     docs = sorted(
         (ROOT / "docs").rglob("*.md"), key=lambda page: ("tutorials" not in str(page), page)
     )
-    return [first[0], *docs, *first[1:], *sorted((ROOT / "packages").rglob("*.md"))]
+    return [first[0], *docs, *first[1:], *sorted((ROOT / "packages").glob("*/README.md"))]
 
 
 @dataclass(frozen=True)
