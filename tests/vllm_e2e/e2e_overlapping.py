@@ -120,7 +120,7 @@ class Device:
     def report(self, names: list[str], told: int) -> Report:
         """The drafts that a step writes."""
         longest = self.scheduler.draftwise.controller.limits.max_draft
-        facts = np.full((len(names), 3 * longest + NUM_FACTS), -1, np.int32)
+        facts = np.full((len(names), 4 * longest + NUM_FACTS), -1, np.int32)
         facts[:, 2 * longest : 2 * longest + told] = 7
         facts[:, 3 * longest : -2] = 0
         facts[:, -2:] = BY_MODEL if told else BY_NOBODY, told

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from interpreter import use_runner_v2
+from interpreter import use_adaptive_verification, use_runner_v2
 
 SCHEDULER = "draftwise.integrations.vllm.Scheduler"
 
@@ -22,6 +22,9 @@ def main(path: Path) -> None:
     job = json.loads(path.read_text())
     if job.get("v2"):
         use_runner_v2()
+    speculative = job["engine"].get("speculative_config", {})
+    if speculative.get("enable_adaptive_verification"):
+        use_adaptive_verification()
     from vllm import LLM
 
     options: dict[str, Any] = {"enforce_eager": True, "dtype": "float32", "seed": 0}

@@ -27,3 +27,22 @@ def use_runner_v2() -> None:
         config.scheduler_config.async_scheduling = True
 
     CpuPlatform.check_and_update_config = classmethod(keep_asynchronous)
+
+
+def use_adaptive_verification() -> None:
+    """Let adaptive verification run without CUDA graphs and profiles; after ``use_runner_v2``."""
+    import vllm.config.vllm as config
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
+
+    config.VllmConfig._validate_adaptive_verification = lambda self: None
+    module.resolve_adaptive_cudagraph_mode = lambda *_, **__: CUDAGraphMode.NONE
+    module._assign_draft_token_budget_compiled = module._assign_draft_token_budget
+    module.get_varlen_cudagraph_unsupported_backend = lambda *_, **__: None
+    init = module.AdaptiveVerificationManager.__init__
+
+    def priced(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.set_cost_curves([(1, 1.0), (16, 1.0)], [(1, 5.0), (16, 6.0), (512, 50.0)])
+
+    module.AdaptiveVerificationManager.__init__ = priced

@@ -71,7 +71,7 @@ class Device:
     def facts(self, rows: Sequence[Row], heads: Sequence[Sequence[int]]) -> np.ndarray:
         """What the kernels report, without the choice of a drafter."""
         num_head = len(heads[0])
-        facts = np.full((len(rows), 3 * K + NUM_FACTS), -1, np.int32)
+        facts = np.full((len(rows), 4 * K + NUM_FACTS), -1, np.int32)
         facts[:, 3 * K :] = 0
         facts[:, -1] = num_head
         slots, limits = [self.slots[row.name] for row in rows], [K] * len(rows)
@@ -84,7 +84,7 @@ class Device:
             self.index.propose(slots, limits),
             self.index.propose_after(slots, drafts, [num_head] * len(rows), limits),
         )):  # fmt: skip
-            begin = 3 * K + 3 * which
+            begin = 4 * K + 3 * which
             for i, num in enumerate(found.num_tokens):
                 facts[i, which * K : which * K + num] = found.tokens[i, :num]
             facts[:, begin] = np.where(found.num_tokens > 0, found.match, 0)
@@ -97,10 +97,10 @@ class Device:
         """Who drafts, the tokens, and their survival: ``mixing.mix`` on given proposals."""
         num = max(int(facts[-1]), 0)
         own, after = (t[: int((t >= 0).sum())] for t in (facts[:K], facts[K : 2 * K]))
-        match, after_match = int(facts[3 * K]), int(facts[3 * K + 3])
+        match, after_match = int(facts[4 * K]), int(facts[4 * K + 3])
         known = Known(self.outcomes[row.name], (float(factors[0]), float(factors[1])))
         buckets = [bucket_of(match + j) for j in range(K)]
-        own_alive = survival(hazards.matches[int(facts[3 * K + 2]), buckets], factors[1])
+        own_alive = survival(hazards.matches[int(facts[4 * K + 2]), buckets], factors[1])
         model = survival(hazards.model[known.outcome, bucket_of(match)], factors[0])
         buckets = [bucket_of(after_match + j) for j in range(K)]
         late = survival(hazards.matches[1 + min(num, 3), buckets], factors[1])

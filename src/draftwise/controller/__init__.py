@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from draftwise.controller.mixing import (
         MODEL as BY_MODEL, NOTHING as BY_NOBODY, RETRIEVAL as BY_RETRIEVAL, Hazards, History,
-        Match, Mixed, Row, follow, hazards_of, match as find_match, mix, survival, worth,
+        Match, Mixed, Row, divide, follow, hazards_of, match as find_match, mix, survival, worth,
     )
     from draftwise.controller.retrieval import (
         PROMPT_TAIL, SLICE, Proposals, RetrievalIndex, capacity_for,

@@ -139,6 +139,7 @@ class Controller:
         self.promised = self.kept = 0.0
         self._tables = new_tables(length)
         self._is_reported = index is not None
+        self._has_index = limits.retrieval or self._is_reported
         self._index = RetrievalIndex(length, history_tokens) if index is None else index
         self._worth = np.zeros(length + 2)
         self._num_drafts, self._next_plain = 0, FIRST_PLAIN * (1 if limits.model else 4)
@@ -185,7 +186,7 @@ class Controller:
         if not self._free:
             self._grow(2 * self._num_slots)
         slot = self._free[-1]
-        if self.limits.retrieval:
+        if self._has_index:
             self._index.open(slot, tokens, tenant=tenant, shares=shares)
         running = self._running()
         lengths = self._known.facts[running, LENGTH]
@@ -204,7 +205,7 @@ class Controller:
         """Remove a request that finished or was cancelled; unknown names are ignored."""
         slot = self._slots.pop(name, None)
         if slot is not None:
-            if self.limits.retrieval:
+            if self._has_index:
                 self._index.close(slot)
             self._restricted.discard(slot)
             self._free.append(slot)

@@ -157,12 +157,13 @@ def worth(alive: Floats, price: float, room: int) -> float:
 
 def mix(
     text: Int32, head: Int32, hazards: Hazards, row: Row, price: float,
-    history: History | None = None,
+    history: History | None = None, given: Floats | None = None,
 ) -> Mixed:  # fmt: skip
     """Choose who drafts for a request.
 
     text: [n] the whole text, n > 0. head: [k] the model's draft, k at most max_draft. price:
-    expected tokens that a verified token must bring.
+    expected tokens that a verified token must bring. given: [k] confidence of the model's tokens,
+    in place of its hazards.
     """
     length, num = hazards.model.shape[-1], len(head)
     own = match(text, head[:0], history, row.tenant)
@@ -173,6 +174,8 @@ def mix(
         for drafted, found, kind in zip((head[:0], head), (own, after), kinds, strict=True)
     )
     model = survival(hazards.model[row.outcome, bucket(own.length)], row.factors[0])
+    if given is not None:
+        model = np.cumprod(given).astype(float)
     uses_after = row.may_use_retrieval and after.length > 0
     chain = np.concatenate([head, after_tokens[: length - num] if uses_after else head[:0]])
     chain_alive = np.zeros(length)
@@ -202,6 +205,20 @@ def mix(
 
 def bucket(length: int) -> int:
     return int(acceptance.bucket_of(length))
+
+
+def divide(confidence: Floats, capacities: Ints, budget: int) -> Ints:
+    """[rows] tokens of each draft that are verified, if the whole step verifies ``budget``.
+
+    confidence: [rows, length]. capacities: [rows]. As vLLM's adaptive verification: tokens in order
+    of their survival, which falls along each draft.
+    """
+    lanes = np.arange(confidence.shape[1])
+    inside = lanes < capacities[:, None]
+    alive = np.where(inside, np.cumprod(confidence, axis=1), -1.0)
+    budget = min(budget, int(inside.sum()))
+    best = np.argsort(-alive, axis=None, kind="stable")[:budget]
+    return np.bincount(best // len(lanes), minlength=len(confidence))
 
 
 def _retrieved(

@@ -92,7 +92,7 @@ class Batch:
             found.append((np.concatenate([end, more]).astype(np.int32), int(rng.integers(0, 2))))
         return found
 
-    def draft(self, hazards: Hazards, price: float) -> Any:
+    def draft(self, hazards: Hazards, price: float, told: np.ndarray | None = None) -> Any:
         from draftwise.integrations.vllm.kernels import ROW, Drafting
 
         num_slots = len(self.texts) + 2
@@ -120,22 +120,25 @@ class Batch:
         drafting(
             text, lengths, slots, sampled.int(), rejected.int(), head, self.num_head,
             torch.from_numpy(flat).to(DEVICE), torch.from_numpy(given).to(DEVICE), price,
-            int(lengths.max()),
+            int(lengths.max()), None if told is None else torch.from_numpy(told).to(DEVICE),
         )  # fmt: skip
         return drafting
 
 
 @pytest.mark.parametrize("num_head", [0, 1, 3, NUM])
-@pytest.mark.parametrize("num_answers", [None, 3, 60])
-def test_drafts_are_those_of_the_specification(num_answers: int | None, num_head: int) -> None:
-    """60 answers fill the ring more than once."""
+@pytest.mark.parametrize(("num_answers", "is_given"), [(None, False), (3, True), (60, False)])
+def test_drafts_are_those_of_the_specification(
+    num_answers: int | None, is_given: bool, num_head: int
+) -> None:
+    """60 answers fill the ring more than once. is_given: whether vLLM tells confidence."""
     rng = np.random.default_rng(10 * (num_answers or 0) + num_head)
     batch, hazards, price = (
         Batch(rng, 10, num_head, num_answers),
         tables(rng),
         float(rng.choice([0.0, 0.3])),
     )
-    done = batch.draft(hazards, price)
+    told = rng.random((10, NUM)).astype(np.float32) if is_given else None
+    done = batch.draft(hazards, price, told)
     history = History(done.ring.cpu().numpy(), done.owners.cpu().numpy(), done.newest)
     for i, (text, head, row) in enumerate(zip(batch.texts, batch.heads, batch.rows, strict=True)):
         facts = done.facts[i].tolist()
@@ -143,13 +146,23 @@ def test_drafts_are_those_of_the_specification(num_answers: int | None, num_head
         if not batch.sampled[i]:
             assert (drafter, num_written) == (BY_NOBODY, -1)
             continue
-        wanted = mix(text, head, hazards, row, price, history if batch.answers else None)
+        wanted = mix(
+            text,
+            head,
+            hazards,
+            row,
+            price,
+            history if batch.answers else None,
+            told[i, :num_head] if told is not None else None,
+        )
         own, after = wanted.matches
         assert facts[:NUM] == wanted.own.tolist()
         assert facts[NUM : 2 * NUM] == wanted.after.tolist()
         assert facts[2 * NUM : 3 * NUM] == head.tolist() + [-1] * (NUM - num_head)
         found = [own.length, own.hits, own.agree, after.length, after.hits, after.agree]
-        assert facts[3 * NUM : -2] == found
+        assert facts[4 * NUM : -2] == found
+        seen = [1e-6 * num for num in facts[3 * NUM : 4 * NUM]]
+        assert seen == pytest.approx(wanted.confidence.tolist(), abs=2e-5)
         assert (drafter, num_written) == (wanted.drafter, num_head)
         assert done.drafts[i].tolist() == wanted.draft.tolist()
         assert done.confidence[i].tolist() == pytest.approx(wanted.confidence.tolist(), abs=1e-5)

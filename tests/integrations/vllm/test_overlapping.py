@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.controller import BY_MODEL, BY_NOBODY, BY_RETRIEVAL, Controller, Limits, Step
+from draftwise.controller import BY_MODEL, BY_NOBODY, BY_RETRIEVAL, Controller, Limits, Step, divide
 from draftwise.integrations.vllm.ahead import NUM_FACTS, AsyncAdapter, Report, Reports
 from integrations.vllm.fakes import params
 
@@ -21,11 +21,16 @@ class FakeAsync:
     device reports no retrieval.
     """
 
-    def __init__(self, acceptance: float, token_s: float, num: int = 4, longest: int = 4) -> None:
+    def __init__(
+        self, acceptance: float, token_s: float, num: int = 4, longest: int = 4,
+        retrieval: bool = True,
+    ) -> None:  # fmt: skip
         self.now, self.longest, self.token_s = 0.0, longest, token_s
         self.rng, self.acceptance = random.Random(3), acceptance
         reports = Reports(longest)
-        self.controller = Controller(Limits(longest, model=True), index=reports)
+        self.controller = Controller(
+            Limits(longest, model=True, retrieval=retrieval), index=reports
+        )
         self.requests = {f"r{i}": self._request(f"r{i}") for i in range(num)}
         self.adapter = AsyncAdapter(
             self.controller, self.requests, 100_000, lambda: self.now,
@@ -66,7 +71,7 @@ class FakeAsync:
     def report(self, scheduled: Any) -> Report:
         """Drafts of the step before, and those that this one writes."""
         told, names = scheduled.draftwise.head, list(scheduled.num_scheduled_tokens)
-        facts = np.full((len(names), 3 * self.longest + NUM_FACTS), -1, np.int32)
+        facts = np.full((len(names), 4 * self.longest + NUM_FACTS), -1, np.int32)
         facts[:, 2 * self.longest : 2 * self.longest + told] = 0
         facts[:, 3 * self.longest : -2] = 0
         facts[:, -2:] = BY_MODEL if told else BY_NOBODY, told
@@ -274,6 +279,32 @@ def test_answers_enter_the_history_of_their_tenant() -> None:
     assert [engine.schedule().draftwise.forgets for _ in range(2)] == [True, False]
 
 
+def test_many_requests_without_retrieval_use_slots_again() -> None:
+    """Facts of a request that has ended say nothing about the next one in its slot."""
+    engine = FakeAsync(0.9, token_s=1e-3, num=40, retrieval=False)
+    engine.run(12)
+    for name in list(engine.requests)[:20]:
+        del engine.requests[name]
+    engine.run(2)
+    for i in range(40, 60):
+        engine.requests[f"r{i}"] = engine._request(f"r{i}")
+    engine.run(12)
+    assert not engine.adapter.has_failed
+    assert engine.adapter.num_running == 40
+
+
+def test_a_budget_is_divided_as_on_the_device() -> None:
+    confidence = np.array([[0.9, 0.5, 0.9], [0.8, 0.8, 0.1], [0.2, 0.9, 0.9], [0.7, 0.6, 0.5]])
+    capacities = np.array([3, 3, 3, 0])
+    for budget, wanted in (
+        (0, [0, 0, 0, 0]),
+        (2, [1, 1, 0, 0]),
+        (5, [3, 2, 0, 0]),
+        (99, [3, 3, 3, 0]),
+    ):
+        assert divide(confidence, capacities, budget).tolist() == wanted
+
+
 def test_a_worker_that_reports_nothing_has_failed(caplog: pytest.LogCaptureFixture) -> None:
     """The scheduler gives no more orders, and vLLM's drafter its fixed length; steps go on."""
     engine = FakeAsync(0.9, token_s=0.01)
@@ -292,9 +323,9 @@ def test_retrieval_that_the_device_reports_is_learnt_and_chosen() -> None:
     class Copying(FakeAsync):
         def report(self, scheduled: Any) -> Report:
             told, names = scheduled.draftwise.head, list(scheduled.num_scheduled_tokens)
-            facts = np.full((len(names), 3 * self.longest + NUM_FACTS), -1, np.int32)
+            facts = np.full((len(names), 4 * self.longest + NUM_FACTS), -1, np.int32)
             facts[:, : self.longest] = 0
-            facts[:, 3 * self.longest :] = 9, 1, 1, 0, 0, 0, BY_RETRIEVAL, told
+            facts[:, 4 * self.longest :] = 9, 1, 1, 0, 0, 0, BY_RETRIEVAL, told
             earlier, self.written = self.written, Report(names, facts)
             return earlier or Report((), facts[:0])
 

@@ -256,14 +256,14 @@ class Adapter:
         verified: Sequence[int],
     ) -> None:  # fmt: skip
         scheduled, num = ended.scheduled, len(names)
-        total = scheduled.total_num_scheduled_tokens
+        total = self._num_tokens(scheduled)
         if not total:
             return
         has_model, guard = self.controller.limits.model, self.controller.guard
         step = Step(
             num, total, ended.seconds,
             num_drafted=self._num_drafted(scheduled) if has_model else 0,
-            num_prefill=total - num - sum(verified), own_seconds=ended.own_s,
+            num_prefill=max(total - num - sum(verified), 0), own_seconds=ended.own_s,
         )  # fmt: skip
         before = guard.plain_s, guard.spent_s
         self.controller.observe(step, names, emitted, verified)
@@ -292,6 +292,9 @@ class Adapter:
             counts.emitted += num_emitted
             counts.step_s += ended.seconds + ended.own_s
             counts.own_s += ended.own_s
+
+    def _num_tokens(self, scheduled: Any) -> int:
+        return int(scheduled.total_num_scheduled_tokens)
 
     def _num_drafted(self, scheduled: Any) -> int:
         """Tokens that the model drafter wrote for each request in a step."""

@@ -54,7 +54,8 @@ class Orders:
     head: tokens that the model drafter writes. price: expected tokens that a verified token must
     bring. hazards: of the tables of all requests. names, factors: [requests, 2] of the hazards.
     begun: requests that begin, or begin again, in a slot of the worker. ended: answers for the
-    history. forgets: whether the history is cleared first.
+    history. forgets: whether the history is cleared first. budget: drafted tokens that this step
+    verifies, which the device divides among the requests; None: all that are scheduled.
     """
 
     head: int
@@ -65,11 +66,12 @@ class Orders:
     begun: Mapping[str, Permission] = field(default_factory=dict)
     ended: Sequence[Answer] = ()
     forgets: bool = False
+    budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Drafts of an earlier step: ``facts[i]`` int32 [3 * max_draft + NUM_FACTS] of ``names[i]``."""
+    """Drafts of an earlier step: ``facts[i]`` int32 [4 * max_draft + NUM_FACTS] of ``names[i]``."""
 
     names: Sequence[str]
     facts: Int32
@@ -80,10 +82,10 @@ class Reports:
 
     def __init__(self, max_draft: int) -> None:
         self._num = max_draft
-        self._facts = np.zeros((16, 3 * max_draft + NUM_FACTS), np.int32)
+        self._facts = np.zeros((16, 4 * max_draft + NUM_FACTS), np.int32)
 
     def put(self, slots: Numbers, facts: Int32) -> None:
-        """Store the latest facts of requests: [requests, 3 * max_draft + NUM_FACTS]."""
+        """Store the latest facts of requests: [requests, 4 * max_draft + NUM_FACTS]."""
         if len(slots) and (most := int(np.max(slots))) >= len(self._facts):
             more = np.zeros((most + 1, self._facts.shape[1]), np.int32)
             self._facts = np.concatenate([self._facts, more])
@@ -97,6 +99,11 @@ class Reports:
     def drafters(self, slots: Numbers) -> list[tuple[int, int]]:
         """Who drafted, and how many tokens the model wrote."""
         return [(row[-2], max(row[-1], 0)) for row in self._facts[slots].tolist()]
+
+    def confidence(self, slots: Numbers) -> Floats:
+        """[requests, max_draft] confidence of the tokens of the drafts."""
+        begin = 3 * self._num
+        return np.asarray(self._facts[slots, begin : begin + self._num] / 1e6)
 
     def open(self, slot: int, tokens: Tokens, *, tenant: int = 0, shares: bool = True) -> None:
         self.put([slot], np.zeros((1, self._facts.shape[1]), np.int32))
@@ -121,7 +128,7 @@ class Reports:
         return self._proposals(facts, 1, limits)
 
     def _proposals(self, facts: Int32, which: int, limits: Numbers) -> Proposals:
-        num, begin = self._num, 3 * self._num + 3 * which
+        num, begin = self._num, 4 * self._num + 3 * which
         tokens = facts[:, which * num : (which + 1) * num]
         match, hits, agree = facts[:, begin : begin + 3].T
         count = np.where(match > 0, np.clip(limits, 0, num), 0).astype(np.int32)
@@ -136,13 +143,17 @@ class AsyncAdapter(Adapter):
     although part of it may pass while the device computes.
 
     width: columns of the device's table of drafts. fallback: tokens that vLLM's own drafter writes
-    after a failure.
+    after a failure. divides: whether the device divides a budget of drafted tokens among the
+    requests (vLLM's adaptive verification); otherwise each request's length is decided here.
     """
 
     failure = "draftwise failed: vLLM's own drafts are verified until the server is restarted"
 
-    def __init__(self, *args: Any, reports: Reports, width: int, fallback: int) -> None:
+    def __init__(
+        self, *args: Any, reports: Reports, width: int, fallback: int, divides: bool = False
+    ) -> None:
         super().__init__(*args)
+        self._divides = divides
         self._reports, self._width, self._fallback = reports, width, fallback
         self._emitted: dict[str, list[int]] = {}
         self._wanted: dict[str, int] = {}
@@ -163,7 +174,7 @@ class AsyncAdapter(Adapter):
 
         A request whose drafts are not known yet gets the usual length of the others.
         """
-        usual = round(self._usual)
+        usual, most = round(self._usual), self._width * (round(self._usual * self.num_running) > 0)
         for id_, request in self._requests.items():
             if not request.spec_token_ids:
                 continue
@@ -171,7 +182,7 @@ class AsyncAdapter(Adapter):
             left = request.max_tokens - request.num_output_tokens
             left -= getattr(request, "num_output_placeholders", 0)
             room = max(0, min(self._room(request, row), left))
-            length = min(self._wanted.get(id_, usual), room)
+            length = min(most if self._divides else self._wanted.get(id_, usual), room)
             request.spec_token_ids = list(request.spec_token_ids[:length])
 
     def orders(self, scheduled: Any) -> Orders | None:
@@ -191,7 +202,14 @@ class AsyncAdapter(Adapter):
         return Orders(
             self._told, controller.price, controller.hazards, names,
             controller.factors(names).astype(np.float32), begun, answers, forgets,
+            self._budget(scheduled) if self._divides else None,
         )  # fmt: skip
+
+    def _budget(self, scheduled: Any) -> int:
+        """Drafted tokens that are worth verifying in a step, by the demand of an earlier one."""
+        drafts = scheduled.scheduled_spec_decode_tokens.values()
+        wanted = round(self._usual * len(drafts))
+        return min(wanted, sum(map(len, drafts)))
 
     def _permission(self, id_: str) -> Permission:
         request = self._requests[id_]
@@ -237,6 +255,8 @@ class AsyncAdapter(Adapter):
         heads = self._reports.heads(self.controller.slots(names))
         self.controller.recall(names, rooms, heads if self.controller.limits.model else None)
         slots = self.controller.slots(names)
+        if (budget := self._budget_of(step.scheduled)) is not None:
+            verified = self._divided(names, slots, verified, budget)
         by_model, by_match = list[int](), list[int]()
         for id_, num, (drafter, num_head) in zip(
             names, verified, self._reports.drafters(slots), strict=True
@@ -249,6 +269,28 @@ class AsyncAdapter(Adapter):
         self._observe(step, names, [self._emitted[id_] for id_ in names], verified)
         self._changed.update(names)
         self._end_finished()
+
+    def _divided(
+        self, names: Sequence[str], slots: Numbers, capacities: Sequence[int], budget: int
+    ) -> list[int]:
+        """How the device has divided a budget: the host divides it alike, but for ties."""
+        confidence = self._reports.confidence(slots)
+        found = mixing.divide(confidence, np.array(capacities, np.int64), budget).tolist()
+        kept = [len(self._emitted[id_]) - 1 for id_ in names]
+        limits = zip(found, kept, capacities, strict=True)
+        return [min(max(num, least), most) for num, least, most in limits]
+
+    @staticmethod
+    def _budget_of(scheduled: Any) -> int | None:
+        budget: int | None = getattr(getattr(scheduled, NAME, None), "budget", None)
+        return budget
+
+    def _num_tokens(self, scheduled: Any) -> int:
+        total = super()._num_tokens(scheduled)
+        if (budget := self._budget_of(scheduled)) is None:
+            return total
+        drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        return total - drafted + min(budget, drafted)
 
     def _put(self, report: Report) -> None:
         places = [i for i, id_ in enumerate(report.names) if id_ in self.controller]

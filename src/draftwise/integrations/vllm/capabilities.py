@@ -82,6 +82,12 @@ v1/worker/gpu/model_runner.py GPUModelRunner.execute_model scheduler_output dumm
 v1/worker/gpu/async_utils.py AsyncOutput.get_output model_runner_output
 v1/worker/gpu/async_utils.py async_copy_to_np
 v1/worker/gpu/async_utils.py stream to_stream from_stream
+v1/worker/gpu/spec_decode/adaptive_verification.py AdaptiveVerificationManager get_num_tokens
+v1/worker/gpu/spec_decode/adaptive_verification.py AdaptiveVerificationManager _batch_budget
+v1/worker/gpu/spec_decode/adaptive_verification.py AdaptiveVerificationManager _max_total_logits
+v1/worker/gpu/spec_decode/adaptive_verification.py AdaptiveVerificationManager num_bonus_tokens
+v1/worker/gpu/spec_decode/adaptive_verification.py AdaptiveVerificationManager req_states
+v1/worker/gpu/spec_decode/speculator.py DraftModelSpeculator draft_token_confidence_probs
 v1/worker/gpu/states.py RequestState all_token_ids total_len req_id_to_index max_num_reqs
 v1/worker/gpu/states.py RequestState max_model_len num_speculative_steps draft_tokens
 v1/worker/gpu/buffer_utils.py StagedWriteTensor size dtype device

@@ -25,7 +25,8 @@ FOUND = 5
 largest next token."""
 NUM_FOUND = tl.constexpr(FOUND)
 FACTS = 8
-"""Numbers of a row after its own, after and head's tokens: twice length, hits and whether the next
+"""Numbers of a row after its own, after and head's tokens, and the confidence of its draft (in
+millionths): twice length, hits and whether the next
 tokens agree, then the drafter, and the tokens that the head wrote."""
 NUM_FACTS = tl.constexpr(FACTS)
 ROW = 7
@@ -198,9 +199,9 @@ def _retrieved(
 def _mix_kernel(
     text_ptr, text_stride, slots_ptr, lengths_ptr, num_sampled_ptr, num_rejected_ptr, head_ptr,
     head_stride, found_ptr, num_blocks, recalled_ptr, num_recalled, ring_ptr, newest, size,
-    num_head, hazards_ptr, rows_ptr, factors_ptr, memory_ptr, drafts_ptr, confidence_ptr,
-    facts_ptr, price, NUM: tl.constexpr, WIDTH: tl.constexpr, BLOCKS: tl.constexpr,
-    RECALLED: tl.constexpr, NUM_OUTCOMES: tl.constexpr,
+    num_head, given_ptr, given_stride, hazards_ptr, rows_ptr, factors_ptr, memory_ptr, drafts_ptr,
+    confidence_ptr, facts_ptr, price, GIVEN: tl.constexpr, NUM: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCKS: tl.constexpr, RECALLED: tl.constexpr, NUM_OUTCOMES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row).to(tl.int64)
@@ -208,7 +209,7 @@ def _mix_kernel(
     inside = lanes < NUM
     rows_ptr += row * NUM_ROW
     factors_ptr += row * NUM_ROW
-    facts_ptr += row * (3 * NUM + NUM_FACTS)
+    facts_ptr += row * (4 * NUM + NUM_FACTS)
     head_ptr += row * head_stride
     num = tl.load(lengths_ptr + slot)
     text_ptr += slot * text_stride
@@ -252,6 +253,9 @@ def _mix_kernel(
     # survival
     at = hazards_ptr + (outcome * NUM_BUCKETS + _bucket(match)) * NUM + lanes
     model = _survival(tl.load(at, mask=inside, other=1.0), model_factor)
+    if GIVEN > 0:
+        given = tl.load(given_ptr + row * given_stride + lanes, mask=inside & is_head, other=1.0)
+        model = tl.cumprod(given, axis=0)
     hazards_ptr += NUM_OUTCOMES * NUM_BUCKETS * NUM
     own = _survival(tl.load(hazards_ptr + agree * NUM_BUCKETS + _bucket(match + lanes)), own_factor)
     own = tl.where(has_own, own, 0.0)
@@ -294,7 +298,9 @@ def _mix_kernel(
     tl.store(facts_ptr + lanes, tl.where(has_own, own_tokens, -1), mask=inside)
     tl.store(facts_ptr + NUM + lanes, tl.where(has_after, after_tokens, -1), mask=inside)
     tl.store(facts_ptr + 2 * NUM + lanes, offered, mask=inside)
-    facts_ptr += 3 * NUM
+    millionths = (confidence * 1e6).to(tl.int32)
+    tl.store(facts_ptr + 3 * NUM + lanes, millionths, mask=inside)
+    facts_ptr += 4 * NUM
     tl.store(facts_ptr, match)
     tl.store(facts_ptr + 1, hits)
     tl.store(facts_ptr + 2, agree)
@@ -309,7 +315,7 @@ class Drafting:
     """Buffers of the kernels, for ``num_slots`` texts of at most ``max_len`` tokens.
 
     After a call: drafts int64 [slots, num] and confidence float32 [slots, num], by row of the
-    batch; facts int32 [slots, 3 * num + FACTS]. memory int32 [slots, 2]: by slot, the outcome of
+    batch; facts int32 [slots, 4 * num + FACTS]. memory int32 [slots, 2]: by slot, the outcome of
     the last draft, and the model's tokens in the present one. ring, owners, newest: the history of
     ``history`` tokens, as in ``mixing.History``.
     """
@@ -323,7 +329,7 @@ class Drafting:
         self.num, self._most_blocks = num, triton.cdiv(max_len, BLOCK)
         self.drafts = zeros(num, torch.int64)
         self.confidence = zeros(num, torch.float32)
-        self.facts = zeros(3 * num + FACTS, torch.int32)
+        self.facts = zeros(4 * num + FACTS, torch.int32)
         self.memory = zeros(2, torch.int32)
         self._found = zeros(2 * self._most_blocks * FOUND, torch.int32)
         self.size, self._filled, self.newest = history, 0, 0
@@ -355,18 +361,21 @@ class Drafting:
         self, text: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor,
         num_sampled: torch.Tensor, num_rejected: torch.Tensor, head: torch.Tensor, num_head: int,
         hazards: torch.Tensor, rows: torch.Tensor, price: float, longest: int,
+        given: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         """Draft for the rows of a batch.
 
         text: int32 [slots, max_len]; lengths: int32 [slots]. slots, num_sampled, num_rejected:
         [rows]. head: int64 [rows, >= num_head]. hazards: float32, both arrays of ``Hazards``, flat.
-        rows: int32 [rows, ROW]. longest: an upper bound of the texts' lengths.
+        rows: int32 [rows, ROW]. longest: an upper bound of the texts' lengths. given: float32
+        [rows, num] confidence of the head's tokens, in place of its hazards.
         """
         num_rows = len(slots)
         num_blocks = min(max(triton.cdiv(longest, BLOCK), 1), self._most_blocks)
         num_recalled = triton.cdiv(self._filled, BLOCK)
         batch = text, text.stride(0), slots, lengths, num_sampled
         drafted = head, head.stride(0)
+        confidence = (hazards, 0) if given is None else (given, given.stride(0))
         _scan_kernel[(num_rows, 2 if num_head else 1, num_blocks)](
             *batch, *drafted, self._found, num_blocks, num_head, BLOCK=BLOCK
         )
@@ -377,8 +386,10 @@ class Drafting:
             )  # fmt: skip
         _mix_kernel[(num_rows,)](
             *batch, num_rejected, *drafted, self._found, num_blocks, self._recalled, num_recalled,
-            self.ring, self.newest, self.size, num_head, hazards, rows, rows.view(torch.float32),
-            self.memory, self.drafts, self.confidence, self.facts, float(price), NUM=self.num,
+            self.ring, self.newest, self.size, num_head, *confidence, hazards, rows,
+            rows.view(torch.float32), self.memory, self.drafts, self.confidence, self.facts,
+            float(price),
+            GIVEN=int(given is not None), NUM=self.num,
             WIDTH=triton.next_power_of_2(self.num),
             BLOCKS=triton.next_power_of_2(self._most_blocks),
             RECALLED=triton.next_power_of_2(self._most_recalled),

@@ -25,7 +25,8 @@ from draftwise.integrations.vllm.options import parse_options
 logger = logging.getLogger("vllm.draftwise")
 
 MARK = "__draftwise__"
-RUNNER = "vllm.v1.worker.gpu.model_runner"
+HOME = "vllm.v1.worker.gpu"
+RUNNER = f"{HOME}.model_runner"
 Function = Callable[..., Any]
 
 
@@ -46,6 +47,10 @@ def with_mixer(make: Function, wrap: Function, config: Any, device: Any, req_sta
     runner = sys.modules[RUNNER].GPUModelRunner
     wrap(runner, "execute_model", with_orders)
     wrap(runner, "sample_tokens", with_report)
+    if mixer.divides:
+        setattr(req_states, MARK, mixer)
+        manager = sys.modules[f"{HOME}.spec_decode.adaptive_verification"]
+        wrap(manager.AdaptiveVerificationManager, "get_num_tokens", with_budget)
     return speculator
 
 
@@ -56,8 +61,10 @@ def mixer_of(runner: Any) -> Mixer | None:
 def with_orders(execute: Function, self: Any, scheduler_output: Any, *args: Any, **kw: Any) -> Any:
     """Wrap ``GPUModelRunner.execute_model``: the orders of a step reach the drafter."""
     mixer, orders = mixer_of(self), getattr(scheduler_output, ahead.NAME, None)
-    if mixer is not None and orders is not None:
-        mixer.remember(orders)  # before the slots of ended requests are given away
+    if mixer is not None:
+        mixer.budget = None if orders is None else orders.budget
+        if orders is not None:
+            mixer.remember(orders)  # before the slots of ended requests are given away
     done = execute(self, scheduler_output, *args, **kw)
     if mixer is not None:
         mixer.take(orders)
@@ -94,10 +101,18 @@ class _Copied:
     source: torch.Tensor
 
 
+def with_budget(get: Function, self: Any, *args: Any, **kwargs: Any) -> int:
+    """Wrap ``AdaptiveVerificationManager.get_num_tokens``: the scheduler's budget of a step."""
+    total: int = get(self, *args, **kwargs)
+    mixer: Mixer = getattr(self.req_states, MARK)
+    return mixer.budgeted(self) or total
+
+
 class Mixer:
     """Writes the drafts of one worker: by the model drafter, by retrieval, or by both.
 
-    ``copied``: names of the latest batch, with its facts on their way to the host.
+    ``divides``: whether vLLM's adaptive verification divides the budget of a step among its
+    requests. ``copied``: names of the latest batch, with its facts on their way to the host.
     """
 
     failure = "draftwise failed in a worker: vLLM's own drafts are verified from here on"
@@ -107,7 +122,9 @@ class Mixer:
 
         from draftwise.integrations.vllm.kernels import ROW, Drafting
 
-        self.has_failed = False
+        self.has_failed, self.budget = False, None
+        self.divides = bool(getattr(speculator, "enable_adaptive_verification", False))
+        self._confidence: Any = getattr(speculator, "draft_token_confidence_probs", None)
         self.has_head = not config.speculative_config.use_ngram()
         self._head, self._observe = (
             speculator.propose,
@@ -125,6 +142,17 @@ class Mixer:
         self._orders: Orders | None = None
         self._names: list[str] = []
         self.copied: _Copied | None = None
+
+    @fused
+    def budgeted(self, manager: Any) -> int | None:
+        """Tokens of a step with the budget of its orders; None without orders."""
+        if self.budget is None or manager._batch_budget is None:
+            return None
+        drafts, others, _ = manager._batch_budget
+        room = manager._max_total_logits - len(drafts) * manager.num_bonus_tokens
+        budget = max(min(self.budget, sum(drafts.values()), room), 0)
+        manager._batch_budget = drafts, others, budget
+        return int(sum(others.values())) + budget
 
     @property
     def is_on(self) -> bool:
@@ -197,7 +225,10 @@ class Mixer:
             num_sampled[:num], num_rejected[:num], head, num_head,
             sent[rows.size :].view(torch.float32), sent[: rows.size].view(num, -1), orders.price,
             int(batch.seq_lens_cpu_upper_bound[:num].max()) + 1,
+            self._confidence if self.divides else None,
         )  # fmt: skip
+        if self.divides:
+            self._confidence[:num] = self._drafting.confidence[:num]
         self._names = list(batch.req_ids)
         return self._drafting.drafts[:num]
 

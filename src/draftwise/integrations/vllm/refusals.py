@@ -165,9 +165,6 @@ def _of_device(config: Any, speculative: Any) -> list[str]:
          f"method {speculative.method!r} on model runner V2 always drafts num_speculative_tokens "
          "(mtp does with several layers), whatever it is told, so a shorter draft saves nothing: "
          "set VLLM_USE_V2_MODEL_RUNNER=0, or use eagle, eagle3 or mtp of one layer"),
-        (speculative.enable_adaptive_verification,
-         "enable_adaptive_verification is set: the device would divide the drafted tokens among "
-         "the requests by itself; leave it out"),
         (not config.scheduler_config.async_scheduling,
          "Scheduler needs asynchronous scheduling: take SynchronousScheduler"),
         (speculative.draft_sample_method != "greedy", _sampled(speculative)),

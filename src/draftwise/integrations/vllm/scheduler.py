@@ -116,7 +116,11 @@ def _adapter(scheduler: Any, config: Any, options: PluginOptions, asynchronous: 
         return Adapter(*given)
     longest = config.speculative_config.num_speculative_tokens
     return AsyncAdapter(
-        *given, reports=reports, width=longest, fallback=limits.longest_model or longest
+        *given,
+        reports=reports,
+        width=longest,
+        fallback=limits.longest_model or longest,
+        divides=bool(config.speculative_config.enable_adaptive_verification),
     )
 
 
