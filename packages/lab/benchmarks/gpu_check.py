@@ -120,6 +120,9 @@ def engines(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], int | N
     adaptive = drafter | longest | {"enable_adaptive_verification": True}
     if args.adaptive and args.drafter:
         found["adaptive verification"] = base | {"speculative_config": adaptive}, None
+    if args.idle and args.drafter:
+        never = {"num_speculative_tokens_per_batch_size": [[1, 1024, 0]]}
+        found["idle head"] = base | {"speculative_config": drafter | longest | never}, 0
     if args.head:  # draftwise without retrieval
         alone = {"draftwise": {"state": None, "drafters": ["model"]}}
         path = f"draftwise.integrations.vllm.{args.scheduler}"
@@ -307,6 +310,7 @@ def parsed() -> argparse.Namespace:
         dry={"action": "store_true", "help": "a made-up engine: no vLLM, no GPU"},
         adaptive={"action": "store_true", "help": "also vLLM's adaptive verification"},
         head={"action": "store_true", "help": "also draftwise without retrieval"},
+        idle={"action": "store_true", "help": "also a head that never drafts"},
         copies={"action": "store_true", "help": "also prompts whose answers copy them"},
         composed={"action": "store_true", "help": "compare step times with the composed ones"},
         compose={"type": Path, "metavar": "FOLDER", "help": "only compose step costs"},
