@@ -201,7 +201,6 @@ def test_the_mark_of_a_server_reaches_its_workers(
     [
         ({"method": "draft_model"}, "always drafts num_speculative_tokens"),
         ({"method": "mtp", "num_nextn_predict_layers": 2}, "mtp does with several layers"),
-        ({"enable_adaptive_verification": True}, "enable_adaptive_verification is set"),
         ({"method": "ngram"}, "'ngram' cannot share"),
     ],
 )

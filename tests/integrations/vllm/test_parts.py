@@ -151,10 +151,6 @@ def test_runner_v2_is_served_with_and_without_a_model() -> None:
             {"speculative__method": "mtp", "speculative__use_multi_module_mtp": lambda: True},
             "mtp does with several layers",
         ),
-        (
-            {"speculative__enable_adaptive_verification": True},
-            "enable_adaptive_verification is set",
-        ),
         ({"speculative__draft_sample_method": "probabilistic"}, "no probabilities"),
     ],
 )
