@@ -6,11 +6,13 @@ kernels, so fewer requests are asked than in ``e2e_identity``.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vllm_e2e.e2e_law import FALSE_ALARM, PROMPTS, p_value
 from vllm_e2e.jobs import IN_PROCESS, eagle_head, job_of, mixed_requests, run
 
 NUM = 24
@@ -90,6 +92,25 @@ def test_requests_choose_for_themselves(
     assert done["answers"][0] == [expected[i] for i in asked(True)]
     assert all(done["counts"]["accepted"].values())
     assert not done["counts"]["has_failed"]
+
+
+@pytest.mark.parametrize("name", ["both", "both, divided on the device"])
+def test_law_of_the_first_tokens(name: str, head: dict[str, Any], tmp_path: Path) -> None:
+    """Two samples of 600 answers at temperature 0.7: the first two tokens after each prompt."""
+    sampled = {"temperature": 0.7, "max_tokens": 4, "ignore_eos": True, "detokenize": False}
+    kinds = [{"prompt": prompt, "top_p": top_p} | sampled for prompt, top_p in PROMPTS.items()]
+    task = {"requests": [kinds[i % 3] for i in range(600)], "at_once": 600, "free": True}
+    plain, ours = job_of({}, None), job_for(name, head)
+    found = []
+    for job, label in ((plain, "plain"), (ours, "ours")):
+        job["engine"]["max_num_seqs"], job["tasks"] = 64, [task]
+        done = run(tmp_path, label, job, **IN_PROCESS)
+        found.append([tuple(answer[:3]) for answer in done["answers"][0]])
+    accepted = done["counts"]["accepted"]
+    assert min(accepted.values()) > 20, accepted
+    for kind in range(3):
+        one, other = (Counter(answers[kind::3]) for answers in found)
+        assert p_value(one, other) > FALSE_ALARM / 3
 
 
 @pytest.mark.parametrize(

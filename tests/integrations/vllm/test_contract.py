@@ -63,6 +63,33 @@ def test_the_code_relied_on_is_there(root: Path) -> None:
     assert launched < masked < core.index("future.result()")
 
 
+def test_the_code_relied_on_in_workers_is_there(root: Path) -> None:
+    """Statements of runner V2 that mixed drafts rely on."""
+    if RELEASES[root.parent.name]:
+        pytest.skip("mixed drafts need 0.32")
+    folder = root / "v1/worker/gpu"
+    propose = function(folder / "spec_decode/speculator.py", "BaseSpeculator", "propose")
+    names = [argument.arg for argument in propose.args.args]
+    assert names[1] == "input_batch"
+    assert names[6:8] == ["num_sampled", "num_rejected"]  # passed by position
+    runner = code(folder / "model_runner.py")
+    ended, begun, prepared = (
+        runner.index(f"self.{name}(scheduler_output") for name in
+        ("finish_requests", "add_requests", "prepare_inputs")
+    )  # fmt: skip
+    assert ended < begun < prepared  # texts of ended requests are read before
+    sample = ast.unparse(function(folder / "model_runner.py", "GPUModelRunner", "sample_tokens"))
+    new, written = sample.index("self.postprocess_sampled("), sample.index("speculator.propose(")
+    assert new < written  # the texts hold the step's tokens when drafts are written
+    assert "if num_spec_tokens < self.num_speculative_steps:" in runner
+    assert "self.req_states.draft_tokens[input_batch.idx_mapping] = draft_tokens" in runner
+    adaptive = code(folder / "spec_decode/adaptive_verification.py")
+    assert (
+        "num_drafts_per_req, num_non_draft_tokens_per_req, draft_budget = batch_budget" in adaptive
+    )
+    assert "survival = confidence_probs[idx_mapping].cumprod(dim=1)" in adaptive
+
+
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 5, 6, 64])
 def test_graphs_are_captured_for_the_longest_draft_and_none(root: Path, max_num_seqs: int) -> None:
     """Graph lengths as vLLM derives them from the list of lengths."""
@@ -74,6 +101,14 @@ def test_graphs_are_captured_for_the_longest_draft_and_none(root: Path, max_num_
     captured = set(lookup_of(listed, max_num_seqs, 5)[1:])
     assert len(captured) == min(max_num_seqs, 6)
     assert captured >= ({0, 5} if max_num_seqs > 1 else {5})
+
+
+def function(file: Path, owner: str, name: str) -> ast.FunctionDef:
+    """A method of a class in a source file."""
+    tree = ast.parse(file.read_text("utf-8"))
+    (found,) = (node for node in tree.body if getattr(node, "name", None) == owner)
+    (method,) = (node for node in found.body if getattr(node, "name", None) == name)
+    return method
 
 
 def code(file: Path) -> str:
