@@ -280,8 +280,7 @@ HEADS_TO_SAVE: dict[str, dict[str, Any]] = {
     "third": {"draft_vocab_size": DRAFT},
     "third, whole vocabulary": {"own": False},
     "third, variants": {"qk_norm": True, "norm_before_residual": True, "taps": (0, 0, 1)},
-    "first": {"generation": 1, "own": False},
-    "first, biases": {"generation": 1, "fc_bias": True, "attention_bias": True},
+    "third, biases": {"fc_bias": True, "attention_bias": True, "mlp_bias": True},
 }
 
 
@@ -294,6 +293,12 @@ def test_what_is_saved_is_what_was_there(kind: str, layout: str, tmp_path: Path)
     assert same_config(head, again)
     for name, tensor in head.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
+
+
+def test_a_first_head_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(DraftwiseError, match="EAGLE-1 heads can be read, and not written"):
+        save_head(eagle_head(target(), 1), tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 def same_config(one: EagleHead, other: EagleHead) -> bool:

@@ -12,7 +12,8 @@ from draftwise.checks import optional, whole
 from draftwise.drafters.model_session import DraftInput, DraftModelRunner, NeuralSession, TreeLevel
 from draftwise.drafters.protocol import Context
 from draftwise.nn.cache import RaggedCache
-from draftwise.nn.heads.eagle import BorrowingHead, load_head, read
+from draftwise.nn.heads.eagle import EagleHead, read
+from draftwise.nn.heads.files import load_head
 from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape
@@ -64,7 +65,7 @@ class EagleDrafter:
     def __init__(
         self,
         name: str,
-        head: BorrowingHead,
+        head: EagleHead,
         target: CausalModel,
         max_length: int | None = None,
         tree: TreeShape | None = None,
@@ -112,7 +113,7 @@ class EagleRunner(HiddenStateRunner):
     were computed from the target's states.
     """
 
-    def __init__(self, head: BorrowingHead) -> None:
+    def __init__(self, head: EagleHead) -> None:
         super().__init__()
         self._head = head
         self._last: dict[int, Tensor] = {}

@@ -487,7 +487,7 @@ def _train(
 ) -> dict[str, Any]:  # fmt: skip
     import torch
 
-    from draftwise.nn.heads.eagle import save_head
+    from draftwise.nn.heads.files import save_head
     from draftwise_lab.train import eagle as e
     from draftwise_lab.train.data import groups, observed_batches
     from draftwise_lab.train.loop import TrainingSettings
