@@ -80,13 +80,22 @@ class EagleDrafter:
         return NeuralSession(self.name, EagleRunner(self.head))
 
 
-class HiddenStateRunner(DraftModelRunner):
-    """Runs a head on the target's hidden states. A text of n tokens has n - 1 slots: slot s takes
-    the target's states after token s, so the first token that can be drafted is the third.
+class EagleRunner(DraftModelRunner):
+    """Runs an EAGLE head on the target's hidden states. A text of n tokens has n - 1 slots: slot s
+    takes token s + 1 and the target's states after token s, and yields q of position s + 2. Slots
+    of a draft are removed after verification, so all others were computed from the target's states.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, head: EagleHead) -> None:
         super().__init__(RaggedCache())
+        self._head = head
+        self._last: dict[int, Tensor] = {}
+        self._level: dict[int, Tensor] = {}
+
+    def close(self, row: int) -> None:
+        super().close(row)
+        self._last.pop(row, None)
+        self._level.pop(row, None)
 
     def crop(self, row: int, length: int) -> None:
         self._cache.lengths[row] = max(0, min(length - 1, self._cache.lengths[row]))
@@ -105,24 +114,6 @@ class HiddenStateRunner(DraftModelRunner):
 
     def num_unread(self, context: Context, end: int) -> int:
         return end - 1 - self._cache.lengths[context.row]
-
-
-class EagleRunner(HiddenStateRunner):
-    """Runs an EAGLE head. Slot s takes token s + 1 and the target's states after token s,
-    and yields q of position s + 2. Slots of a draft are removed after verification, so all others
-    were computed from the target's states.
-    """
-
-    def __init__(self, head: EagleHead) -> None:
-        super().__init__()
-        self._head = head
-        self._last: dict[int, Tensor] = {}
-        self._level: dict[int, Tensor] = {}
-
-    def close(self, row: int) -> None:
-        super().close(row)
-        self._last.pop(row, None)
-        self._level.pop(row, None)
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
         lengths = self._cache.lengths
