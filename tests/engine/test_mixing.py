@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.drafters import Context, NeuralSession
+from draftwise.drafters import Context, without_replacement
 from draftwise.engine import Loop, MeasuredCostModel, Round
 from draftwise.policies.goodput import Goodput
 from draftwise.speculator import Speculator
@@ -25,7 +25,6 @@ from modules import module_of
 from sessions import opened
 
 loop = module_of(Loop)
-without_replacement = module_of(NeuralSession).without_replacement
 
 RETRIEVAL = ["lookup", "suffix", "datastore"]
 

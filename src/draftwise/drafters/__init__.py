@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from draftwise.drafters.eagle import EagleDrafter as EagleDrafter, EagleRunner
     from draftwise.drafters.lm import ROOM, LMDrafter as LMDrafter, LMRunner, Window
     from draftwise.drafters.lookup import LookupDrafter
-    from draftwise.drafters.model_session import Chain, NeuralSession
+    from draftwise.drafters.chain import Chain
+    from draftwise.drafters.drawing import without_replacement
+    from draftwise.drafters.session import NeuralSession
     from draftwise.drafters.protocol import Context, Drafter, DraftTask
     from draftwise.drafters.retrieval import (
         LONGEST_MATCH, NO_MATCH, Match, RetrievalSession, TokenTree, most_frequent_path,

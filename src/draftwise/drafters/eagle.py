@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import optional, whole
-from draftwise.drafters.model_session import DraftInput, DraftModelRunner, NeuralSession, TreeLevel
 from draftwise.drafters.protocol import Context
+from draftwise.drafters.runner import DraftInput, DraftModelRunner, TreeLevel
+from draftwise.drafters.session import NeuralSession
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.heads.eagle import EagleHead, read
 from draftwise.nn.heads.files import load_head

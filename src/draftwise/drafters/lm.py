@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import whole
-from draftwise.drafters.model_session import DraftInput, DraftModelRunner, NeuralSession, TreeLevel
 from draftwise.drafters.protocol import Context
+from draftwise.drafters.runner import DraftInput, DraftModelRunner, TreeLevel
+from draftwise.drafters.session import NeuralSession
 from draftwise.nn.model import CausalModel, Logits
 from draftwise.nn.sampling import Shared
 from draftwise.types import DraftwiseError

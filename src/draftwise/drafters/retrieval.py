@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftwise.drafters.model_session import score_known
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
+from draftwise.drafters.scoring import score_known
 from draftwise.nn.transfer import DeviceRead, together
 from draftwise.nn.trees import pruned
 from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape

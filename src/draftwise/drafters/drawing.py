@@ -1,0 +1,245 @@
+"""Draws the chains of all rows together: whole drafts on the device, or token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwise.drafters.chain import Chain
+from draftwise.drafters.protocol import MAX_TARGETS, Context
+from draftwise.drafters.runner import DraftInput, DraftModelRunner
+from draftwise.nn.sampling import Dists, SampledSpan, draw, warped
+from draftwise.nn.transfer import DeviceRead
+from draftwise.types import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLogits:
+    """q of the next token of n chains, its logits [n, V], and hidden states [n, D]."""
+
+    q: Dists
+    logits: Tensor
+    hidden: Tensor | None
+
+    def described(self, tokens: Tensor, whole: bool) -> Tensor:
+        """[N, 4] largest probability, that of the drawn token, entropy, margin of the two largest;
+        for greedy drafts at temperature 1. Unless ``whole``: [N, 1], the largest.
+        """
+        probs = self.q.probs
+        if len(probs) < len(self.q):
+            probs = self.logits.float().softmax(-1)
+            if len(self.q.probs):
+                drawn = torch.from_numpy(np.flatnonzero(self.q.places >= 0)).to(probs.device)
+                probs = probs.index_copy(0, drawn, self.q.probs)
+        if not whole:
+            return probs.amax(-1, keepdim=True)
+        own = probs.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
+        top = probs.topk(2).values
+        entropy = torch.special.entr(probs).sum(-1)
+        return torch.stack((top[:, 0], own, entropy, top[:, 0] - top[:, 1]), dim=-1)
+
+    def take(self, rows: Sequence[int]) -> DraftLogits:
+        if list(rows) == list(range(len(self.q))):
+            return self
+        index = torch.tensor(rows, dtype=torch.long, device=self.logits.device)
+        hidden = None if self.hidden is None else self.hidden[index]
+        return DraftLogits(self.q.take(rows), self.logits[index], hidden)
+
+
+def prefill_logits(
+    reader: DraftModelRunner, chains: Sequence[Chain], nums: Sequence[int]
+) -> tuple[DraftLogits, list[DraftInput], Dists]:
+    """Feed each text and its draft. Returns q of the last position, the inputs, and q of the last
+    ``nums`` positions; chains store q of their copied tokens, for scoring (``offpath_probs``).
+    """
+    readings = [
+        DraftInput(c.context, c.end, num, c.tokens) for c, num in zip(chains, nums, strict=True)
+    ]
+    logits, hidden = reader.read(readings)
+    q = warped(logits, [reading.span for reading in readings])
+    last, end = [], 0
+    for chain, num in zip(chains, nums, strict=True):
+        end += num
+        last.append(end - 1)
+        for back in range(min(len(chain.tokens), num - 1), 0, -1):
+            chain.add_offpath(len(chain.tokens) - back - 1, q, end - 1 - back)
+    if len(last) == len(q):
+        return DraftLogits(q, logits, hidden), readings, q
+    rows: slice | list[int] = slice(last[0], end) if len(last) == 1 else last
+    return DraftLogits(q.take(rows), logits[rows], hidden), readings, q
+
+
+def draw_on_device(
+    reader: DraftModelRunner, chains: Sequence[Chain], current: DraftLogits
+) -> DeviceRead[None]:
+    """Draw whole drafts on the device; tokens after an end token are dropped."""
+    longest = max(chain.length for chain in chains)
+    uniforms = _uniforms(chains, longest, current.logits)
+    steps: list[tuple[list[int], Tensor, Dists]] = []
+    drawn: list[list[Tensor]] = [[] for _ in chains]
+    members, q = list(range(len(chains))), current.q
+    for depth in range(longest):
+        tokens = q.draw(uniforms[members, depth] if len(q.probs) else uniforms)
+        steps.append((members, tokens, q))
+        for place, index in enumerate(members):
+            if chains[index].context.sampling.penalises:
+                drawn[index].append(tokens[place])
+        going = [i for i, index in enumerate(members) if chains[index].length > depth + 1]
+        if not going:
+            break
+        members = [members[i] for i in going]
+        fed = tokens if len(going) == len(tokens) else tokens[going]
+        rows = [chains[i].context.row for i in members]
+        logits, _ = reader.read_drawn(rows, fed.clamp(min=0))
+        spans = [drawn_span(chains[i].context, drawn[i], tokens.device) for i in members]
+        q = warped(logits, spans)
+    (values,) = yield [torch.cat([tokens for _, tokens, _ in steps])]
+    found = iter(values.astype(np.int64).tolist())
+    for members, _, q in steps:
+        for place, index in enumerate(members):
+            chains[index].keep(next(found), q.q(place), None)
+
+
+def draw_stepwise(
+    reader: DraftModelRunner, chains: Sequence[Chain], current: DraftLogits
+) -> DeviceRead[None]:
+    """Draw token by token, each received by the host before the next is drawn. Stop rules decide
+    before a token costs a forward, or after it if one needs the token's hidden state.
+    """
+    waits = any(chain.waits for chain in chains)
+    while chains:
+        uniforms = _uniforms(chains, 1, current.logits)
+        tokens = current.q.draw(uniforms[:, 0] if len(current.q.probs) else uniforms)
+        reading, after = list(range(len(chains))), None
+        if waits:
+            reading = [i for i in reading if len(chains[i].tokens) + 1 < chains[i].length]
+            newest = yield from _newest(chains, tokens)
+            after = _read_drawn(reader, chains, tokens, reading, newest) if reading else None
+        yield from _append_drawn(chains, current, tokens, reading, after)
+        going = [index for index in reading if chains[index].should_continue()]
+        if after is not None:
+            for row, index in enumerate(reading):
+                if index not in going and not chains[index].is_over:
+                    chains[index].add_offpath(len(chains[index].tokens) - 1, after.q, row)
+            current = after.take([reading.index(index) for index in going])
+        elif going and reader.resumes and any(chains[index].is_mixed for index in going):
+            mixed = [chains[index] for index in going]  # with tokens copied after the drawn ones
+            nums = [min(MAX_TARGETS, reader.num_unread(c.context, c.end)) for c in mixed]
+            current, _, _ = prefill_logits(reader, mixed, nums)
+        elif going:
+            current = _read_drawn(reader, chains, tokens, going, ())
+        chains = [chains[index] for index in going]
+
+
+def _append_drawn(
+    chains: Sequence[Chain],
+    current: DraftLogits,
+    tokens: Tensor,
+    reading: Sequence[int],
+    after: DraftLogits | None,
+) -> DeviceRead[None]:
+    """Append the drawn tokens to their chains. after: logits after them, if already computed."""
+    wanted = [tokens]
+    if any(chain.needs_facts for chain in chains):
+        whole = any(chain.needs_facts and not chain.is_mixed for chain in chains)
+        wanted.append(current.described(tokens, whole))
+    states = [h.hidden for h in (current, after) if h is not None and h.hidden is not None]
+    values = yield [*wanted, *states]
+    for index, chain in enumerate(chains):
+        if current.hidden is not None:
+            chain.show(values[len(wanted)][index])
+        facts = values[1][index] if chain.needs_facts else None
+        chain.keep(int(values[0][index]), current.q.q(index), facts)
+    yield from _widen(chains, current, tokens)
+    if after is not None and after.hidden is not None:
+        for index, hidden in zip(reading, values[-1], strict=True):
+            chains[index].show(hidden)
+
+
+def _widen(chains: Sequence[Chain], current: DraftLogits, tokens: Tensor) -> DeviceRead[None]:
+    """Add siblings of the last tokens: the likeliest ones (greedy), or further draws."""
+    found: list[tuple[Chain, Tensor, Sequence[Tensor | None]]] = []
+    for index, chain in enumerate(chains):
+        if not (num := chain.num_siblings()):
+            continue
+        q = current.q.q(index)
+        if q is None:
+            best = current.logits[index].topk(min(num + 1, current.logits.shape[-1])).indices
+            found.append((chain, best[best != tokens[index]][:num], [None] * num))
+        else:
+            uniforms = chain.context.rng.random(num)
+            found.append((chain, *without_replacement(q, tokens[index], uniforms)))
+    if found:
+        values = yield [tokens for _, tokens, _ in found]
+        for (chain, _, qs), own in zip(found, values, strict=True):
+            chain.widen(own.astype(np.int64).tolist(), qs[: len(own)])
+
+
+def without_replacement(q: Tensor, first: Tensor, uniforms: Floats) -> tuple[Tensor, list[Tensor]]:
+    """Draw further tokens from q [V] after ``first``, without replacement: tokens [n], q of each.
+
+    Source: recursive rejection sampling (SpecInfer; Jeon et al. 2024): each q excludes the tokens
+    drawn before. If no mass is left, the token is 0 with probability 1.
+    """
+    tokens, qs = [first], []
+    certain = torch.zeros_like(q)
+    certain[0] = 1.0
+    for uniform in torch.from_numpy(uniforms).to(q.device):
+        q = q.index_fill(0, tokens[-1].reshape(1), 0.0)
+        total = q.sum()
+        q = torch.where(total > 0, q / total, certain)
+        qs.append(q)
+        tokens.append(draw(q[None], uniform[None])[0])
+    return torch.stack(tokens[1:]), qs
+
+
+def _newest(chains: Sequence[Chain], tokens: Tensor) -> DeviceRead[Sequence[int | Tensor]]:
+    """The drawn tokens, on the host only if a callback reads them."""
+    if not any(chain.context.sampling.process for chain in chains):
+        return tokens.unbind()
+    (values,) = yield [tokens]
+    found: list[int] = values.astype(np.int64).tolist()
+    return found
+
+
+def _read_drawn(
+    reader: DraftModelRunner,
+    chains: Sequence[Chain],
+    tokens: Tensor,
+    rows: Sequence[int],
+    newest: Sequence[int | Tensor],
+) -> DraftLogits:
+    """Feed the tokens that these chains drew last; newest: those not appended yet."""
+    fed = tokens if len(rows) == len(tokens) else tokens[list(rows)]
+    read = reader.read_drawn([chains[i].context.row for i in rows], fed.clamp(min=0))
+    drafts = [(chains[i].context, [*chains[i].tokens, *newest[i : i + 1]]) for i in rows]
+    spans = [drawn_span(context, drafted, tokens.device) for context, drafted in drafts]
+    return DraftLogits(warped(read[0], spans), *read)
+
+
+def _uniforms(chains: Sequence[Chain], num: int, like: Tensor) -> Tensor:
+    """[N, num] uniforms of the rows' draft streams; empty if all rows are greedy."""
+    if all(chain.context.sampling.temperature == 0 for chain in chains):
+        return like.new_empty(0)
+    drawn = np.zeros((len(chains), num))
+    for row, chain in zip(drawn, chains, strict=True):
+        if chain.context.sampling.temperature > 0:
+            # only what the row's draft needs: its stream must not depend on the batch
+            row[: chain.length] = chain.context.rng.random(min(num, chain.length))
+    return torch.from_numpy(drawn).to(like.device)
+
+
+def drawn_span(
+    context: Context, drafted: Sequence[int | Tensor], device: torch.device
+) -> SampledSpan:
+    """The sampling span after a draft whose tokens may be on the device."""
+    if not context.sampling.reads_text:
+        return context.span(1, len(context.tokens))
+    tokens: Sequence[int] | Tensor = [token for token in drafted if isinstance(token, int)]
+    if context.sampling.process is None:
+        tokens = torch.stack([torch.as_tensor(token, device=device) for token in drafted])
+    return context.span(1, len(context.tokens), tokens, skip=len(tokens))
