@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from draftwise.nn.library import missing as missing_in_transformers
     from draftwise.nn.load import load_model, load_tokenizer
     from draftwise.nn.model import (
-        CausalModel, Logits, cache_argument, recompute_states, served_positions,
+        CausalModel, Logits, cache_argument, served_positions,
     )
     from draftwise.nn.recurrent import (
         FAMILIES, MOST_STEPS, STEPS, Call, Family, KernelRecorder, States, bound_arguments,

@@ -154,6 +154,11 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         if fed and self.states.is_used:
             self.states.begin([span.row for span in spans], [span.start for span in spans], fed)
 
+    def advance(self) -> None:
+        """Count the tokens of the forward that ``place`` began."""
+        for span in self._spans:
+            self.lengths[span.row] = span.end
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -30,8 +30,6 @@ BULK_LOGITS = 1 << 24
 """Maximum number of logits (tokens x vocabulary) that one prefill forward may return."""
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 """Names of a forward's cache, newest first. Source: transformers, since 5.24, and before it."""
-Forward = tuple[Tensor, dict[int, list[Tensor]], list[int]]
-"""Logits [M, V], hidden states by tap and row, and the index after each row's last logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,54 +108,32 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """The arguments of ``CausalModel.extend``."""
+    """The arguments of ``CausalModel.extend``; trees: one for each row, None = a chain."""
 
     cache: RaggedCache
     rows: Sequence[int]
     tokens: Sequence[Fed]
     keep: int
-    trees: Trees = ()
+    trees: Trees
 
     @property
-    def all_trees(self) -> Trees:
-        return self.trees or [None] * len(self.rows)
+    def spans(self) -> list[RowSpan]:
+        lengths = self.cache.lengths
+        fed = zip(self.rows, self.tokens, strict=True)
+        return [RowSpan(row, lengths[row], len(tokens)) for row, tokens in fed]
+
+    def by_row(self) -> Iterator[ForwardInputs]:
+        for row, fed, tree in zip(self.rows, self.tokens, self.trees, strict=True):
+            yield replace(self, rows=[row], tokens=[fed], trees=[tree])
 
 
-Extend = Callable[[ForwardInputs], Logits]
-
-
-def forward_per_row(extend: Extend, feed: ForwardInputs) -> Logits:
-    """One forward per row, for models that take one position for all rows."""
-    each = zip(feed.rows, feed.tokens, feed.all_trees, strict=True)
-    parts = [
-        extend(replace(feed, rows=[row], tokens=[fed], trees=[tree])) for row, fed, tree in each
-    ]
+def _joined(parts: Sequence[Logits]) -> Logits:
+    """The output of forwards over one row each, as that of one forward."""
     firsts = [0, *accumulate(len(part.flat) for part in parts)]
     ends = [first + part.ends[0] for first, part in zip(firsts, parts, strict=False)]
     hidden = {tap: [part.hidden[tap][0] for part in parts] for tap in parts[0].hidden}
     num_fed = sum(part.num_fed for part in parts)
     return Logits(torch.cat([part.flat for part in parts]), ends, num_fed, hidden)
-
-
-def recompute_states(extend: Extend, feed: ForwardInputs) -> Logits:
-    """Extend rows, first recomputing tokens after each row's last known recurrent state."""
-    again = [feed.cache.states.missing(row, feed.cache.lengths[row]) for row in feed.rows]
-    return recompute_last(extend, feed, again)
-
-
-def recompute_last(extend: Extend, feed: ForwardInputs, again: Sequence[Sequence[int]]) -> Logits:
-    """Feed the last cached tokens of each row, ``again``, once more before the new ones."""
-    if not any(again):
-        return extend(feed)
-    for row, missed in zip(feed.rows, again, strict=True):
-        feed.cache.lengths[row] -= len(missed)
-    fed = [[*missed, *new] for missed, new in zip(again, feed.tokens, strict=True)]
-    found = extend(replace(feed, tokens=fed))
-    hidden = {
-        tap: [state[len(missed) :] for state, missed in zip(states, again, strict=True)]
-        for tap, states in found.hidden.items()
-    }
-    return replace(found, hidden=hidden)
 
 
 def served_positions(config: Any) -> int:
@@ -246,46 +222,53 @@ class CausalModel:
         last ``keep`` tokens of each row; if these exceed ``BULK_LOGITS``, earlier tokens take a
         forward without logits. Raises ValueError if a row does not fit into the cache.
         """
-        return self._read(ForwardInputs(cache, rows, tokens, keep, trees))
+        feed = ForwardInputs(cache, rows, tokens, keep, trees or [None] * len(rows))
+        run = self._recompute if self.has_states else self._forward
+        if self.is_alone and len(rows) > 1:
+            return _joined([run(one) for one in feed.by_row()])
+        return run(feed)
 
-    def _read(self, feed: ForwardInputs) -> Logits:
-        if self.is_alone and len(feed.rows) > 1:
-            return forward_per_row(self._read, feed)
-        if self.has_states:  # recomputation needs the tokens on the host
-            known = [fed.tolist() if isinstance(fed, Tensor) else fed for fed in feed.tokens]
-            return recompute_states(self._extend, replace(feed, tokens=known))
-        return self._extend(feed)
+    def _recompute(self, feed: ForwardInputs) -> Logits:
+        """Feed the cached tokens after each row's last known recurrent state once more, before the
+        new ones.
+        """
+        lengths, states = feed.cache.lengths, feed.cache.states
+        again = [states.missing(row, lengths[row]) for row in feed.rows]
+        for row, missed in zip(feed.rows, again, strict=True):
+            lengths[row] -= len(missed)
+        new = (fed.tolist() if isinstance(fed, Tensor) else fed for fed in feed.tokens)
+        fed = [[*missed, *own] for missed, own in zip(again, new, strict=True)]
+        found = self._forward(replace(feed, tokens=fed))
+        hidden = {
+            tap: [state[len(missed) :] for state, missed in zip(each, again, strict=True)]
+            for tap, each in found.hidden.items()
+        }
+        return replace(found, hidden=hidden)
 
-    def _extend(self, feed: ForwardInputs) -> Logits:
+    def _forward(self, feed: ForwardInputs) -> Logits:
+        """One forward; two if its logits exceed ``bulk_logits``, the first without logits."""
+        run = self._packed if self.packs and len(feed.rows) > 1 else self._padded
         tokens, keep = feed.tokens, feed.keep
-        hidden: dict[int, list[Tensor]] = {}
         longest = max(map(len, tokens))
         size = len(tokens) * (keep if self._call.can_keep else longest) * self.vocab_size
-        if longest > keep and size > self.bulk_logits:
-            head = [t[: max(0, len(t) - keep)] for t in tokens]
-            hidden = self._forward(replace(feed, tokens=head, trees=(), keep=0))[1]
-            feed = replace(feed, tokens=[t[max(0, len(t) - keep) :] for t in tokens])
-        logits, states, ends = self._forward(feed)
-        for tap, new in states.items():
-            before = hidden.get(tap)
-            pairs = zip(before, new, strict=True) if before else ()
-            hidden[tap] = [torch.cat(pair) for pair in pairs] or new
-        return Logits(logits, ends, sum(map(len, feed.tokens)), hidden)
+        if longest <= keep or size <= self.bulk_logits:
+            return run(feed)
+        edges = [max(0, len(fed) - keep) for fed in tokens]
+        head = [fed[:edge] for fed, edge in zip(tokens, edges, strict=True)]
+        tail = [fed[edge:] for fed, edge in zip(tokens, edges, strict=True)]
+        first = run(replace(feed, tokens=head, trees=[None] * len(head), keep=0))
+        last = run(replace(feed, tokens=tail))
+        hidden = {
+            tap: [torch.cat(pair) for pair in zip(first.hidden[tap], new, strict=True)]
+            for tap, new in last.hidden.items()
+        }
+        return replace(last, hidden=hidden)
 
-    def _forward(self, feed: ForwardInputs) -> Forward:
-        cache = feed.cache
-        fed = zip(feed.rows, feed.tokens, strict=True)
-        spans = [RowSpan(row, cache.lengths[row], len(tokens)) for row, tokens in fed]
-        forward = self._packed_forward if self.packs and len(spans) > 1 else self._padded_forward
-        output = forward(feed, spans)
-        for span in spans:
-            cache.lengths[span.row] = span.end
-        return output
-
-    def _padded_forward(self, feed: ForwardInputs, spans: Sequence[RowSpan]) -> Forward:
+    def _padded(self, feed: ForwardInputs) -> Logits:
         """A forward over rows [R, T], padded at the end to the longest."""
+        spans, cache = feed.spans, feed.cache
         counts = [span.count for span in spans]
-        width, cache = max(counts), feed.cache
+        width, num_fed = max(counts), sum(counts)
         cache.place(spans, fed=feed.tokens)
         positions, mask = self._sight.of_rows(spans, feed.trees)
         kept = last_places(counts, feed.keep) or [0]
@@ -295,19 +278,20 @@ class CausalModel:
             extra["logits_to_keep"] = len(kept) if is_end else self._sight.tensor(list(kept))
         ids = stacked_ids(feed.tokens, width, self.device)
         output, found = self._call(cache, ids, positions, mask, **extra)
+        cache.advance()
         hidden = {tap: [h[row, :n] for row, n in enumerate(counts)] for tap, h in found.items()}
         if (columns := output.logits.shape[1]) < width:
             counts = [bisect.bisect_left(kept, count) for count in counts]
         ends = [row * columns + count for row, count in enumerate(counts)]
-        return output.logits.flatten(0, 1), hidden, ends
+        return Logits(output.logits.flatten(0, 1), ends, num_fed, hidden)
 
-    def _packed_forward(self, feed: ForwardInputs, spans: Sequence[RowSpan]) -> Forward:
+    def _packed(self, feed: ForwardInputs) -> Logits:
         """A forward over concatenated rows [1, N], each of which attends to its storage."""
-        fed = [index for index, span in enumerate(spans) if span.count]
-        counts, cache = [span.count for span in spans], feed.cache
+        spans, cache = feed.spans, feed.cache
+        counts = [span.count for span in spans]
+        fed = [index for index, count in enumerate(counts) if count]
         cache.place([spans[index] for index in fed], packed=True)
-        trees = feed.all_trees
-        inputs = [self._sight.of_rows([spans[i]], trees[i : i + 1]) for i in fed]
+        inputs = [self._sight.of_rows([spans[i]], feed.trees[i : i + 1]) for i in fed]
         positions, masks = zip(*inputs, strict=True)
         edges = [0, *accumulate(counts)]
         extra: dict[str, Any] = {}
@@ -319,5 +303,7 @@ class CausalModel:
         mask = self._masks.pack(masks, [counts[index] for index in fed], cache)
         ids = packed_ids(feed.tokens, self.device)
         output, found = self._call(cache, ids, torch.cat(positions, dim=1), mask, **extra)
+        cache.advance()
         hidden = {tap: [h[0, a:b] for a, b in pairwise(edges)] for tap, h in found.items()}
-        return output.logits[0], hidden, list(accumulate(kept)) if extra else edges[1:]
+        ends = list(accumulate(kept)) if extra else edges[1:]
+        return Logits(output.logits[0], ends, edges[-1], hidden)
