@@ -12,10 +12,11 @@ import torch
 
 from draftwise.bandits.stop_rules import Fixed
 from draftwise.drafters import Context, DraftTask, EagleRunner
-from draftwise.nn import CausalModel, HiddenStates, distributions, save_head
+from draftwise.nn import CausalModel, HiddenStates, distributions
 from draftwise.policies.goodput import PROBE_TOKENS_PAID
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
+from draftwise_lab.train import save_head
 from eagles import eagle_head, features_of
 from engine.pairs import PROMPTS, eagle, eagle_target, plain_greedy, reader, speculator
 from engine.scripted import Playlist

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftwise.nn import CausalModel, EagleHead, load_head, save_head
+from draftwise.nn import CausalModel, EagleHead, load_head
 from draftwise.types import DraftwiseError
+from draftwise_lab.train import save_head
 from eagles import eagle_head
 from engine.pairs import reader, target
 

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from draftwise.nn.check import check_model
     from draftwise.nn.layout import Prepacked, lay_out, put_back, weights_of
     from draftwise.nn.heads.eagle import EagleConfig, EagleHead, read as read_head
-    from draftwise.nn.heads.files import (
-        LAYOUTS, default_taps, load_head, read_weights, rope_of, save_head,
-    )
+    from draftwise.nn.heads.files import default_taps, load_head, read_weights, rope_of
     from draftwise.nn.hidden_states import HiddenStates, HiddenStateHooks
     from draftwise.nn.library import missing as missing_in_transformers
     from draftwise.nn.load import load_model, load_tokenizer

@@ -487,10 +487,10 @@ def _train(
 ) -> dict[str, Any]:  # fmt: skip
     import torch
 
-    from draftwise.nn.heads.files import save_head
     from draftwise_lab.train import eagle as e
     from draftwise_lab.train.data import groups, observed_batches
     from draftwise_lab.train.loop import TrainingSettings
+    from draftwise_lab.train.save import save_head
     from draftwise_lab.train.speedup import measure_costs
 
     target, module = base.target, base.target.module

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from draftwise_lab.train.prompts import (
         RUN, Filter, Runs, make_prompts, runs, runs_of, user_prefix,
     )
+    from draftwise_lab.train.save import LAYOUTS as HEAD_LAYOUTS, save_head
     from draftwise_lab.train.speedup import MAX_LENGTH, break_even, measure_costs, speedups
 
 __getattr__, __dir__ = exports(__name__)

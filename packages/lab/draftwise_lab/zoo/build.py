@@ -22,7 +22,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from draftwise.files import write_text
-from draftwise.nn.heads.files import load_head, save_head
+from draftwise.nn.heads.files import load_head
 from draftwise.nn.model import CausalModel
 from draftwise_lab.train import data
 from draftwise_lab.train.data import Observed, Text, answer_logits, observed_batches
@@ -31,6 +31,7 @@ from draftwise_lab.train.eagle import acceptance_by_depth, eagle_loss, new_head
 from draftwise_lab.train.head import HeadOptions, Setting, judge_texts, make_head
 from draftwise_lab.train.loop import TrainingSettings, fit
 from draftwise_lab.train.options import DrafterOptions
+from draftwise_lab.train.save import save_head
 from draftwise_lab.zoo import corpus
 from draftwise_lab.zoo import recipe as r
 from draftwise_lab.zoo.corpus import Answers

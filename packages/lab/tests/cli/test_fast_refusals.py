@@ -9,9 +9,8 @@ import pytest
 
 from cli.test_fast_refusals import check_refusal, covered, leaves_of, typed
 from draftwise.cli import LAB_COMMANDS
-from draftwise.nn import LAYOUTS
 from draftwise_lab.cli import TRAIN_LAYOUTS
-from draftwise_lab.train import LOSSES, LossName
+from draftwise_lab.train import HEAD_LAYOUTS, LOSSES, LossName
 
 LINES: tuple[tuple[str, str], ...] = (
     ("sweep --target zoo --drafter lookup --prompts p.txt --out o", "lookup is no drafter for"),
@@ -64,5 +63,5 @@ def test_every_command_is_in_the_table() -> None:
 
 
 def test_the_words_of_an_option_are_those_of_the_module() -> None:
-    assert TRAIN_LAYOUTS == LAYOUTS
+    assert TRAIN_LAYOUTS == HEAD_LAYOUTS
     assert tuple(LOSSES) == get_args(LossName)

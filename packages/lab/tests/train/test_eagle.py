@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftwise.nn import CausalModel, EagleHead, RaggedCache, load_head, rope_of, save_head
+from draftwise.nn import CausalModel, EagleHead, RaggedCache, load_head, rope_of
 from draftwise.nn import read_head as read
 from draftwise.types import DraftwiseError
 from draftwise_lab.train import (
@@ -24,6 +24,7 @@ from draftwise_lab.train import (
     new_head,
     observe,
     observed_batches,
+    save_head,
     unrolled,
 )
 from eagles import eagle_head
