@@ -177,7 +177,7 @@ class CausalModel:
         self._masks = Masks(config, self.dtype, self.device)
         self.packs = self._masks.is_packable
         self.is_alone = False
-        self._sight = AttentionInputs(self._masks, self.device)
+        self._inputs = AttentionInputs(self._masks, self.device)
         self._call = Caller(module, self.num_layers)
         self.has_states = self._call.has_states
         self.max_positions = served_positions(config)
@@ -270,12 +270,14 @@ class CausalModel:
         counts = [span.count for span in spans]
         width, num_fed = max(counts), sum(counts)
         cache.place(spans, fed=feed.tokens)
-        positions, mask = self._sight.of_rows(spans, feed.trees)
+        positions, mask = self._inputs.of_rows(spans, feed.trees)
         kept = last_places(counts, feed.keep) or [0]
         extra: dict[str, Any] = {}
         if len(kept) < width and self._call.can_keep:
             is_end = kept[0] == width - len(kept)
-            extra["logits_to_keep"] = len(kept) if is_end else self._sight.tensor(list(kept))
+            extra["logits_to_keep"] = (
+                len(kept) if is_end else torch.tensor(kept, device=self.device)
+            )
         ids = stacked_ids(feed.tokens, width, self.device)
         output, found = self._call(cache, ids, positions, mask, **extra)
         cache.advance()
@@ -291,7 +293,7 @@ class CausalModel:
         counts = [span.count for span in spans]
         fed = [index for index, count in enumerate(counts) if count]
         cache.place([spans[index] for index in fed], packed=True)
-        inputs = [self._sight.of_rows([spans[i]], feed.trees[i : i + 1]) for i in fed]
+        inputs = [self._inputs.of_rows([spans[i]], feed.trees[i : i + 1]) for i in fed]
         positions, masks = zip(*inputs, strict=True)
         edges = [0, *accumulate(counts)]
         extra: dict[str, Any] = {}
@@ -299,7 +301,7 @@ class CausalModel:
         if sum(kept) < edges[-1] and self._call.can_keep:
             tails = zip(edges[1:], kept, strict=True)
             places = [place for end, num in tails for place in range(end - num, end)]
-            extra["logits_to_keep"] = self._sight.tensor(places or [0])
+            extra["logits_to_keep"] = torch.tensor(places or [0], device=self.device)
         mask = self._masks.pack(masks, [counts[index] for index in fed], cache)
         ids = packed_ids(feed.tokens, self.device)
         output, found = self._call(cache, ids, torch.cat(positions, dim=1), mask, **extra)

@@ -186,49 +186,45 @@ class Masks:
         return torch.zeros_like(allowed, dtype=self._dtype).masked_fill_(~allowed, lowest)
 
 
-def ragged_slots(starts: Sequence[int], counts: Sequence[int], width: int | None = None) -> Ints:
-    """[R, T] slots, padded to ``width`` or the largest count by repeating a row's last slot.
+def ragged_slots(starts: Sequence[int], counts: Sequence[int]) -> Ints:
+    """[R, T] slots, padded to the largest count by repeating a row's last slot.
 
     A padding query without keys would write NaN into the cache.
     """
     last = np.maximum(np.array(counts) - 1, 0)
-    steps = np.minimum(np.arange(width or max(counts)), last[:, None])
+    steps = np.minimum(np.arange(max(counts)), last[:, None])
     slots: Ints = np.array(starts)[:, None] + steps
     return slots
 
 
 class AttentionInputs:
-    """Builds positions and masks. trees: [R] or ()."""
+    """Builds the positions and masks of forwards."""
 
     def __init__(self, masks: Masks, device: torch.device) -> None:
         self._masks, self._device = masks, device
         self._numbers, self._num_numbers = torch.arange(0, device=device), 0
 
     def of_rows(self, spans: Sequence[RowSpan], trees: Trees) -> tuple[Tensor, Mask]:
-        """Positions [R, T] of padded rows, and their mask; None = they attend to all slots."""
+        """Positions [R, T] of padded rows, and their mask; None = they attend to all slots.
+
+        trees: [R], or () where all rows are chains.
+        """
         counts = [span.count for span in spans]
         used, width = max([span.end for span in spans]), max(counts)
         is_even = min([span.start for span in spans]) == used - width and min(counts) == width
-        if any(trees) or not is_even:
-            places = ragged_slots([span.start for span in spans], counts)
-            return self.of_places(trees, places, used)
-        slots = self._slots(used)
-        positions = slots[None, used - width :].expand(len(counts), width)
-        # one token attends to all slots; a text from its start is plain causal attention
-        if self._masks.can_skip and (width == 1 or width == used):
-            return positions, None
-        return positions, self._masks.in_order(positions, slots)
-
-    def of_places(self, trees: Trees, places: Ints, used: int) -> tuple[Tensor, Mask]:
-        """Positions [R, T] of the tokens at slots ``places`` [R, T], and their mask [.., used]."""
+        if is_even and not any(trees):
+            slots = self._slots(used)
+            positions = slots[None, used - width :].expand(len(counts), width)
+            # one token attends to all slots; a text from its start is plain causal attention
+            if self._masks.can_skip and (width == 1 or width == used):
+                return positions, None
+            return positions, self._masks.in_order(positions, slots)
+        places = ragged_slots([span.start for span in spans], counts)
         if not any(trees):
-            positions = self.tensor(places)
+            positions = torch.from_numpy(places).to(self._device)
             return positions, self._masks.make(positions, self._slots(used))
         positions, keys, seen = tree_masks(trees, places, used, self._device)
         return positions, self._masks.make(positions, keys[:, None, None], seen)
-
-    def tensor(self, values: Any) -> Tensor:
-        return torch.as_tensor(values, device=self._device)
 
     def _slots(self, num: int) -> Tensor:
         """[num] 0, 1, 2, ...: a view of a tensor that grows by doubling."""
