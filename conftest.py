@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests never download
+os.environ["DRAFTWISE_TARGET"] = "zoo"  # whatever is installed
 os.environ["OMP_NUM_THREADS"] = "1"
 # without cached bytecode each child process would spend seconds compiling torch and transformers
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -102,9 +102,10 @@ class Models(Hardware):
     """Models, for commands without a policy; drafters None = the target's defaults."""
 
     target: Any = option(
-        "zoo",
+        zoo.default_target(),
         "A folder (also of a PEFT adapter), a hub id, a `.gguf` file, `smollm2` or `gemma3` "
-        "(from the extras of these names), or `zoo`, the bundled model.",
+        "(from the extras of these names), or `zoo`, the bundled toy. Default: `smollm2` where "
+        "it is installed.",
         "--target", "--model", "-m", metavar="MODEL", known=BUNDLED, kind=str,
     )  # fmt: skip
     drafters: Sequence[Any] | None = option(

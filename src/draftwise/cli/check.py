@@ -27,10 +27,13 @@ EVERYTHING = Preset("random", "length", "free", LENGTHS, with_none=False)
 _NUM_PROMPTS = 10
 
 
+MODELS = o.Models(target="zoo")
+
+
 @o.command
 def check(
     *,
-    models: o.Models,
+    models: o.Models = MODELS,
     prompts: Path | None = option(
         None, "One per line, or jsonl with `prompt` or `messages`. Default: the prompts of `demo`.",
         "--prompts", "--batch", "-b",

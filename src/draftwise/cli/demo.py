@@ -277,8 +277,8 @@ _WARM_UP_TOKENS = 24
 def demo(
     *,
     models: o.Models,
-    prompts: int = option(7, "How many prompts, of all domains."),
-    max_new_tokens: o.MaxNewTokens = 160,
+    prompts: int = option(5, "How many prompts, of different kinds."),
+    max_new_tokens: o.MaxNewTokens = 64,
     temperature: o.Temperature = 0.0,
     seed: int = o.SEED,
     preset: o.PresetName = "draftwise",

@@ -64,6 +64,9 @@ def replay(
     _warn(found.get("coverage"))
 
 
+MODELS = o.Models(target="zoo")
+
+
 @o.command
 def advise_(
     *,
@@ -85,7 +88,7 @@ def advise_(
     costs: lab.Costs = None,
     seeds: lab.Seeds = 5,
     as_json: lab.AsJson = False,
-    models: o.Models,
+    models: o.Models = MODELS,
     is_chat: bool = o.AS_CHAT,
     max_new_tokens: int = option(
         64, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", metavar="N", least=1
