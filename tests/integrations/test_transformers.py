@@ -252,7 +252,7 @@ def test_what_cannot_be_honoured_is_refused(
         model.generate(PROMPTS, custom_generate=ours, max_new_tokens=4, **options)
 
 
-@covers("your `past_key_values`")
+@covers("your `cache` (`past_key_values` before 5.24)")
 @pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")  # transformers 5.24
 @pytest.mark.filterwarnings("ignore:`cache_params` is deprecated")
 @pytest.mark.parametrize("name", ["past_key_values", "cache_params", "cache"])
