@@ -33,11 +33,15 @@ SIZES = {"vocab": len(WORDS), "hidden": 32, "inner": 64, "heads": 2, "layers": 2
 
 
 def write_gguf(
-    path: Path, seed: int = 0, header_kb: int = 0, num_kv_heads: int = SIZES["heads"]
+    path: Path,
+    seed: int = 0,
+    header_kb: int = 0,
+    num_kv_heads: int = SIZES["heads"],
+    **more: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """A tiny Llama with a byte-pair tokenizer; returns its weights by GGUF's names.
 
-    header_kb: additional metadata, of which a real vocabulary has megabytes.
+    header_kb: additional metadata, of which a real vocabulary has megabytes. more: tensors by name.
     """
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -70,7 +74,7 @@ def write_gguf(
         }  # fmt: skip
         shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in own.items()}
     weights = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
-    for name, weight in weights.items():
+    for name, weight in (weights | more).items():
         writer.add_tensor(name, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -267,6 +271,45 @@ def test_a_file_without_all_weights_is_refused_by_their_names(tmp_path: Path, fi
         named = two[0] if file == "shards" else two[0].rename(tmp_path / "model.gguf")
     with pytest.raises(DraftwiseError, match=rf"is incomplete: .*{absent}|has no .* and \d+ more"):
         silent(named)
+
+
+def llama3_factors(factor: float) -> np.ndarray:
+    """As llama.cpp's converter writes them, for heads of 16 and a base of 10,000."""
+    found = []
+    for power in np.arange(0, 16, 2) / 16:
+        wavelength = 2 * np.pi * 10000.0**power
+        smooth = (8192 / wavelength - 1) / 3
+        smooth = min(max(smooth, 0.0), 1.0)
+        found.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(found, np.float32)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_factors_of_rotary_frequencies_are_those_of_llama_3(tmp_path: Path, factor: float) -> None:
+    """The library's reader drops them."""
+    factors = llama3_factors(factor)
+    assert 1 < len(set(factors.tolist())) <= 8
+    write_gguf(tmp_path / "tiny.gguf", **{"rope_freqs.weight": factors})
+    module: Any = AutoModelForCausalLM.from_pretrained(silent(tmp_path / "tiny.gguf"))
+    expected = 10000.0 ** -(np.arange(0, 16, 2) / 16) / factors
+    np.testing.assert_allclose(module.model.rotary_emb.inv_freq.numpy(), expected, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("rope_freqs.weight", 8),
+        ("rope_factors_long.weight", 8),
+        ("blk.0.attn_q.bias", 32),
+        ("blk.1.ffn_down.bias", 32),
+    ],
+)
+def test_tensors_that_the_library_drops_are_refused(tmp_path: Path, name: str, size: int) -> None:
+    write_gguf(tmp_path / "tiny.gguf", **{name: np.linspace(1, 3, size, dtype=np.float32)})
+    with pytest.raises(DraftwiseError, match=name):
+        silent(tmp_path / "tiny.gguf")
 
 
 def test_a_folder_may_be_called_like_a_file(tmp_path: Path) -> None:

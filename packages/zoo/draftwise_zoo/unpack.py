@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from importlib import metadata
@@ -19,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from platformdirs import user_cache_path
 from safetensors import SafetensorError
 
 from draftwise.files import local_path
 from draftwise.install import hint
 from draftwise.types import DraftwiseError
-from draftwise.zoo import CACHE_VARIABLE
+from draftwise.zoo import CACHE_VARIABLE, cache_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +152,7 @@ def unpacked(target: str, say: Say | None = None) -> Path:
     if not known and len(pieces) > 1:
         say(f"{pieces[0].name}: {len(pieces)} shards, none missing")
     digest = _sha256(pieces)
-    folder = _cache() / f"{target if known else pieces[0].stem}-{_mark(digest, len(pieces))}"
+    folder = cache_folder() / f"{target if known else pieces[0].stem}-{_mark(digest, len(pieces))}"
     if _is_complete(folder):
         return folder
     if known and digest != known.sha256:
@@ -173,19 +171,6 @@ def unpacked(target: str, say: Say | None = None) -> Path:
             f"there. Make room, or name another folder: {CACHE_VARIABLE}=FOLDER"
         ) from error
     return folder
-
-
-def _cache() -> Path:
-    """The cache folder; DraftwiseError without a home and without ``DRAFTWISE_CACHE``."""
-    if given := os.environ.get(CACHE_VARIABLE):
-        return Path(os.path.expanduser(given))
-    try:
-        return user_cache_path("draftwise")
-    except (RuntimeError, KeyError, OSError) as error:  # a container's user without name and HOME
-        raise DraftwiseError(
-            f"set {CACHE_VARIABLE}=FOLDER: there is no home folder, and so no place to unpack a "
-            f"GGUF file ({error})"
-        ) from error
 
 
 def _mark(digest: str, num: int) -> str:
@@ -366,9 +351,56 @@ def _convert(source: Path, out: Path, named: Path, say: Say) -> None:
     config = read.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    _settle_dropped(source, config, read.state_dict().keys(), named)
     say("  writing")
     plain = AutoModelForCausalLM.from_config(config)
     plain.load_state_dict(read.state_dict())
     plain.generation_config = read.generation_config
     plain.save_pretrained(out)
     tokenizer.save_pretrained(out)
+
+
+def _settle_dropped(source: Path, config: Any, names: Collection[str], named: Path) -> None:
+    """Put into ``config`` what the library's reader drops, or raise DraftwiseError: factors of the
+    rotary frequencies, and biases that a layer of this config does not have.
+    """
+    from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
+
+    reader = GGUFReader(source)
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    if (factors := tensors.get("rope_freqs.weight")) is not None and (factors != 1).any():
+        _scale_rope(config, factors, named)
+    architecture = reader.fields["general.architecture"].contents()
+    known = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}[architecture]
+    found = get_tensor_name_map(known, config.get_text_config().num_hidden_layers)
+    stems = {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
+    without = {found.get_name(stem) for stem in stems if f"{stem}.bias" not in names}
+    dropped = [name for name in tensors if name.removesuffix(".bias") in without - {None}]
+    dropped = [name for name in dropped if name.endswith(".bias")]
+    dropped += [name for name in tensors if name.startswith("rope_factors")]
+    if dropped:
+        raise DraftwiseError(
+            f"{named} has {', '.join(sorted(dropped)[:4])}, which this transformers does not read "
+            "from GGUF: name the model's Hugging Face folder"
+        )
+
+
+def _scale_rope(config: Any, factors: Any, named: Path) -> None:
+    """Set Llama 3's scaling of rotary frequencies, which GGUF has as a factor of each."""
+    import numpy as np
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    plain = config.rope_parameters
+    config.rope_parameters = plain | {
+        "rope_type": "llama3", "factor": float(factors.max()), "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    powers = np.arange(len(factors)) / len(factors)
+    wanted = plain["rope_theta"] ** -powers / factors
+    if not np.allclose(scaled.numpy(), wanted, rtol=1e-3):
+        raise DraftwiseError(
+            f"{named} scales its rotary frequencies (rope_freqs.weight) in a way that is not Llama "
+            "3's, and this transformers does not read it from GGUF: name the model's Hugging Face "
+            "folder"
+        )
