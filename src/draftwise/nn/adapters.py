@@ -88,6 +88,7 @@ def merged(module: Any, adapter: str) -> Any:
             old_rows = _grow(module, config, weights)
             found: Any = PeftModel.from_pretrained(module, adapter)
             unused = weights.keys() - _names_of(found)
+            _untie(found.get_base_model())
             found = found.merge_and_unload(safe_merge=True)
         except DraftwiseError:
             raise
@@ -146,6 +147,22 @@ def _grow(module: Any, config: Any, weights: Mapping[str, Tensor]) -> int:
             for layer in _embeddings(module):
                 layer.weight[old:] = torch.nan  # type: ignore[operator]
     return old
+
+
+def _untie(model: Any) -> None:
+    """Give embeddings and vocabulary weights that are one tensor a tensor each if an adapter
+    changes one of them: merged into both, it would count in both.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = list(_embeddings(model))
+    bases: list[Any] = [
+        layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer for layer in layers
+    ]
+    is_changed = any(base is not layer for base, layer in zip(bases, layers, strict=True))
+    if is_changed and len(bases) == 2 and bases[0].weight is bases[1].weight:
+        bases[1].weight = nn.Parameter(bases[1].weight.detach().clone(), requires_grad=False)
+        model.config.tie_word_embeddings = False
 
 
 def _rows(module: Any, weights: Mapping[str, Tensor]) -> Iterator[int]:
