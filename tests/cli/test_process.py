@@ -151,6 +151,10 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
         ("$draftwise models >&-", 2, "stdout is closed"),
         ("$draftwise models 2>&- | head -1", 0, ""),
         ("$draftwise models | head -1; exit ${PIPESTATUS[0]}", 141, ""),
+        ("$draftwise generate -n 1 <&-", 2, "stdin is empty"),
+        ("$draftwise generate - -n 1 <&-", 2, "stdin is empty"),
+        ("cd $(mktemp -d) && rmdir $PWD && $draftwise models", 2, "the current folder cannot be"),
+        ("env -u HOME XDG_CACHE_HOME= $draftwise doctor > /dev/null", 0, ""),
     ],
 )
 def test_wherever_the_output_goes(line: str, code: int, said: str) -> None:

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from platformdirs import user_cache_path
 from rich.table import Table
 from rich.text import Text
 
@@ -155,8 +154,10 @@ def _models() -> Iterator[Finding]:
 
 
 def _cache() -> Finding:
-    given = os.environ.get(zoo.CACHE_VARIABLE)
-    folder = Path(given).expanduser() if given else user_cache_path("draftwise")
+    try:
+        folder = zoo.cache_folder()
+    except DraftwiseError as error:
+        return Finding(ABSENT, "cache", str(error))
     there = next((one for one in (folder, *folder.parents) if one.is_dir()), Path("/"))
     free = shutil.disk_usage(there).free / 2**30
     if os.access(there, os.W_OK):

@@ -32,7 +32,8 @@ def say(message: str, style: str = "red") -> None:
     """Print a message to stderr: wrapped on a terminal, one line otherwise."""
     line = Text(" ".join(message.split()), style=style)
     console = Console(stderr=True)
-    console.print(line, soft_wrap=not console.is_terminal, highlight=False)
+    with suppress(OSError):  # a full disk behind stderr stops no answer
+        console.print(line, soft_wrap=not console.is_terminal, highlight=False)
 
 
 def note(message: str) -> None:
@@ -94,11 +95,24 @@ class Output(Console):
 
 @contextmanager
 def standing_streams() -> Iterator[None]:
-    """Make the standard streams safe for the whole process, for any encoding of stdout."""
+    """Make the standard streams safe for the whole process, for any encoding of stdout.
+
+    Raises DraftwiseError for a closed stdout, and for a current folder that was deleted, in which
+    torch does not start.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         raise DraftwiseError("stdout is closed: there is nowhere to print the answer")
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise DraftwiseError(
+            f"the current folder cannot be read ({error.strerror}), maybe it was deleted: change "
+            "to another one"
+        ) from error
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
