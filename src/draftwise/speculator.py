@@ -351,6 +351,7 @@ class Learning:
             context=Context(
                 -1, list(prompt), sampling, default_rng(draft_seed),
                 tenant=params.tenant, is_private=params.private, eos=ending.eos,
+                prediction=params.prediction,
                 drafters=self._allowed if self._is_drafted else frozenset(),
             ),
             answer=Answer(ending, self._tokenizer),

@@ -201,13 +201,15 @@ def own_law(prompt: tuple[int, ...], sampling: SamplingParams) -> dict[tuple[int
     return law
 
 
-def answers(made: Speculator, sampling: SamplingParams) -> list[Counter[tuple[int, ...]]]:
+def answers(
+    made: Speculator, sampling: SamplingParams, **asked: Any
+) -> list[Counter[tuple[int, ...]]]:
     """Counts of answers to each prompt; rows of both prompts share every batch."""
     counts: list[Counter[tuple[int, ...]]] = [Counter() for _ in PROMPTS]
     prompts = list(itertools.islice(itertools.cycle(PROMPTS), NUM_ROWS))
     for seed in range(NUM_BATCHES):
         results = made.generate(
-            prompts, max_new_tokens=LENGTH, sampling=[sampling] * NUM_ROWS, seed=seed
+            prompts, max_new_tokens=LENGTH, sampling=[sampling] * NUM_ROWS, seed=seed, **asked
         )
         for index, result in enumerate(results):
             counts[index % len(PROMPTS)][tuple(result.tokens)] += 1
@@ -231,11 +233,11 @@ def p_value(counts: Counter[tuple[int, ...]], law: Mapping[tuple[int, ...], Any]
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def smallest_p_value(made: Speculator, sampling: SamplingParams) -> float:
+def smallest_p_value(made: Speculator, sampling: SamplingParams, **asked: Any) -> float:
     """Over prompts and over the answers' first 1, 2, .. tokens, Bonferroni-corrected."""
     values = [
         p_value(beginnings(counts, num), beginnings(own_law(tuple(prompt), sampling), num))
-        for prompt, counts in zip(PROMPTS, answers(made, sampling), strict=True)
+        for prompt, counts in zip(PROMPTS, answers(made, sampling, **asked), strict=True)
         for num in range(1, LENGTH + 1)
     ]
     return min(values) * len(values)
@@ -292,6 +294,13 @@ def beginnings(weights: Mapping[tuple[int, ...], Any], num: int) -> Counter[tupl
 def test_answers_have_the_law_of_the_target(setting: str, sampling: str) -> None:
     """1,500 answers; a sound engine fails with probability 1e-5 at another seed."""
     assert smallest_p_value(build(setting), SAMPLING[sampling]) > LEVEL
+
+
+@pytest.mark.parametrize("sampling", ["plain", "all"])
+def test_predicted_answers_have_the_law_of_the_target(sampling: str) -> None:
+    made = speculator(["lookup"], vocab_size=VOCAB, policy="fixed:1", lengths=(3,))
+    prediction = [4, 1, 5, 2, 3, 0, 2, 2, 4, 1]
+    assert smallest_p_value(made, SAMPLING[sampling], prediction=prediction) > LEVEL
 
 
 @pytest.mark.parametrize("setting", ["eagle", "eagle's tree"])

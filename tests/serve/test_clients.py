@@ -11,12 +11,19 @@ from typing import Any, get_type_hints
 
 import openai
 import pytest
+from openai.types import CompletionUsage
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel
 
-from draftwise.serve import ChatRequest, CompletionRequest, ServerSettings, make_service
+from draftwise.serve import (
+    ChatRequest,
+    CompletionRequest,
+    ServerSettings,
+    make_service,
+    num_predicted,
+)
 from draftwise.types import DraftwiseError, SamplingParams
 from serve.chatml import TEMPLATE, Chat, chatting, speculator
 
@@ -607,3 +614,37 @@ def test_a_checkpoints_sampling_is_the_default(caplog: pytest.LogCaptureFixture)
     config.update(temperature=-3.0)
     with pytest.raises(DraftwiseError, match=r"generation_config.json: temperature is -3.0.*none"):
         sampling("auto")
+
+
+def test_a_prediction_is_a_draft_and_is_counted(chat: Chat) -> None:
+    form = {"max_tokens": 60, "structured_outputs": {"regex": "[a-z ]{50}"}}
+    told = chat.ask(**form).json
+    text = told["choices"][0]["message"]["content"]
+    num = len(chat.tokenizer(text)["input_ids"])
+    for content, kept, others in (
+        (text, num, 0),
+        ([{"type": "text", "text": text[:-5]}, {"type": "text", "text": "#####"}], num - 5, 5),
+        ("#" * 8, 0, 8),
+    ):
+        predicted = {"type": "content", "content": content}
+        fields = {**form, "prediction": predicted, "draftwise": {"private": True}}
+        said = chat.ask(**fields).json
+        assert said["choices"][0]["message"]["content"] == text
+        details = {"accepted_prediction_tokens": kept, "rejected_prediction_tokens": others}
+        assert said["usage"]["completion_tokens_details"] == details
+        events = chat.ask(**fields, stream=True, stream_options={"include_usage": True}).events
+        assert events[-1]["usage"] == said["usage"]
+        assert CompletionUsage.model_validate(said["usage"], strict=True)
+    assert "completion_tokens_details" not in told["usage"]
+    for wrong in ({"type": "content"}, {"type": "x", "content": "a"}, {"content": 5}, "text"):
+        assert "prediction" in chat.ask(prediction=wrong).error["message"]
+
+
+def test_tokens_of_a_prediction_that_an_answer_has() -> None:
+    text = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    for answer, num in (
+        (text, 12), ([], 0), (text[:5], 5), ([7, *text], 12), (text[3:], 9), ([7] * 9, 0),
+        ([*text[:4], 7, 7, *text[6:]], 10), ([*text[:6], *text[8:]], 10), (text * 2, 12),
+        ([*text[:2], 7, *text[2:]], 12),
+    ):  # fmt: skip
+        assert num_predicted(text, answer) == num, answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwise.checks import whole
+from draftwise.drafters.protocol import Context
 from draftwise.drafters.retrieval import LONGEST_MATCH, NO_MATCH, Finder, Match, RetrievalSession
 from draftwise.errors import BadValue
 
@@ -13,6 +14,7 @@ _LONGEST = 64  # tokens of the longest n-gram: each size up to it is looked up f
 
 class LookupDrafter:
     """The longest n-gram at the end of the text that occurred before; its latest occurrence wins.
+    A request's ``prediction`` counts as text before its prompt.
 
     Source: prompt lookup decoding (Saxena 2023), names as in vLLM. Differs: the longest match wins,
     then the latest, and a continuation may be of any length. Memory: one dict entry per token, and
@@ -47,6 +49,15 @@ class _LookupFinder(Finder):
         self._last: dict[tuple[int, ...], int] = {}
         self._text: list[int] = []
         self._match = NO_MATCH
+
+    def begin(self, context: Context) -> None:
+        """Index the request's prediction as if it stood before the prompt, after the prompt's last
+        tokens, so that an answer is expected to begin as it does. It belongs to this request alone.
+        """
+        if context.prediction:
+            self.resumes = False
+            for token in (*context.tokens[-self._sizes[-1] :], *context.prediction):
+                self.push(token)
 
     def push(self, token: int) -> None:
         """Find the longest earlier occurrence of the ending, then store the ending."""

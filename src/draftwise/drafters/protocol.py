@@ -34,7 +34,8 @@ class Context:
     tokens that end a draft. num_prompt: tokens of the prompt; default: all initial ones. seen:
     token counts for penalties. tenant: owner of the answers that the request may draft from; owns
     its answer, too, unless ``is_private``. drafters: allowed ones, None = all; if empty, no drafter
-    opens a row. fault: an exception from the request's ``sampling``.
+    opens a row. prediction: a text that the answer probably resembles. fault: an exception from the
+    request's ``sampling``.
     """
 
     row: int
@@ -51,6 +52,7 @@ class Context:
     num_prompt: int = -1
     seen: Occurrences | None = None
     fault: Exception | None = None
+    prediction: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.tokens) if self.num_prompt < 0 else self.num_prompt

@@ -220,7 +220,8 @@ class RetrievalSession:
     def crop(self, context: Context, length: int) -> None:
         """Start over, unless the new text extends the indexed one."""
         row = self._rows[context.row]
-        is_next = row.finder.resumes and row.text[: row.length] == context.tokens[: row.length]
+        resumes = row.finder.resumes and not context.prediction
+        is_next = resumes and row.text[: row.length] == context.tokens[: row.length]
         if is_next and row.length < len(context.tokens):
             row.known, row.known_start = [], row.length
         else:

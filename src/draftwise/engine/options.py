@@ -67,6 +67,7 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: bool
     priority: int
+    prediction: Sequence[int]
     attention_mask: Any
     num_return_sequences: int
     trace: str | Path | None
@@ -167,6 +168,7 @@ class RequestParams:
     logprobs: int | None = option(None, check=_optional(partial(checks.whole, least=0)))
     prompt_logprobs: bool = option(False, check=checks.flag)
     priority: int = option(0, check=checks.whole)
+    prediction: tuple[int, ...] = option((), check=partial(checks.wholes, least=0, num=2**20))
 
     def __post_init__(self) -> None:
         checks.check_fields(self)
@@ -175,6 +177,8 @@ class RequestParams:
         """Raise BadValue for values that exceed the target's vocabulary."""
         self.sampling.check_vocabulary(vocab_size)
         checks.optional(checks.whole, "logprobs", self.logprobs, 0, vocab_size)
+        if (largest := max(self.prediction, default=0)) >= vocab_size:
+            raise BadValue("prediction", largest, f"token ids below {vocab_size}")
 
 
 Params = RequestParams | Sequence[RequestParams] | None

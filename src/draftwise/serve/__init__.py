@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
     from draftwise.serve.metrics import History, Metrics
     from draftwise.serve.parse import Codec, RequestParser
-    from draftwise.serve.responses import EventStream
+    from draftwise.serve.responses import EventStream, num_predicted
     from draftwise.serve.run import Server, StateSaver, make_service
     from draftwise.serve.schemas import (
         MAX_BIASES, MAX_GRAMMAR_CHARS, MAX_KEYS, MAX_PLANS, ChatRequest, CompletionRequest,

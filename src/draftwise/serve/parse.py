@@ -129,6 +129,13 @@ class Codec:
             bias[token] = value
         return bias
 
+    def prediction(self, text: str) -> tuple[int, ...]:
+        """The token ids of a predicted answer, as many as there are positions."""
+        check_size(text, self.tokenizer, self.max_positions)
+        check_unicode("prediction", text)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tuple(ids[: self.max_positions])
+
     def _checked(self, prompt: Prompt) -> Prompt:
         tokens = prompt.tokens
         if not tokens:
@@ -183,7 +190,7 @@ def _text(message: schemas.Message) -> str | None:
     """The text of a message; None where the client gave none and has to."""
     content = message.content
     if isinstance(content, list):
-        return "".join(p if isinstance(p, str) else p.text or p.refusal for p in content)
+        return schemas.text_of(content)
     may_be_empty = message.role in ("assistant", "tool", "function")
     return content or message.refusal or ("" if may_be_empty else content)
 
@@ -214,7 +221,12 @@ class RequestParser:
         self._check_num(body.n)
         prompt = self.codec.chat(body.messages, body.offered, body.template_options)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return self._requests(body, [prompt], self._chat_grammar(body), body.budget, logprobs)
+        grammar, predicted = self._chat_grammar(body), body.prediction
+        requests = self._requests(body, [prompt], grammar, body.budget, logprobs)
+        if predicted is None:
+            return requests
+        own = {"prediction": self.codec.prediction(predicted.text)}
+        return [replace(one, options={**one.options, **own}) for one in requests]
 
     def _chat_grammar(self, body: schemas.ChatRequest) -> str | None:
         form, most = body.form, None if body.parallel_tool_calls else 1

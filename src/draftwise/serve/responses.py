@@ -8,6 +8,7 @@ import json
 import threading
 import time
 import uuid
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -49,6 +50,35 @@ def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int
         "num_draft_tokens": num_drafted,
         "num_spec_tokens": num_spec_tokens,
     }
+
+
+_RESYNC = 3  # tokens that show where an answer follows its prediction again
+
+
+def num_predicted(prediction: Sequence[int], answer: Sequence[int]) -> int:
+    """The number of a prediction's tokens that are in the answer, in order.
+
+    Time: linear, but for a binary search where the two differ.
+
+    >>> num_predicted([1, 2, 3, 4, 5, 6, 7], [1, 2, 9, 9, 4, 5, 6, 7])
+    6
+    """
+    places: dict[tuple[int, ...], list[int]] = {}
+    for end in range(_RESYNC, len(prediction) + 1):
+        places.setdefault(tuple(prediction[end - _RESYNC : end]), []).append(end)
+    num = at = num_other = 0  # kept; read of the prediction; latest tokens that are not in it
+    for end, token in enumerate(answer, 1):
+        is_next = at < len(prediction) and prediction[at] == token
+        found: list[int] = []
+        if num_other or not is_next:  # where the two differ, one equal token may be chance
+            num_other += 1
+            found = places.get(tuple(answer[end - _RESYNC : end]) if end >= _RESYNC else (), [])
+        if (next_ := bisect_right(found, at)) < len(found):
+            num += min(num_other, _RESYNC, found[next_] - at)
+            at, num_other = found[next_], 0
+        elif is_next:
+            num, at, num_other = num + 1, at + 1, 0
+    return num
 
 
 Requests = Sequence[GenerationRequest]
@@ -111,9 +141,19 @@ class Reply:
         about = {"id": self.id, "object": kind, "created": self._created, "model": self._model}
         return {**about, "choices": choices}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         asked, made = self.num_prompt_tokens, self.num_tokens
         return {"prompt_tokens": asked, "completion_tokens": made, "total_tokens": asked + made}
+
+    def _final_usage(self) -> dict[str, Any]:
+        """Usage, with how many tokens of the predictions are in the answers."""
+        pairs = zip(self.requests, self.outputs, strict=True)
+        given = [(ask.options.get("prediction", ()), output.tokens) for ask, output in pairs]
+        if not (num := sum(len(prediction) for prediction, _ in given)):
+            return self._usage()
+        kept = sum(num_predicted(prediction, tokens) for prediction, tokens in given)
+        details = {"accepted_prediction_tokens": kept, "rejected_prediction_tokens": num - kept}
+        return self._usage() | {"completion_tokens_details": details}
 
     def _counts(self) -> dict[str, Any]:
         """Usage, vLLM's counts of speculative decoding, and draftwise's own."""
@@ -124,7 +164,7 @@ class Reply:
         names = ("num_rounds", "mean_accepted_tokens", "pulls", "speed", "recent_speed")
         spec = speculative_decoding(rounds, self._service.num_spec_tokens)
         return {
-            "usage": self._usage(),
+            "usage": self._final_usage(),
             "metrics": {"speculative_decoding": spec},
             "draftwise": {name: getattr(all_, name) for name in names},
         }

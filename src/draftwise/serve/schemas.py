@@ -390,6 +390,13 @@ class ToolCall(ForTemplates):
 Content = Annotated[list[Part | Text], Field(max_length=1000, fail_fast=True)]
 
 
+def text_of(content: str | Sequence[Part | str]) -> str:
+    """The text of a content in parts."""
+    if isinstance(content, str):
+        return content
+    return "".join(part if isinstance(part, str) else part.text or part.refusal for part in content)
+
+
 class Message(ForTemplates):
     """refusal, reasoning: what an earlier answer had in place of content, or before it."""
 
@@ -441,6 +448,17 @@ def _choice(given: Any) -> Any:
     return "required" if given == "any" else given
 
 
+class Prediction(Extensible):
+    """OpenAI's predicted output: a text that the answer probably resembles."""
+
+    type: Literal["content"] = "content"
+    content: Text | Content
+
+    @property
+    def text(self) -> str:
+        return text_of(self.content)
+
+
 class ChatRequest(BaseRequest):
     """Body of ``/v1/chat/completions``."""
 
@@ -456,6 +474,7 @@ class ChatRequest(BaseRequest):
     functions: Annotated[list[Function], Field(max_length=128, fail_fast=True)] | None = None
     function_call: Literal["none", "auto"] | NamedFunction | None = None
     chat_template_kwargs: dict[Name, Any] = Field(default_factory=dict)
+    prediction: Prediction | None = None
     reasoning_effort: Name | None = None
     enable_thinking: bool | None = None
     think: bool | Name | None = None
