@@ -288,7 +288,9 @@ def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str
 
 def _may_be_bare(text: str, hint: Any) -> bool:
     """Whether a text begins with a value rather than with ``NAME=``."""
-    return "=" not in text.partition(",")[0] or Path in _kinds(hint)
+    first = text.partition(",")[0]
+    may_be_path = Path in _kinds(hint) and looks_local(first)
+    return "=" not in first or may_be_path or _is_path(text, hint)
 
 
 def _is_path(text: str, hint: Any) -> bool:

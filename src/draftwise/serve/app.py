@@ -132,10 +132,10 @@ def _add_views(app: FastAPI, service: Service) -> None:
         """200 while answers can be given; 503 where the engine has ended, ends or is stuck."""
         worker = service.worker
         status = "ok"
-        if worker.is_closing:
-            status = "the server is going down"
-        elif not worker.is_alive:
+        if not worker.is_alive:
             status = "the engine's thread has ended"
+        elif worker.is_closing:
+            status = "the server is going down"
         elif worker.step_s > service.stuck_s:
             status = f"a step has taken more than {service.stuck_s:g} s"
         times = {"step_s": round(worker.step_s, 3), "since_step_s": round(worker.since_step_s, 3)}
