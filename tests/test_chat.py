@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from chatting import TEMPLATE, VOCAB, chat_tokenizer
 from draftwise import DraftwiseError, Speculator, chat
@@ -75,13 +76,183 @@ def test_conversations_that_make_no_sense(messages: list[Any], said: str) -> Non
         chat.render(messages, chat_tokenizer())
 
 
-def test_templates_that_are_missing_or_leave_something_out() -> None:
+def test_templates_that_are_missing() -> None:
     with pytest.raises(DraftwiseError, match="no chat template"):
         chat.render(ASKED, chat_tokenizer(None))
-    deaf = chat_tokenizer("{{ messages[-1].content }}")
-    assert chat.render(ASKED, deaf).turn_ends == frozenset()
-    with pytest.raises(DraftwiseError, match="leaves out message 0"):
-        chat.render([{"role": "system", "content": "Be short."}, *ASKED], deaf)
+
+
+def say(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def call(name: str, arguments: Any) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+TURN = "<|turn|>{{ m.role }}\n{{ m.content }}<|end|>\n"
+EACH = "{% for m in messages %}" + TURN + "{% endfor %}<|turn|>assistant\n"
+KNOWN = (
+    "{% for m in messages %}{% if m.role in ('user', 'assistant') %}"
+    + TURN
+    + "{% endif %}{% endfor %}<|turn|>assistant\n"
+)
+FIRST = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    + TURN
+    + "{% endif %}{% endfor %}<|turn|>assistant\n"
+)
+LAST = "{% for m in messages[-1:] %}" + TURN + "{% endfor %}<|turn|>assistant\n"
+ONCE = (
+    "{% set ns = namespace(seen=[]) %}{% for m in messages %}{% if m.role not in ns.seen %}"
+    "{% set ns.seen = ns.seen + [m.role] %}" + TURN + "{% endif %}{% endfor %}"
+)
+CALLS = (
+    "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}"
+    "<|turn|>call\n{{ c.function.name }} {{ c.function.arguments | tojson }}<|end|>\n"
+    "{% endfor %}{% else %}" + TURN + "{% endif %}{% endfor %}"
+)
+NAMES = CALLS.replace(" {{ c.function.arguments | tojson }}", "")
+FIRST_CALL = CALLS.replace("in m.tool_calls %}", "in m.tool_calls[:1] %}")
+BRIEF = "Be brief."
+CALLED = [say("user", "z"), say("assistant", "", tool_calls=[call("find", {"a": 1})])]
+BOTH = [say("user", "z"), say("assistant", "", tool_calls=[call("f", {}), call("g", {})])]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "said"),
+    [
+        (KNOWN, [say("system", BRIEF), say("user", BRIEF)], r"message 0 \(system\)"),
+        (
+            FIRST,
+            [say("system", BRIEF), say("user", "x"), say("system", BRIEF), say("user", "z")],
+            r"message 2 \(system\)",
+        ),
+        (LAST, [say("user", "z"), say("assistant", "y"), say("user", "z")], "message 0"),
+        (ONCE, [say("user", "z"), say("assistant", "y"), say("user", "z")], "message 2"),
+        (KNOWN, [say("user", "z"), say("assistant", "y"), say("tool", "y z")], r"2 \(tool\)"),
+        (KNOWN, [say("developer", BRIEF), say("user", BRIEF)], r"message 0 \(system\)"),
+        (EACH, [*CALLED, say("tool", "1")], r"1 \(assistant\), its call of find"),
+        (NAMES, [*CALLED, say("tool", "1 a")], "the arguments of its call of find"),
+        (FIRST_CALL, [*BOTH, say("tool", "g")], "its call of g"),
+        (
+            EACH,
+            [say("user", "z"), say("assistant", "y", reasoning_content="why"), say("user", "why")],
+            "reasoning_content of message 1",
+        ),
+    ],
+)
+def test_a_message_that_is_not_in_the_prompt_is_refused(
+    template: str, messages: list[Any], said: str
+) -> None:
+    """The same words stand elsewhere in each prompt."""
+    with pytest.raises(DraftwiseError, match=f"leaves out .*{said}"):
+        chat.render(messages, chat_tokenizer(template))
+
+
+QWEN3 = (
+    "{% for m in messages %}{% set text = m.content %}{% if m.role == 'assistant' %}"
+    "{% set text = text.split('</think>')[-1].lstrip('\n') %}"
+    "{% if m.reasoning_content and loop.last %}{{ m.reasoning_content }}{% endif %}{% endif %}"
+    "<|turn|>{{ m.role }}\n{{ text }}<|end|>\n{% endfor %}<|turn|>assistant\n"
+)
+MERGED = (
+    "{% for m in messages if m.role != 'system' %}<|turn|>{{ m.role }}\n{% if loop.first %}"
+    "{% for s in messages if s.role == 'system' %}{{ s.content | trim }}\n{% endfor %}{% endif %}"
+    "{{ m.content | trim }}<|end|>\n{% endfor %}"
+)
+CHATTED = [say("user", " z "), say("assistant", "y"), say("user", "z\n")]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages"),
+    [
+        (QWEN3, [say("user", "z"), say("assistant", "<think>why</think>\n\ny"), say("user", "x")]),
+        (QWEN3, [say("user", "z"), say("assistant", "y", reasoning_content="w"), say("user", "x")]),
+        (MERGED, [say("system", BRIEF), *CHATTED, say("system", BRIEF), say("user", "more")]),
+        (CALLS, [*CALLED, say("tool", "42")]),
+        (CALLS, [say("user", "z"), say("assistant", "I look.", tool_calls=[call("f", {"a": 1})])]),
+        (CALLS, [say("user", "z"), say("assistant", "", tool_calls=[call("f", '{"a": 1}')])]),
+        (CALLS, [say("user", "z"), say("assistant", "", tool_calls=[call("f", "not JSON")])]),
+        (EACH, [say("user", "z"), say("assistant", "y", reasoning_content=""), say("user", "")]),
+        (EACH, [say("user", "z"), say("assistant", "y", name="n", refusal=None), say("user", "")]),
+    ],
+)
+def test_what_templates_do_with_messages_is_theirs(template: str, messages: list[Any]) -> None:
+    tokenizer = chat_tokenizer(template)
+    messages = [*messages, say("user", "last")]
+    theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    assert list(chat.render(messages, tokenizer).tokens) == theirs
+
+
+def test_developer_is_system_where_the_template_has_no_place_for_it() -> None:
+    asked = [say("developer", BRIEF), *ASKED]
+    as_system = [say("system", BRIEF), *ASKED]
+    has_system = KNOWN.replace("('user',", "('system', 'user',")
+    raising = has_system.replace(
+        "{% if", "{% if m.role == 'developer' %}{{ raise_exception('unknown') }}{% endif %}{% if", 1
+    )
+    for template in (has_system, raising):
+        tokenizer = chat_tokenizer(template)
+        assert chat.render(asked, tokenizer) == chat.render(as_system, tokenizer)
+    told = chat_tokenizer(EACH).decode(chat.render(asked, chat_tokenizer(EACH)).tokens)
+    assert "developer" in told
+
+
+def in_code(tokenizer: Any) -> Any:
+    """As MistralCommonBackend: no template, and control tokens that text cannot spell."""
+
+    class InCode(type(tokenizer)):  # type: ignore[misc]
+        def apply_chat_template(self, turns: Any, tokenize: bool = True, **options: Any) -> Any:
+            assert tokenize, "its text is not for models"
+            if turns[-1]["role"] == "assistant" and not options.get("continue_final_message"):
+                raise ValueError("an assistant's message is last")
+            ids = []
+            for turn in turns:
+                begin, end = (258, 259) if turn["role"] == "user" else ([], 257)
+                ids += [*([begin] if begin else []), *self(turn["content"])["input_ids"][1:], end]
+            ids = ids[:-1] if options.get("continue_final_message") else ids
+            return {"input_ids": [ids], "attention_mask": [[1] * len(ids)]}
+
+    return InCode(tokenizer_object=tokenizer._tokenizer, bos_token="<bos>", eos_token="<eos>")
+
+
+def test_ids_are_those_of_the_tokenizer_even_if_no_text_spells_them() -> None:
+    tokenizer = in_code(chat_tokenizer(None))
+    assert tokenizer.chat_template is None
+    letters = tokenizer("Hello there")["input_ids"][1:]
+    found = chat.render(ASKED, tokenizer)
+    assert (list(found.tokens), found.turn_ends) == ([258, *letters, 259], {257})
+    begun = [*ASKED, say("assistant", "Hel")]
+    found = chat.render(begun, tokenizer, continue_final_message=True)
+    assert list(found.tokens) == [258, *letters, 259, *tokenizer("Hel")["input_ids"][1:]]
+    made = Speculator.from_pretrained(tiny_model(vocab_size=VOCAB), ["lookup"], tokenizer=tokenizer)
+    assert made.generate(ASKED, max_new_tokens=2).prompt_tokens == [258, *letters, 259]
+
+
+def test_an_answer_can_be_continued() -> None:
+    tokenizer = chat_tokenizer()
+    begun = [*ASKED, say("assistant", "Hel")]
+    found = tokenizer.decode(chat.render(begun, tokenizer, continue_final_message=True).tokens)
+    assert found.endswith("<|turn|>assistant\nHel")
+    with pytest.raises(DraftwiseError, match="continues an answer of the assistant"):
+        chat.render(ASKED, tokenizer, continue_final_message=True)
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(
+    ("tail", "end"),
+    [("<|x|>\n", "<|x|>"), ("  <|x|>\n", "<|x|>"), ("\n\n", None), ("", None), ("</s>", None)],
+)
+def test_a_turn_ends_with_an_added_token_special_or_not(
+    special: bool, tail: str, end: str | None
+) -> None:
+    tokenizer = chat_tokenizer("{% for m in messages %}{{ m.content }}" + tail + "{% endfor %}")
+    added = [
+        AddedToken(text, special=special, normalized=False) for text in ("<|x|>", "\n\n", "  ")
+    ]
+    tokenizer.add_tokens(added, special_tokens=special)
+    ends = {tokenizer.convert_tokens_to_ids(end)} if end else set()
+    assert chat.render(ASKED, tokenizer).turn_ends == ends
 
 
 def test_every_form_of_one_prompt_is_the_same_prompt(speculator: Speculator) -> None:

@@ -1,19 +1,24 @@
-"""Renders messages to token ids with the chat template, without duplicating special tokens.
+"""Messages as token ids, in the form that the tokenizer gives a conversation.
 
 A message is a mapping with a ``role`` and a ``content``, as in transformers and OpenAI's API.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from draftwise.types import DraftwiseError
 
 Message = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_PROBE = "Certainly"  # an answer whose end shows how a template ends the assistant's turn
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Fields that hold an answer's reasoning."""
+_PROBES = "Certainly", "Hello"
+"""Answers that end in different tokens: what follows both is how an assistant's turn ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +45,46 @@ def render(
     """Render a conversation as the prompt of the assistant's next turn.
 
     after_answer: whether that turn may follow another of the assistant's, as in OpenAI's API.
-    options: arguments of the template (``tools``, ``enable_thinking``, ...). Source:
-    ``apply_chat_template`` of transformers with its generation prompt; the text is encoded without
-    adding special tokens, since the template wrote them.
+    options: arguments of the template (``tools``, ``enable_thinking``, ...); with
+    ``continue_final_message`` the prompt ends inside the last message, the assistant's. Source:
+    ``apply_chat_template`` of transformers, with its token ids: some tokenizers write control
+    tokens as ids only, which no text spells.
+
+    Every message has to be in the prompt: its text, or else its tool calls. A template may strip,
+    merge and move text. It may leave out the text beside a call, as Llama 3's does, and reasoning,
+    as Qwen3's does, unless it knows no such field. ``developer`` becomes ``system`` where the
+    template has no place for it.
     Raises DraftwiseError for a tokenizer without a template, a message without role or text, a last
-    message by the assistant, an order of roles that the template rejects, and a message that the
-    template omits.
+    message by the assistant that is not to be continued, an order of roles that the template
+    rejects, and a message that the template leaves out.
     """
-    if getattr(tokenizer, "chat_template", None) is None:
+    if not has_template(tokenizer):
         raise DraftwiseError(
             "the tokenizer has no chat template: this may be a base model, which continues text; "
             "give the prompt as text, or set tokenizer.chat_template"
         )
     turns = [_turn(number, message, tokenizer) for number, message in enumerate(messages)]
-    if turns[-1]["role"] == "assistant" and not after_answer:
+    is_answer = turns[-1]["role"] == "assistant"
+    continues = bool(options.get("continue_final_message"))
+    if is_answer != continues and not (is_answer and after_answer):
+        last = f"message {len(turns) - 1} is the last and the {turns[-1]['role']}'s"
         raise DraftwiseError(
-            f"message {len(turns) - 1} is the assistant's and the last: there is nothing to answer"
+            f"{last}: continue_final_message continues an answer of the assistant"
+            if continues
+            else f"{last}: there is nothing to answer (continue_final_message=True continues it)"
         )
-    text = _apply(tokenizer, turns, add_generation_prompt=True, **options)
-    for number, turn in enumerate(turns):
-        if turn["role"] in {"system", "user"} and turn["content"].strip() not in text:
-            raise DraftwiseError(
-                f"the chat template leaves out message {number} ({turn['role']}): this model does "
-                "not take it there; put what it says into the first user message"
-            )
-    return Prompt(_ids(tokenizer, text, add_special_tokens=False), turn_ends(tokenizer))
+    options = {"add_generation_prompt": not continues, **options}
+    try:
+        _check_presence(turns, tokenizer, options)
+    except DraftwiseError:
+        as_system = [
+            {**turn, "role": "system"} if turn["role"] == "developer" else turn for turn in turns
+        ]
+        if as_system == turns:
+            raise
+        turns = as_system
+        _check_presence(turns, tokenizer, options)
+    return Prompt(_template_ids(tokenizer, turns, **options), turn_ends(tokenizer))
 
 
 def encode(prompt: str | Sequence[Message], tokenizer: Any) -> Prompt:
@@ -116,19 +136,45 @@ def check_unicode(what: str, *texts: str) -> None:
         ) from None
 
 
+def has_template(tokenizer: Any) -> bool:
+    """Whether the tokenizer formats conversations, by a template or in code of its own."""
+    if getattr(tokenizer, "chat_template", None) is not None:
+        return True
+    from transformers import PreTrainedTokenizerBase
+
+    own = getattr(type(tokenizer), "apply_chat_template", None)
+    return own not in (None, PreTrainedTokenizerBase.apply_chat_template)
+
+
 def turn_ends(tokenizer: Any) -> frozenset[int]:
-    """The special token that the template writes after an assistant's turn, or none."""
-    asked, answered = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": _PROBE}
-    try:
-        text = _apply(tokenizer, [asked, answered])
-    except DraftwiseError:
-        return frozenset()
-    _, is_there, tail = text.rpartition(_PROBE)
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    known = {i for i, token in added.items() if token.special}
-    known.update(getattr(tokenizer, "all_special_ids", ()))
-    found = [i for i in _ids(tokenizer, tail, add_special_tokens=False) if i in known]
-    return frozenset(found[:1] if is_there else ())
+    """The added token that the tokenizer writes after an assistant's turn, or none.
+
+    Special or not: many fine-tunes add the end of a turn as an ordinary token. Blank ones are
+    skipped, since they stand in texts, too.
+    """
+    asked = {"role": "user", "content": "Hello"}
+    answers = [{"role": "assistant", "content": probe} for probe in _PROBES]
+    for after in ([], [asked]):  # some tokenizers take an answer only before another question
+        try:
+            one, other = (_template_ids(tokenizer, [asked, said, *after]) for said in answers)
+        except DraftwiseError:
+            continue
+        pairs = zip(reversed(one), reversed(other), strict=False)
+        num = next((n for n, (a, b) in enumerate(pairs) if a != b), 0)
+        known = added_tokens(tokenizer)
+        found = [i for i in one[len(one) - num :] if known.get(i, "").strip()]
+        return frozenset(found[:1])
+    return frozenset()
+
+
+def added_tokens(tokenizer: Any) -> Mapping[int, str]:
+    """The text of each token that was added to the vocabulary or is special, by id."""
+    special = getattr(tokenizer, "all_special_ids", ())
+    found = {i: str(tokenizer.convert_ids_to_tokens(i)) for i in special}
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    if not isinstance(added, Mapping):  # MistralCommonBackend has none
+        return found
+    return found | {i: str(token) for i, token in added.items()}
 
 
 def _turn(number: int, message: Message, tokenizer: Any) -> dict[str, Any]:
@@ -155,9 +201,84 @@ def _turn(number: int, message: Message, tokenizer: Any) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-def _apply(tokenizer: Any, turns: Sequence[Message], **options: Any) -> str:
+@dataclass(slots=True)
+class _Marks:
+    """Digits that no text contains, by what they stand for in a conversation."""
+
+    base: str = field(default_factory=lambda: f"{secrets.randbelow(10**12):012}")
+    names: list[str] = field(default_factory=list)
+
+    def new(self, name: str) -> str:
+        self.names.append(name)
+        return f"{self.base}{len(self.names) - 1:07}"
+
+    def missing(self, text: str) -> Iterator[str]:
+        marks = (f"{self.base}{number:07}" for number in range(len(self.names)))
+        return (name for name, mark in zip(self.names, marks, strict=True) if mark not in text)
+
+
+def _check_presence(turns: Sequence[Message], tokenizer: Any, options: Mapping[str, Any]) -> None:
+    """Render the turns with a mark in each; raise DraftwiseError if a mark is not in the prompt.
+
+    The same words elsewhere in the prompt cannot stand for a message that is missing.
+    """
+    marks, template = _Marks(), getattr(tokenizer, "chat_template", None)
+    marked = [_marked(number, turn, marks, str(template)) for number, turn in enumerate(turns)]
+    if template is None:  # code of its own, which may warn that its text is not for models
+        text = tokenizer.decode(_template_ids(tokenizer, marked, **options))
+    else:
+        text = str(_apply(tokenizer, marked, tokenize=False, **options))
+    check_unicode("the text", text)
+    if (lost := next(marks.missing(text), None)) is not None:
+        raise DraftwiseError(
+            f"the chat template leaves out {lost}: this model does not take it there; put what it "
+            "says into a user message"
+        )
+
+
+def _marked(number: int, turn: Message, marks: _Marks, template: str) -> dict[str, Any]:
+    what, found = f"message {number} ({turn['role']})", dict(turn)
+    for name in REASONING:
+        if isinstance(given := turn.get(name), str) and given.strip() and name not in template:
+            found[name] = given + marks.new(f"{name} of {what}")
+    if calls := turn.get("tool_calls"):
+        found["tool_calls"] = [_marked_call(call, what, marks) for call in calls]
+    elif turn["content"].strip():
+        found["content"] = turn["content"] + marks.new(what)
+    return found
+
+
+def _marked_call(call: Any, what: str, marks: _Marks) -> Any:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str):
+        return call
+    arguments, found = (
+        function.get("arguments"),
+        {**function, "name": "f" + marks.new(f"{what}, its call of {name}")},
+    )
+    of_call = f"{what}, the arguments of its call of {name}"
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            given = json.loads(arguments)
+        except ValueError:
+            given = None
+        if isinstance(given, dict):
+            found["arguments"] = json.dumps({**given, marks.new(of_call): ""})
+    elif isinstance(arguments, Mapping) and arguments:
+        found["arguments"] = {**arguments, marks.new(of_call): ""}
+    return {**call, "function": found} if "function" in call else found
+
+
+def _template_ids(tokenizer: Any, turns: Sequence[Message], **options: Any) -> list[int]:
+    found = _apply(tokenizer, turns, tokenize=True, **options)
+    ids = found["input_ids"] if isinstance(found, Mapping) else found
+    ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    return list(ids[0]) if ids and isinstance(ids[0], list) else ids
+
+
+def _apply(tokenizer: Any, turns: Sequence[Message], **options: Any) -> Any:
     try:
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
+        return tokenizer.apply_chat_template(turns, **options)
     except Exception as error:  # templates are programs, and may raise any exception
         raise DraftwiseError(f"the chat template refuses these messages: {error}") from error
 

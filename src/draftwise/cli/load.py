@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwise import zoo
+from draftwise import chat, zoo
 from draftwise.chat import Message, check_unicode, is_messages
 from draftwise.cli.failures import NOT_WRITTEN, Said, say, waiting
 from draftwise.files import TRACE_BYTES, holding, prompt_lines, read_text
@@ -61,7 +61,7 @@ def check_chat(target: str, template: Path | None = None) -> None:
 
 
 def check_template(target: str, tokenizer: Any = None) -> None:
-    if getattr(tokenizer, "chat_template", None) is None:
+    if tokenizer is None or not chat.has_template(tokenizer):
         raise DraftwiseError(
             f"{target} has no chat template: it may be a base model, which continues text. Give "
             "the prompt as text (draftwise generate without --chat), name an instruct model such "

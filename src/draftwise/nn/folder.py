@@ -71,7 +71,8 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def has_template(folder: Path) -> bool:
-    if any(folder.glob("chat_template.*")) or any(folder.glob("additional_chat_templates/*")):
+    places = ("chat_template.*", "additional_chat_templates/*", "tekken.json")  # Mistral's own
+    if any(any(folder.glob(place)) for place in places):
         return True
     return _has(folder / "tokenizer_config.json", "chat_template")
 

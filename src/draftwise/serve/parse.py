@@ -14,7 +14,7 @@ import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from draftwise import registry
-from draftwise.chat import Prompt, check_size, check_unicode, encode, render
+from draftwise.chat import Prompt, check_size, check_unicode, encode, has_template, render
 from draftwise.registry import preset
 from draftwise.serve import schemas
 from draftwise.serve.calls import CallTags, calls_schema, free_grammar
@@ -38,7 +38,13 @@ class Codec:
         if tokenizer is None:
             raise DraftwiseError("a server needs a tokenizer: the target has none")
         self.tokenizer, self._vocab_size, self.max_positions = tokenizer, vocab_size, max_positions
-        self.has_template = chat_template is not None or tokenizer.chat_template is not None
+        own = getattr(tokenizer, "chat_template", None)
+        formats_itself = own is None and has_template(tokenizer)
+        self.has_template = chat_template is not None or has_template(tokenizer)
+        if formats_itself and chat_template is not None:
+            raise DraftwiseError(
+                f"--chat-template: {type(tokenizer).__name__} formats chats in code of its own"
+            )
         if not self.has_template:
             chat_template = PLAIN_TEMPLATE
         if chat_template is not None:
@@ -47,7 +53,7 @@ class Codec:
                 render([{"role": "user", "content": "Hello"}], tokenizer)
             except DraftwiseError as error:
                 raise DraftwiseError(f"--chat-template: {error}") from None
-        self.takes_tools = "tools" in str(tokenizer.chat_template)
+        self.takes_tools = formats_itself or "tools" in str(tokenizer.chat_template)
         self.call_tags = CallTags.of(tokenizer)
         self.text_of = lru_cache(maxsize=65_536)(self._text_of)
         self.bytes_of = lru_cache(maxsize=65_536)(self._bytes_of)
