@@ -9,7 +9,8 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from draftwise.types import DraftwiseError
 
@@ -161,20 +162,39 @@ def turn_ends(tokenizer: Any) -> frozenset[int]:
             continue
         pairs = zip(reversed(one), reversed(other), strict=False)
         num = next((n for n, (a, b) in enumerate(pairs) if a != b), 0)
-        known = added_tokens(tokenizer)
+        known = added_tokens(tokenizer).texts
         found = [i for i in one[len(one) - num :] if known.get(i, "").strip()]
         return frozenset(found[:1])
     return frozenset()
 
 
-def added_tokens(tokenizer: Any) -> Mapping[int, str]:
-    """The text of each token that was added to the vocabulary or is special, by id."""
+class AddedTokens(NamedTuple):
+    """Tokens that were added to a vocabulary: their texts by id, and which ones are special."""
+
+    texts: Mapping[int, str]
+    special: frozenset[int]
+
+
+def added_tokens(tokenizer: Any) -> AddedTokens:
+    """The tokenizer's added tokens. They are listed again when one is added or becomes special."""
     special = getattr(tokenizer, "all_special_ids", ())
-    found = {i: str(tokenizer.convert_ids_to_tokens(i)) for i in special}
+    state = (len(tokenizer) if hasattr(tokenizer, "__len__") else 0, tuple(special))
+    if (known := _ADDED.get(tokenizer)) is not None and known[0] == state:
+        return known[1]
+    texts = {i: str(tokenizer.convert_ids_to_tokens(i)) for i in special}
     added = getattr(tokenizer, "added_tokens_decoder", None)
     if not isinstance(added, Mapping):  # MistralCommonBackend has none
-        return found
-    return found | {i: str(token) for i, token in added.items()}
+        added = {}
+    found = AddedTokens(
+        texts | {i: str(token) for i, token in added.items()},
+        frozenset([*special, *(i for i, token in added.items() if token.special)]),
+    )
+    _ADDED[tokenizer] = state, found
+    return found
+
+
+_ADDED: WeakKeyDictionary[Any, tuple[Any, AddedTokens]] = WeakKeyDictionary()
+"""Of each tokenizer: listing the thousands of Gemma's takes milliseconds."""
 
 
 def _turn(number: int, message: Message, tokenizer: Any) -> dict[str, Any]:

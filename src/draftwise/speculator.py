@@ -198,8 +198,13 @@ class Speculator:
         if eos is None:
             eos = (*o.eos_tokens(self.target, self.tokenizer), *text.turn_ends)
         most = min(params.max_new_tokens, self.target.max_positions - len(text.tokens))
-        ends = frozenset(() if params.ignore_eos else eos)
-        ending = Ending(most, ends, params.stop, params.stop_when)
+        # a form knows where it is complete, which then ends the answer in any case
+        is_complete = getattr(params.sampling.process, "is_complete", None)
+        ending = Ending(
+            most, frozenset(() if params.ignore_eos and is_complete is None else eos),
+            params.stop, params.stop_when, frozenset(params.stop_token_ids),
+            params.include_stop_str_in_output, is_complete,
+        )  # fmt: skip
         base = self.setting if params.preset is None else registry.preset(params.preset)
         setting = registry.adjusted(base, policy=params.policy, lengths=params.lengths)
         allowed = self._allowed(params)
@@ -350,11 +355,15 @@ class Learning:
             id=number, callbacks=callbacks, accept_rng=default_rng(accept_seed),
             context=Context(
                 -1, list(prompt), sampling, default_rng(draft_seed),
-                tenant=params.tenant, is_private=params.private, eos=ending.eos,
-                prediction=params.prediction,
+                tenant=params.tenant, is_private=params.private,
+                prediction=params.prediction, eos=ending.eos | ending.stop_token_ids,
                 drafters=self._allowed if self._is_drafted else frozenset(),
             ),
-            answer=Answer(ending, self._tokenizer),
+            answer=Answer(
+                ending, self._tokenizer, prompt,
+                by_token=params.token_texts or params.logprobs is not None,
+                skip_special_tokens=params.skip_special_tokens,
+            ),
             decider=kind(
                 number, policy, self._feedback(), self.plans, self._stop_rules(guide_seed),
                 scores_prompt=self._scores_prompt,

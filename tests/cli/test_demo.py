@@ -131,7 +131,7 @@ class _Letters:
 
 def _lanes() -> list[Lane]:
     slow, quick = _Rounds([0.4] * 6, 1), _Rounds([0.5] * 2, 3)
-    return [Lane("plain", slow, _Letters()), Lane("fast", quick, _Letters())]  # type: ignore[arg-type]
+    return [Lane("plain", slow), Lane("fast", quick)]  # type: ignore[arg-type]
 
 
 def test_a_race_gives_both_the_same_seconds() -> None:

@@ -126,6 +126,18 @@ def test_repetition_penalty(trees: tuple[TreeShape | None, ...]) -> None:
     assert expected != [plain_greedy(prompt, 20) for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("kind", ["stop_token_ids", "eos_token_ids"])
+def test_every_pool_ends_with_a_token(kind: str, pool: str, num_rows: int) -> None:
+    prompts = PROMPTS[:num_rows]
+    plain = [plain_greedy(prompt, 24) for prompt in prompts]
+    end = plain[0][7]
+    results = speculator(POOLS[pool]).generate(prompts, max_new_tokens=24, **{kind: end})
+    cut = [t[: t.index(end) + 1] if end in t else t for t in plain]
+    assert [result.tokens for result in results] == cut
+
+
 def test_scope_session_shares_what_was_learned_and_changes_no_token() -> None:
     made = speculator(POOLS["all"], "ucb1", scope="session")
     for _ in range(2):

@@ -303,6 +303,25 @@ def test_predicted_answers_have_the_law_of_the_target(sampling: str) -> None:
     assert smallest_p_value(made, SAMPLING[sampling], prediction=prediction) > LEVEL
 
 
+def cut(law: Mapping[tuple[int, ...], Any], end: int) -> Counter[tuple[int, ...]]:
+    """The law of answers that end with their first ``end``."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for answer, weight in law.items():
+        num = answer.index(end) + 1 if end in answer else len(answer)
+        found[answer[:num]] += weight
+    return found
+
+
+@pytest.mark.parametrize("setting", ["fixed", "chains and trees", "drafts from other answers"])
+@pytest.mark.parametrize("kind", ["stop_token_ids", "eos_token_ids"])
+def test_answers_that_end_with_a_token_have_the_law_of_the_target(setting: str, kind: str) -> None:
+    end, sampling = 2, SAMPLING["plain"]
+    counts = answers(build(setting), sampling, **{kind: [end]})
+    laws = [cut(own_law(tuple(prompt), sampling), end) for prompt in PROMPTS]
+    values = [p_value(*pair) for pair in zip(counts, laws, strict=True)]
+    assert min(values) * len(values) > LEVEL
+
+
 @pytest.mark.parametrize("setting", ["eagle", "eagle's tree"])
 def test_four_rows_of_two_temperatures(setting: str) -> None:
     """150 batches of four, a size that people run, where few rows draft and end together."""

@@ -1,4 +1,7 @@
-"""Text equals one decode of its tokens, for any decoder, chunking and stop."""
+"""Text equals one decode of prompt and tokens, for any decoder, chunking and stop.
+
+Byte tokens are the exception: a decoder replaces a whole run of them for one broken character.
+"""
 
 from __future__ import annotations
 
@@ -87,11 +90,31 @@ def made(kind: str) -> Any:
     return KINDS[kind]()
 
 
-def decoded(kind: str, tokens: Sequence[int]) -> str:
-    text: str = made(kind).decode(
-        tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
-    return text
+def decoded(kind: str, tokens: Sequence[int], *, skips: bool = True) -> str:
+    """One decode; of byte tokens, each broken character is U+FFFD, and no other."""
+    if "fallback" not in kind:
+        text: str = made(kind).decode(
+            tokens, skip_special_tokens=skips, clean_up_tokenization_spaces=False
+        )
+        return text
+    text, run = "", b""
+    for name in [*made(kind).convert_ids_to_tokens(tokens), ""]:
+        if name.startswith("<0x"):
+            run += bytes.fromhex(name[3:5])
+        elif not skips or name not in ("<s>", "</s>", "<|own|>"):
+            text += run.decode(errors="replace") + name.replace("▁", " ")
+            run = b""
+    return text.removeprefix(" ") if kind == "byte fallback" else text
+
+
+def added(kind: str, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text that tokens add to a prompt's; they may complete its last character."""
+    before, whole = decoded(kind, prompt), decoded(kind, [*prompt, *tokens])
+    if not whole.startswith(before):
+        assert before.endswith("�")
+        before = before[:-1]
+    assert whole.startswith(before)
+    return whole[len(before) :]
 
 
 def spelled(kind: str, text: str) -> list[int]:
@@ -126,18 +149,91 @@ def tokens_of(kind: str) -> st.SearchStrategy[list[int]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_streamed_text_final_text_and_one_decode_are_equal(kind: str) -> None:
     @settings(max_examples=150, deadline=None, derandomize=True, database=None)
-    @given(tokens_of(kind), st.randoms(use_true_random=False))
-    def check(tokens: list[int], sizes: random.Random) -> None:
-        answer, streamed = Answer(Ending(10**6), made(kind)), ""
+    @given(tokens_of(kind), tokens_of(kind), st.randoms(use_true_random=False))
+    @example([], [], random.Random(0))
+    def check(prompt: list[int], tokens: list[int], sizes: random.Random) -> None:
+        prompt = prompt[:30]
+        answer, streamed = Answer(Ending(10**6), made(kind), prompt), ""
         for group in grouped(tokens, sizes):
             answer.push(group)
             assert answer.text.startswith(streamed)
             streamed = answer.text
         answer.finish("length")
         assert answer.text.startswith(streamed)
-        assert answer.text == decoded(kind, tokens)
+        assert answer.text == added(kind, prompt, tokens)
 
     check()
+
+
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_of_tokens_add_up(kind: str, skips: bool) -> None:
+    @settings(max_examples=80, deadline=None, derandomize=True, database=None)
+    @given(tokens_of(kind))
+    def check(tokens: list[int]) -> None:
+        answer = Answer(Ending(10**6), made(kind), by_token=True, skip_special_tokens=skips)
+        answer.push(tokens)
+        answer.finish("length")
+        assert len(answer.token_texts) == len(tokens)
+        assert "".join(answer.token_texts) == answer.text == decoded(kind, tokens, skips=skips)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt", "answer", "text"),
+    [
+        ("byte fallback", ["▁hello"], ["▁world", "!"], " world!"),
+        ("byte fallback", ["<s>"], ["▁world"], "world"),
+        ("byte fallback", ["a", "<s>"], ["▁world"], " world"),
+        ("byte fallback", ["a"] * 100, ["▁world"], " world"),
+        ("byte fallback", [], ["▁world", "▁is"], "world is"),
+        ("byte fallback, unstripped", ["▁hello"], ["▁world"], " world"),
+        ("metaspace", ["▁hello"], ["▁world", "▁is"], " world is"),
+        ("word piece", ["hello"], ["##lo", "do", "n't"], "lo don't"),
+        ("byte fallback", ["<0xE4>"], ["<0xBD>", "<0xA0>", "a"], "你a"),
+        ("byte fallback", ["<0xE4>"], ["a"], "a"),
+        ("byte fallback", ["�"], ["a"], "a"),
+        ("byte fallback", ["<0xE4>"], ["<s>"], ""),
+    ],
+)
+def test_an_answer_continues_its_prompt(
+    kind: str, prompt: list[str], answer: list[str], text: str
+) -> None:
+    prompt_ids, ids = (made(kind).convert_tokens_to_ids(names) for names in (prompt, answer))
+    for step in (1, len(ids)):
+        told = Answer(Ending(len(ids)), made(kind), prompt_ids)
+        for start in range(0, len(ids), step):
+            told.push(ids[start : start + step])
+        assert told.text == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        *(("byte fallback", text) for text in ("မြန်မာ", "你好😀", "é👍🏽", "ไทย")),
+        ("byte fallback, unstripped", "မြန်မာ"),
+        ("byte level", "你好😀ไทย"),
+    ],
+)
+def test_only_the_cut_character_is_replaced(kind: str, text: str) -> None:
+    """Whatever the cut, and whole characters are shown as soon as their last byte is there."""
+    raw, tokens = text.encode(), spelled(kind, text)
+    for num in range(1, len(tokens) + 1):
+        answer = Answer(Ending(num), made(kind))
+        answer.push(tokens[: num - 1])
+        assert answer.text == raw[: num - 1].decode(errors="ignore")
+        answer.push(tokens[num - 1 :])
+        assert (answer.text, answer.num_tokens) == (raw[:num].decode(errors="replace"), num)
+
+
+def test_names_alone_make_no_byte_tokens() -> None:
+    """A decoder without byte fallback spells them out."""
+    tokenizer = _of_pieces([*BYTES, "a"], decoders.Fuse())
+    ids = tokenizer.convert_tokens_to_ids(["a", "<0xE4>", "a"])
+    answer = Answer(Ending(3), tokenizer)
+    answer.push(ids)
+    assert answer.text == tokenizer.decode(ids) == "a<0xE4>a"
 
 
 @pytest.mark.parametrize("kind", KINDS)

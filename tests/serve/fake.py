@@ -38,7 +38,11 @@ class FakeRow:
         self.id, self.prompt, self.options = next(_IDS), tuple(prompt), options
         eos = frozenset(options.get("eos_token_ids") or ())
         stop = tuple(options.get("stop", ()))
-        self.answer = Answer(Ending(options.get("max_new_tokens", 16), eos, stop), tokenizer)
+        ends = frozenset(options.get("stop_token_ids", ()))
+        self.answer = Answer(
+            Ending(options.get("max_new_tokens", 16), eos, stop, None, ends), tokenizer, prompt,
+            by_token="logprobs" in options or options.get("token_texts", False),
+        )  # fmt: skip
         self.stats, self.error = Stats(), None
         self.tokens: list[int] = []
         self.logprobs: list[FakeLogprob] = []
@@ -70,7 +74,7 @@ class FakeRow:
             self.logprobs[start:],
             [None, *self.prompt_logprobs] if self.wants_prompt_logprobs and not start else None,
             round_, [(round_.num_drafted, round_.num_accepted)], self.stats,
-            self.answer.finish_reason,
+            self.answer.finish_reason, None, self.answer.token_texts[start:],
         )  # fmt: skip
 
     def output(self) -> RequestOutput:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,10 @@ EOS = TOKENIZER.eos_token_id  # the model has more tokens than the tokenizer, as
 GRAMMARS = Grammars(TOKENIZER, VOCAB, {EOS})
 
 
-def regex(text: str) -> Any:
+def regex(text: str, ends: Collection[int] = (), ignores_eos: bool = False) -> Any:
     grammar = grammar_of(StructuredOutputs(regex=text))
     assert grammar is not None
-    return next(GRAMMARS.constraints(grammar, [2]))
+    return next(GRAMMARS.constraints(grammar, [2], ends, ignores_eos))
 
 
 def allowed(constraint: Any, answer: list[int]) -> set[int]:
@@ -53,6 +54,38 @@ def test_the_order_of_questions_changes_nothing(paths: list[list[int]]) -> None:
     made = regex("(ab|ba)*c")
     for path in paths:
         assert allowed(made, path) == allowed(regex("(ab|ba)*c"), path)
+
+
+def test_every_end_is_allowed_where_the_text_is_complete_and_nowhere_else() -> None:
+    """``own`` is an ordinary token of the vocabulary, which the grammar could take for text."""
+    (own,) = ids("b")
+    made = regex("a[ab]*", ends=[own, VOCAB - 1, VOCAB + 5])
+    assert allowed(made, []) == set(ids("a"))
+    assert allowed(made, ids("a")) == {*ids("a"), own, VOCAB - 1, EOS}
+    for end in (own, VOCAB - 1, EOS):
+        assert allowed(made, [*ids("a"), end]) == {own, VOCAB - 1, EOS}
+        assert made.num_allowed([7, 7, *ids("aa"), end], 2) in {1, 2}
+    assert allowed(made, [own]) == set(range(VOCAB)), "it was forbidden"
+
+
+def test_an_answer_that_ignores_ends_goes_on_while_its_form_allows_more() -> None:
+    made = regex("a{1,3}", ignores_eos=True)
+    assert allowed(made, ids("a")) == allowed(made, ids("aa")) == set(ids("a"))
+    assert allowed(made, ids("aaa")) == {EOS}
+
+
+def test_texts_of_a_form() -> None:
+    made = regex("(ab)+c?")
+    for text, is_one in (
+        ("", False),
+        ("ab", True),
+        ("aba", False),
+        ("ababc", True),
+        ("abx", False),
+    ):
+        assert made.is_complete(text) is is_one
+    allowed(made, ids("ab"))
+    assert not made.is_complete("a"), "it does not depend on what was consumed"
 
 
 def test_behind_a_forbidden_token_nothing_is_masked() -> None:

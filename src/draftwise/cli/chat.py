@@ -163,10 +163,10 @@ class Conversation:
             )
         if params.seed is not None:
             params = replace(params, seed=params.seed + len(self.turns))
-        attribution = SourceAttribution(self._speculator.tokenizer)
+        attribution = SourceAttribution()
         pen, shown, first_token_s = Pen(self._names, is_chat=True), "", 0.0
         start = time.perf_counter()
-        generation = self._speculator.start(prompt, params)
+        generation = self._speculator.start(prompt, replace(params, token_texts=True))
         for output in generation.outputs():
             first_token_s = first_token_s or time.perf_counter() - start
             shown += output.text

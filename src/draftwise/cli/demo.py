@@ -160,13 +160,13 @@ class Stage(Live):
 class Lane:
     """One decoder's growing answer, and the engine's seconds spent on it."""
 
-    def __init__(self, title: str, generation: Generation, tokenizer: Any) -> None:
+    def __init__(self, title: str, generation: Generation) -> None:
         from draftwise.engine.attribution import SourceAttribution
         from draftwise.engine.outputs import Stats
 
         self.title, self.generation, self.stats = title, generation, Stats()
         self._outputs, self._text = generation.outputs(), ""
-        self._attribution = SourceAttribution(tokenizer)
+        self._attribution = SourceAttribution()
         self.pieces: list[Piece] = []
         self.is_running = True
 
@@ -318,7 +318,7 @@ class Show:
 
     def __init__(self, fast: Speculator, title: str, params: RequestParams) -> None:
         self._fast, self._plain, self._title = fast, plain_like(fast), title
-        self._params, self._console = params, Output()
+        self._params, self._console = replace(params, token_texts=True), Output()
         # a second console, which records the picture
         self.film = Console(
             record=True, file=io.StringIO(), force_terminal=True, width=110, height=40
@@ -339,7 +339,7 @@ class Show:
             for line in asked.text.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
                 self._print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
             lanes = [
-                Lane(title, one.start(asked.prompt, self._params), one.tokenizer)
+                Lane(title, one.start(asked.prompt, self._params))
                 for title, one in (("plain decoding", self._plain), (self._title, self._fast))
             ]
             # the first decoder to step alternates; plain decoding is always shown on the left

@@ -116,10 +116,13 @@ class Job:
     trace: TraceWriter | None
     as_json: bool
 
-    def start(self, prompts: Sequence[Prompt], first: int) -> Generation:
+    def start(
+        self, prompts: Sequence[Prompt], first: int, *, token_texts: bool = False
+    ) -> Generation:
         """Start a chunk of prompts; first: index of the chunk's first prompt."""
         seed = self.params.seed  # with one seed every chunk of a batch would sample the same tokens
-        params = replace(self.params, seed=None if seed is None else seed + first)
+        seed = None if seed is None else seed + first
+        params = replace(self.params, seed=seed, token_texts=token_texts)
         return self.speculator.start(list(prompts), params)
 
     def outputs(
@@ -142,8 +145,8 @@ def run_single(job: Job, prompt: Prompt) -> int:
     """Answer one prompt, streamed unless as JSON."""
     from draftwise.engine.attribution import SourceAttribution
 
-    generation, text = job.start([prompt], 0), ""
-    attribution = SourceAttribution(job.speculator.tokenizer)
+    generation, text = job.start([prompt], 0, token_texts=True), ""
+    attribution = SourceAttribution()
     pen = Pen([drafter.name for drafter in job.speculator.drafters])
     with graceful() as is_stopped:
         for output, _ in job.outputs(generation, 0, is_stopped):

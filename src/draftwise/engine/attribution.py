@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftwise.engine.answer import Detokenizer
-from draftwise.engine.engine import Result
+from draftwise.engine.answer import Answer, Ending
 from draftwise.engine.outputs import TARGET, RequestOutput
 
 Piece = tuple[str, str]  # a piece of text, and its drafter or ``target``
@@ -15,25 +14,23 @@ Piece = tuple[str, str]  # a piece of text, and its drafter or ``target``
 class SourceAttribution:
     """Splits the growing text of one answer into pieces by drafter.
 
-    Tokens are decoded here a second time, one by one, only to find the boundaries between them.
+    The request needs ``token_texts``. num_shown: characters of the text that are not asked for.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(self, num_shown: int = 0) -> None:
         self._ends: list[tuple[int, str]] = []  # end offset and drafter of each piece
-        self._num_decoded = self._num_shown = 0
+        self._num_told = self._num_shown = num_shown
 
-    def grow(self, new: RequestOutput | Result, text: str) -> list[Piece]:
+    def grow(self, new: RequestOutput, text: str) -> list[Piece]:
         """The pieces that ``new`` adds to the answer; text: the answer so far, including them."""
-        self._read(new.tokens, new.sources)
+        self._read(new.token_texts, new.sources)
         return self.finish(text)
 
-    def _read(self, tokens: Sequence[int], sources: Sequence[str]) -> None:
-        for token, source in zip(tokens, sources, strict=True):
-            self._num_decoded += len(self._detokenizer.push([token]))
-            end = self._num_decoded + len(self._detokenizer.waiting)
-            if end > (self._ends[-1][0] if self._ends else self._num_shown):
-                self._ends.append((end, source))
+    def _read(self, texts: Sequence[str], sources: Sequence[str]) -> None:
+        for text, source in zip(texts, sources, strict=True):
+            self._num_told += len(text)
+            if text:
+                self._ends.append((self._num_told, source))
 
     def finish(self, text: str) -> list[Piece]:
         """The pieces of ``text`` that have not been returned yet."""
@@ -49,7 +46,8 @@ class SourceAttribution:
 
 
 def attributed(tokenizer: Any, tokens: Sequence[int], sources: Sequence[str]) -> list[Piece]:
-    """The pieces of a finished answer; their concatenation equals one decode of all tokens."""
-    attribution, whole = SourceAttribution(tokenizer), Detokenizer(tokenizer)
-    attribution._read(tokens, sources)
-    return attribution.finish(whole.push(tokens) + whole.flush())
+    """The pieces of a finished answer; their concatenation is the text of all tokens."""
+    attribution, answer = SourceAttribution(), Answer(Ending(len(tokens)), tokenizer, by_token=True)
+    answer.push(tokens)
+    attribution._read(answer.token_texts, sources)
+    return attribution.finish(answer.text)

@@ -54,6 +54,9 @@ class Options(TypedDict, total=False):
     stop_when: Callable[..., bool] | None
     eos_token_ids: int | Sequence[int] | None
     ignore_eos: bool
+    stop_token_ids: int | Sequence[int]
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
     seed: int | Sequence[int] | None
     label: str
     private: bool
@@ -66,6 +69,7 @@ class Options(TypedDict, total=False):
     max_draft: int | None
     logprobs: int | None
     prompt_logprobs: bool
+    token_texts: bool
     priority: int
     prediction: Sequence[int]
     attention_mask: Any
@@ -107,15 +111,19 @@ class RequestParams:
 
     max_new_tokens: 1 or more; an answer also ends at the target's last position. stop: strings that
     end an answer. stop_when: called after each token with the answer's tokens so far; True ends the
-    answer. eos_token_ids: replace the model's; ignore_eos: use none. seed: 0 or more; None =
-    random. label: the kind of request; requests of one kind share what is learnt. private: others
-    do not reuse its text or shared memory. tenant: whose earlier answers and prefixes it may reuse.
-    preset, policy, lengths: replace the speculator's; up to 128 lengths from 1 to 1,024.
-    speculation: False decodes plainly, and no drafter sees the text. drafters: names of the allowed
-    drafters; None = all. max_draft: maximum tokens per draft, 0 to 1,024; None = the plans'
-    lengths. These three are named as in vLLM's ``extra_args``. logprobs: number of top tokens per
-    emitted one, from 0 (the emitted one only) to the vocabulary size; prompt_logprobs: also for the
-    prompt. priority: higher runs first. Raises BadValue for a wrong type or a value out of range.
+    answer. eos_token_ids: replace the ends of the model, the tokenizer and the chat's turns;
+    ignore_eos: use none of these. stop_token_ids: further tokens that end an answer; its text ends
+    before them, its tokens with them. include_stop_str_in_output: the text ends with what ended it.
+    skip_special_tokens: leave special tokens out of the text; a stop string may name one in either
+    case. seed: 0 or more; None = random. label: the kind of request; requests of one kind share
+    what is learnt. private: others do not reuse its text or shared memory. tenant: whose earlier
+    answers and prefixes it may reuse. preset, policy, lengths: replace the speculator's; up to 128
+    lengths from 1 to 1,024. speculation: False decodes plainly, and no drafter sees the text.
+    drafters: names of the allowed drafters; None = all. max_draft: maximum tokens per draft, 0 to
+    1,024; None = the plans' lengths. These three are named as in vLLM's ``extra_args``. logprobs:
+    number of top tokens per emitted one, from 0 (the emitted one only) to the vocabulary size;
+    prompt_logprobs: also for the prompt; token_texts: report what each token added to the text.
+    priority: higher runs first. Raises BadValue for a wrong type or a value out of range.
     """
 
     sampling: SamplingParams = option(SamplingParams, check=_sampling_params)
@@ -139,6 +147,9 @@ class RequestParams:
     ignore_eos: bool = _drawn(
         False, "Continue after the end-of-text token.", "--ignore-eos", check=checks.flag
     )
+    stop_token_ids: tuple[int, ...] = option((), check=_token_ids)
+    include_stop_str_in_output: bool = option(False, check=checks.flag)
+    skip_special_tokens: bool = option(True, check=checks.flag)
     seed: int | None = _drawn(None, SEED_HELP, metavar="N", check=_optional(checks.seed))
     label: str = option("", check=checks.string)
     private: bool = option(False, check=checks.flag)
@@ -167,6 +178,7 @@ class RequestParams:
     )
     logprobs: int | None = option(None, check=_optional(partial(checks.whole, least=0)))
     prompt_logprobs: bool = option(False, check=checks.flag)
+    token_texts: bool = option(False, check=checks.flag)
     priority: int = option(0, check=checks.whole)
     prediction: tuple[int, ...] = option((), check=partial(checks.wholes, least=0, num=2**20))
 
@@ -361,11 +373,16 @@ def randomness(
 
 
 def eos_tokens(target: CausalModel, tokenizer: Any) -> Sequence[int]:
-    """The end-of-text tokens of the model's generation config, else of the tokenizer."""
+    """The end-of-text tokens of the model's generation config and of the tokenizer.
+
+    Both count: fine-tunes change one of them and leave the other as it was.
+    """
     config = getattr(target.module, "generation_config", None)
-    eos = getattr(config, "eos_token_id", None)
-    eos = getattr(tokenizer, "eos_token_id", None) if eos is None else eos
-    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    found = list[int]()
+    for source in (config, tokenizer):
+        eos = getattr(source, "eos_token_id", None)
+        found += [] if eos is None else [eos] if isinstance(eos, int) else eos
+    return list(dict.fromkeys(found))
 
 
 def _encode(name: str, prompt: Any, tokenizer: Any, max_positions: int) -> Prompt:

@@ -209,6 +209,8 @@ class RequestOutput:
     sources: the drafter of each token. text: new text, which is final. round: its record; None if
     the request ended outside of a round. rounds: drafted and accepted tokens of each. The first
     delta has ``prompt_logprobs``, None for the first token; the last ``finish_reason``, ``error``.
+    token_texts: what each token added to the text, before a stop string cut it; a character belongs
+    to the token of its last byte. Empty unless they or ``logprobs`` were asked for.
     """
 
     request: int = -1
@@ -222,10 +224,11 @@ class RequestOutput:
     stats: Stats = field(default_factory=Stats)
     finish_reason: str | None = None
     error: str | None = None
+    token_texts: list[str] = field(default_factory=list)
 
     def add(self, later: RequestOutput) -> None:
         self.text += later.text
-        for name in ("tokens", "sources", "rounds", "logprobs"):
+        for name in ("tokens", "token_texts", "sources", "rounds", "logprobs"):
             getattr(self, name).extend(getattr(later, name))
         self.prompt_logprobs = later.prompt_logprobs or self.prompt_logprobs
         self.finish_reason, self.stats, self.error = later.finish_reason, later.stats, later.error

@@ -181,6 +181,7 @@ class Request:
             self.stats,
             answer.finish_reason,
             None if self.error is None else str(self.error),
+            answer.token_texts[box.num_tokens :],
         )
         box.num_chars, box.num_tokens = len(answer.text), answer.num_tokens
         if box.sink is not None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,12 +28,16 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocab_size: int, eos: Collection[int]) -> None:
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, sorted(eos)
 
-    def constraints(self, grammar: str, nums_prompt: Sequence[int]) -> Iterator[Constraint]:
+    def constraints(
+        self, grammar: str, nums_prompt: Sequence[int], ends: Collection[int] = (),
+        ignores_eos: bool = False,
+    ) -> Iterator[Constraint]:  # fmt: skip
         """Yield one constraint per answer, from the lengths of the prompts.
 
-        Errors: DraftwiseError for a grammar that cannot be parsed or that no text matches. The
-        grammar is compiled once, and its first mask, which can take half a second, is computed here
-        rather than in the engine's thread.
+        ends: tokens that end these answers in addition to the model's. ignores_eos: whether an
+        answer goes on while its form allows more. Errors: DraftwiseError for a grammar that cannot
+        be parsed or that no text matches. The grammar is compiled once, and its first mask, which
+        can take half a second, is computed here rather than in the engine's thread.
         """
         from llguidance import LLMatcher
 
@@ -43,8 +47,10 @@ class Grammars:
             raise DraftwiseError(f"the grammar cannot be used: {why}")
         matcher.compute_bitmask()
         _check(matcher)
+        every = {*self._eos, *(token for token in ends if token < self._vocab_size)}
+        form = Form(matcher, self._tokens, self._vocab_size, frozenset(every), ignores_eos)
         for num_prompt in nums_prompt:
-            yield Constraint(matcher.deep_copy(), num_prompt, self._vocab_size, self._eos)
+            yield Constraint(form, num_prompt)
 
     @cached_property
     def _tokens(self) -> LLTokenizer:
@@ -56,18 +62,38 @@ class Grammars:
         return from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos)
 
 
+class Form(NamedTuple):
+    """What the constraints of one HTTP request share; the matcher has consumed nothing."""
+
+    matcher: Any
+    tokens: LLTokenizer
+    vocab_size: int
+    ends: frozenset[int]
+    ignores_eos: bool
+
+
 class Constraint:
     """A ``SamplingParams.process`` that masks tokens that the grammar forbids.
 
+    Tokens that end the answer are allowed where its text is complete, and nowhere else, even if
+    the grammar could take them for text.
     State: a matcher and the answer's tokens that it has consumed. Paths of a draft may come in any
     order: the matcher rolls back to the prefix shared with the previous path. After a forbidden
     token nothing is masked: that token has probability 0 and ends the draft.
     """
 
-    def __init__(self, matcher: Any, num_prompt: int, vocab_size: int, eos: Sequence[int]) -> None:
-        self._matcher, self._num_prompt = matcher, num_prompt
-        self._vocab_size, self._eos = vocab_size, list(eos)
+    def __init__(self, form: Form, num_prompt: int) -> None:
+        self._form, self._num_prompt = form, num_prompt
+        self._matcher = form.matcher.deep_copy()
+        self._ends = sorted(form.ends)
         self._read: list[int] = []
+        self._is_over = False  # whether an end token followed
+
+    def is_complete(self, text: str) -> bool:
+        """Whether an answer may consist of this text."""
+        matcher, tokens = self._form.matcher.deep_copy(), self._form.tokens.greedy_tokenize(text)
+        num: int = matcher.try_consume_tokens(tokens) if tokens else 0
+        return num == len(tokens) and bool(matcher.is_accepting())
 
     def __call__(self, text: Sequence[int], logits: Tensor) -> Tensor:
         """[V] logits after a text, -inf for forbidden tokens. Errors: DraftwiseError."""
@@ -83,7 +109,9 @@ class Constraint:
         answer = list(text[self._num_prompt :])
         if not self._follow(answer[: len(answer) - num]):
             return num
-        allowed: int = self._matcher.validate_tokens(answer[len(answer) - num :])
+        new = answer[len(answer) - num :]
+        end = next((n for n, token in enumerate(new) if token in self._form.ends), num)
+        allowed: int = self._matcher.validate_tokens(new[:end])
         return allowed
 
     def _follow(self, answer: Sequence[int]) -> bool:
@@ -96,21 +124,26 @@ class Constraint:
             self._matcher.rollback(len(self._read) - shared)
             del self._read[shared:]
         new = list(answer[shared:])
-        num = self._matcher.try_consume_tokens(new) if new else 0
+        end = next((n for n, token in enumerate(new) if token in self._form.ends), len(new))
+        num = self._matcher.try_consume_tokens(new[:end]) if end else 0
         _check(self._matcher)
         self._read += new[:num]
-        is_over = self._matcher.is_stopped() and all(token in self._eos for token in new[num:])
-        return num == len(new) or is_over
+        self._is_over = num == end < len(new) and self._form.ends.issuperset(new[end:])
+        return num == len(new) or (self._is_over and self._matcher.is_accepting())
 
     def _allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """[V] whether each token may come next; only end tokens if the grammar is complete."""
-        if self._matcher.is_stopped():
-            mask = np.zeros(self._vocab_size, dtype=np.bool_)
-            mask[self._eos] = True
+        """[V] whether each token may come next; only end tokens if the text is complete."""
+        mask = np.zeros(self._form.vocab_size, dtype=np.bool_)
+        if self._is_over or self._matcher.is_stopped():
+            mask[self._ends] = True
             return mask
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         _check(self._matcher)
-        return np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(np.bool_)
+        mask |= np.unpackbits(bits, bitorder="little")[: len(mask)].astype(np.bool_)
+        mask[self._ends] = False
+        goes_on = self._form.ignores_eos and bool(mask.any())
+        mask[self._ends] = not goes_on and self._matcher.is_accepting()
+        return mask
 
 
 @dataclass(frozen=True, slots=True)

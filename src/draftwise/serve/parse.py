@@ -14,7 +14,16 @@ import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from draftwise import registry
-from draftwise.chat import Prompt, check_size, check_unicode, encode, has_template, render
+from draftwise.chat import (
+    Prompt,
+    added_tokens,
+    check_size,
+    check_unicode,
+    encode,
+    has_template,
+    render,
+)
+from draftwise.engine.answer import Detokenizer
 from draftwise.registry import preset
 from draftwise.serve import schemas
 from draftwise.serve.calls import CallTags, calls_schema, free_grammar
@@ -56,7 +65,6 @@ class Codec:
         self.takes_tools = formats_itself or "tools" in str(tokenizer.chat_template)
         self.call_tags = CallTags.of(tokenizer)
         self.text_of = lru_cache(maxsize=65_536)(self._text_of)
-        self.bytes_of = lru_cache(maxsize=65_536)(self._bytes_of)
 
     def chat(
         self, messages: Sequence[schemas.Message], tools: Sequence[schemas.Tool],
@@ -120,7 +128,7 @@ class Codec:
         """The text for ``/detokenize``. Errors: DraftwiseError for an id not in the vocabulary."""
         if (largest := max(body.tokens, default=0)) >= (size := self._vocab_size):
             raise DraftwiseError(f"tokens: {largest} is outside the vocabulary of {size}")
-        return str(self.tokenizer.decode(body.tokens, skip_special_tokens=False))
+        return self.decode(body.tokens)
 
     def logit_bias(self, given: Mapping[str, float] | None) -> dict[int, float]:
         """``logit_bias`` by token id. Errors: DraftwiseError for an invalid id."""
@@ -151,15 +159,43 @@ class Codec:
             raise DraftwiseError(why)
         return prompt
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of all tokens, special ones included."""
+        return "".join(self.token_texts(tokens))
+
+    def token_texts(self, tokens: Sequence[int]) -> list[str]:
+        """What each token adds to the text of those before, special ones included."""
+        detokenizer = Detokenizer(self.tokenizer, skip_special_tokens=False)
+        texts = [detokenizer.push([token]) for token in tokens]
+        return [*texts[:-1], *(text + detokenizer.flush() for text in texts[-1:])]
+
+    @cached_property
+    def _inside(self) -> list[int]:
+        """A letter: as the first of a text, a token would lose its space."""
+        return list(self.tokenizer("a", add_special_tokens=False)["input_ids"][-1:])
+
     def _text_of(self, token: int) -> str:
+        """The token's text inside a text."""
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        before = self.tokenizer.decode(self._inside, **options)
+        text = str(self.tokenizer.decode([*self._inside, token], **options))
+        if text.startswith(before):
+            return text[len(before) :]
         return str(self.tokenizer.decode([token], **options))
 
-    def _bytes_of(self, token: int) -> bytes:
-        """The token's bytes, which may be part of a character, for byte-level vocabularies."""
-        text = self._text_of(token)
+    def name_of(self, token: int, text: str) -> str:
+        """How log-probabilities name a token that added ``text``, which is empty for two kinds.
+
+        A part of a character has no name but its bytes; a token that has no text has its own.
+        """
+        own = self.text_of(token)
+        return text if text or "\ufffd" in own else own
+
+    def bytes_of(self, token: int, name: str) -> bytes:
+        """The bytes of a token with this name; they may be a part of a character."""
+        text = self.text_of(token)
         if "\ufffd" not in text:
-            return text.encode()
+            return name.encode()
         piece = str(self.tokenizer.convert_ids_to_tokens(token))
         if piece.startswith("<0x") and piece.endswith(">"):
             return bytes([int(piece[3:-1], 16)])
@@ -269,26 +305,32 @@ class RequestParser:
             registry.check_remote_spec("policy", own.policy)
         options = own.model_dump(exclude={"plans", "deadline_s", "pieces"}) | {
             "lengths": own.plans, "tenant": body.tenant, "stop": body.stops,
-            "logprobs": logprobs, "prompt_logprobs": prompt_logprobs,
+            "logprobs": logprobs, "prompt_logprobs": prompt_logprobs, "token_texts": own.pieces,
         }  # fmt: skip
         given = {name: value for name, value in options.items() if value is not None}
         deadlines = (own.deadline_s, self.limits.deadline_s)
         deadline_s = min((s for s in deadlines if s is not None), default=None)
         prompts = [prompt for prompt in prompts for _ in range(body.n)]
         held: Iterator[Any] = itertools.repeat(None)
+        stops, own_ends = frozenset(body.stop_token_ids or ()), frozenset[int]()
         if grammar is not None:
-            held = self.grammars.constraints(grammar, [len(prompt.tokens) for prompt in prompts])
+            # control tokens end a form where it is complete; other stop tokens may be in its text
+            own_ends = stops & added_tokens(self.codec.tokenizer).texts.keys()
+            ends = own_ends.union(*(prompt.turn_ends for prompt in prompts))
+            nums = [len(prompt.tokens) for prompt in prompts]
+            held = self.grammars.constraints(grammar, nums, ends, body.ignore_eos)
         for index, prompt in enumerate(prompts):
-            ends = {*(body.stop_token_ids or ())}
+            ends = own_ends
             if not body.ignore_eos or grammar is not None:  # a form ends where it says
-                ends |= self.eos | prompt.turn_ends
+                ends = ends | self.eos | prompt.turn_ends
             process = next(held)
-            if body.min_tokens and ends:
-                process = MinTokens(len(prompt.tokens), body.min_tokens, sorted(ends))
+            if body.min_tokens and (ends or stops):
+                process = MinTokens(len(prompt.tokens), body.min_tokens, sorted(ends | stops))
             each = {
                 "max_new_tokens": self._room(prompt, budget),
                 "sampling": self._sampling(body, process),
                 "eos_token_ids": sorted(ends),
+                "stop_token_ids": sorted(stops - ends),
                 "seed": seed_of(body.seed, index),
             }
             requests.append(GenerationRequest(prompt.tokens, given | each, deadline_s))

@@ -99,9 +99,7 @@ class Reply:
         self.id, self._created = f"{self.kind}-{uuid.uuid4().hex}", int(time.time())
         self.num_prompt_tokens = sum(len(ask.prompt) for ask in requests[:: body.n])
         self.outputs = [RequestOutput() for _ in requests]
-        self._attributions = [
-            SourceAttribution(self._codec.tokenizer) for _ in requests if body.draftwise.pieces
-        ]
+        self._attributions = [SourceAttribution() for _ in requests if body.draftwise.pieces]
 
     @property
     def num_tokens(self) -> int:
@@ -184,63 +182,73 @@ class CompletionReply(Reply):
     def __init__(self, service: Service, body: CompletionRequest, requests: Requests) -> None:
         super().__init__(service, body, requests)
         self._has_logprobs, self._is_empty = body.logprobs is not None, body.max_tokens == 0
-        self._echoes: list[tuple[str, Sequence[int]]] = []  # by choice: the prompt's text and ids
+        self._nums_told = [0 for _ in requests]  # characters of the tokens reported so far
+        # by choice: the prompt's text, its tokens, and the text of each
+        self._echoes: list[tuple[str, Sequence[int], Sequence[str]]] = []
         if body.echo:
             for given, ask in zip(body.prompts, requests[:: body.n], strict=True):
-                text = given if isinstance(given, str) else self._codec.tokenizer.decode(given)
-                self._echoes += [(text, ask.prompt)] * body.n
+                text = given if isinstance(given, str) else self._codec.decode(given)
+                texts = self._codec.token_texts(ask.prompt) if self._has_logprobs else ()
+                self._echoes += [(text, ask.prompt, texts)] * body.n
 
     def add(self, index: int, delta: RequestOutput) -> RequestOutput:
         if self._is_empty:
             delta = replace(
-                delta, text="", tokens=[], sources=[], logprobs=[],
+                delta, text="", tokens=[], sources=[], logprobs=[], token_texts=[],
                 finish_reason=delta.finish_reason and "length",
             )  # fmt: skip
         return super().add(index, delta)
 
     def choice(self, index: int, part: RequestOutput, *, is_whole: bool) -> dict[str, Any]:
         so_far = self.outputs[index]
-        tokens, found, text = list(part.tokens), list(part.logprobs), part.text
-        offset = len(so_far.text) - len(part.text)
+        tokens, texts, found = list(part.tokens), list(part.token_texts), list(part.logprobs)
+        text, offset = part.text, 0 if is_whole else self._nums_told[index]
+        self._nums_told[index] += sum(map(len, texts))
         if self._echoes:
-            echoed, ids = self._echoes[index]
+            echoed, ids, of_ids = self._echoes[index]
             offset += len(echoed)
             if len(so_far.tokens) == len(tokens):  # the first part: the prompt comes before it
                 text = echoed + text
                 # special tokens that the tokenizer adds are not part of the text
-                offset -= sum(len(self._codec.text_of(token)) for token in ids)
-                tokens = [*ids, *tokens]
+                offset -= sum(map(len, of_ids))
+                tokens, texts = [*ids, *tokens], [*of_ids, *texts]
                 found = [*(so_far.prompt_logprobs or ()), *found]  # type: ignore[list-item]
         return {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs(tokens, found, offset) if self._has_logprobs else None,
+            "logprobs": self._logprobs(tokens, texts, found, offset)
+            if self._has_logprobs
+            else None,
             "finish_reason": REASONS.get(part.finish_reason or ""),
             **self._pieces(index, part),
         }
 
     def _logprobs(
-        self, tokens: Sequence[int], found: Sequence[TokenLogprobs | None], offset: int
-    ) -> dict[str, Any]:
+        self, tokens: Sequence[int], texts: Sequence[str],
+        found: Sequence[TokenLogprobs | None], offset: int,
+    ) -> dict[str, Any]:  # fmt: skip
         """The first token of an echoed prompt has no log-probability.
 
         offset: characters of the text before these tokens; negative if these begin before it.
         """
-        pairs = list(zip(tokens, found, strict=False))
-        texts = [self._codec.text_of(token) for token, _ in pairs]
+        names = [self._codec.name_of(*pair) for pair in zip(tokens, texts, strict=True)]
         starts = itertools.accumulate(map(len, texts), initial=offset)
+        both = list(zip(names, found, starts, strict=False))
         return {
-            "tokens": texts,
-            "token_logprobs": [None if one is None else _finite(one.logprob) for _, one in pairs],
-            "top_logprobs": [None if one is None else self._by_text(one) for _, one in pairs],
-            "text_offset": [max(0, start) for start, _ in zip(starts, texts, strict=False)],
+            "tokens": [name for name, _, _ in both],
+            "token_logprobs": [None if one is None else _finite(one.logprob) for _, one, _ in both],
+            "top_logprobs": [None if one is None else self._by_text(n, one) for n, one, _ in both],
+            "text_offset": [max(0, start) for _, _, start in both],
         }
 
-    def _by_text(self, one: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens and the chosen one; of tokens with the same text, the likelier."""
+    def _by_text(self, name: str, one: TokenLogprobs) -> dict[str, float]:
+        """The likeliest tokens and the chosen one; of tokens with the same text, the likelier.
+
+        name: of the chosen one.
+        """
         found: dict[str, float] = {}
         for token, logprob in [*one.top, (one.token, one.logprob)]:
-            text = self._codec.text_of(token)
+            text = name if token == one.token else self._codec.text_of(token)
             found[text] = _finite(max(logprob, found.get(text, logprob)))
         return found
 
@@ -287,7 +295,7 @@ class ChatReply(Reply):
         return {
             "index": index,
             "message" if is_whole else "delta": said,
-            "logprobs": self._logprobs(part.logprobs) if self._has_logprobs else None,
+            "logprobs": self._logprobs(part) if self._has_logprobs else None,
             "finish_reason": self._reason(index, part.finish_reason),
             **self._pieces(index, part),
         }
@@ -300,17 +308,19 @@ class ChatReply(Reply):
             return "length"
         return "function_call" if self._is_old else "tool_calls"
 
-    def _logprobs(self, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def _logprobs(self, part: RequestOutput) -> dict[str, Any]:
         content = [
-            self._entry(one.token, one.logprob)
-            | {"top_logprobs": [self._entry(token, logprob) for token, logprob in one.top]}
-            for one in found
+            self._entry(one.token, one.logprob, self._codec.name_of(one.token, text))
+            | {"top_logprobs": [self._entry(*alternative) for alternative in one.top]}
+            for one, text in zip(part.logprobs, part.token_texts, strict=True)
         ]
         return {"content": content, "refusal": None}
 
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        raw = list(self._codec.bytes_of(token))
-        return {"token": self._codec.text_of(token), "logprob": _finite(logprob), "bytes": raw}
+    def _entry(self, token: int, logprob: float, name: str | None = None) -> dict[str, Any]:
+        """name: of a token in its text; default: inside any text."""
+        name = self._codec.text_of(token) if name is None else name
+        raw = list(self._codec.bytes_of(token, name))
+        return {"token": name, "logprob": _finite(logprob), "bytes": raw}
 
 
 class AnswerStreams:
