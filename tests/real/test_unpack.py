@@ -6,7 +6,7 @@ import json
 import os
 import pwd
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from cli.conftest import run_command
 from draftwise import zoo
 from draftwise.pool import resolve_target
+from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
 from draftwise_zoo import Pretrained, unpacked
 from modules import module_of
@@ -37,11 +38,13 @@ def write_gguf(
     seed: int = 0,
     header_kb: int = 0,
     num_kv_heads: int = SIZES["heads"],
+    ends: Mapping[str, int] = {},
     **more: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """A tiny Llama with a byte-pair tokenizer; returns its weights by GGUF's names.
 
     header_kb: additional metadata, of which a real vocabulary has megabytes. more: tensors by name.
+    ends: the tokens ``eot`` and ``eom``.
     """
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -63,6 +66,8 @@ def write_gguf(
     writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    for name, token in ends.items():
+        getattr(writer, f"add_{name}_token_id")(token)
     hidden, inner = SIZES["hidden"], SIZES["inner"]
     keys = hidden // SIZES["heads"] * num_kv_heads
     shapes = {"token_embd.weight": (SIZES["vocab"], hidden), "output_norm.weight": (hidden,)}
@@ -127,6 +132,19 @@ def test_the_short_way_to_a_known_checkpoint_writes_what_the_library_reads(
     found = load_file(known / "model.safetensors")
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], weights) for name, weights in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("ends", "eos"), [({}, [2]), ({"eot": 5}, [2, 5]), ({"eom": 4, "eot": 5}, [2, 4, 5])]
+)
+def test_ends_of_turns_and_messages_end_an_answer(
+    tmp_path: Path, ends: dict[str, int], eos: list[int]
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", ends=ends)
+    made = Speculator.from_pretrained(tmp_path / "tiny.gguf")
+    for end in eos:
+        result = made.generate([3, 6], max_new_tokens=3, logit_bias={end: 100.0})
+        assert (result.tokens, result.finish_reason) == ([end], "eos")
 
 
 def embeddings(folder: Path) -> torch.Tensor:

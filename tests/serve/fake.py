@@ -40,7 +40,11 @@ class FakeRow:
         stop = tuple(options.get("stop", ()))
         ends = frozenset(options.get("stop_token_ids", ()))
         self.answer = Answer(
-            Ending(options.get("max_new_tokens", 16), eos, stop, None, ends), tokenizer, prompt,
+            Ending(
+                options.get("max_new_tokens", 16), eos, stop, None, ends,
+                options.get("include_stop_str_in_output", False),
+            ),
+            tokenizer, prompt,
             by_token="logprobs" in options or options.get("token_texts", False),
         )  # fmt: skip
         self.stats, self.error = Stats(), None
@@ -160,8 +164,8 @@ class FakeEngine:
 class Fake:
     """A tokenizer, an engine and a factory of its requests."""
 
-    def __init__(self, **engine: Any) -> None:
-        self.tokenizer = byte_tokenizer()
+    def __init__(self, tokenizer: Any = None, **engine: Any) -> None:
+        self.tokenizer = byte_tokenizer() if tokenizer is None else tokenizer
         self.engine = FakeEngine(**engine)
         self.rows: list[FakeRow] = []
 

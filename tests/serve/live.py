@@ -101,7 +101,9 @@ def fake_service(
     """A service on an engine without a model."""
     tokenizer, eos = fake.tokenizer, frozenset({VOCAB - 1})
     metrics, history = Metrics("parrot", fake.engine.max_rows, max_open, PLANS), History(PLANS)
-    codec = Codec(tokenizer, VOCAB, MAX_POSITIONS, more.pop("chat_template", None))
+    codec = Codec(
+        tokenizer, max(VOCAB, len(tokenizer)), MAX_POSITIONS, more.pop("chat_template", None)
+    )
     worker = Worker(fake.engine, fake.request, max_open=max_open, observers=[metrics, history])
     return Service(
         worker=worker,

@@ -249,8 +249,6 @@ def test_values_that_ask_for_nothing(chat: Chat, name: str) -> None:
         ({"mirostat": 2}, "mirostat"),
         ({"typical_p": 0.5}, "typical_p"),
         ({"repeat_penalty": 1.1}, "repeat_penalty"),
-        ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
-        ({"skip_special_tokens": False}, "skip_special_tokens"),
         ({"bad_words": ["x"]}, "bad_words"),
         ({"allowed_token_ids": [5]}, "allowed_token_ids"),
         ({"audio": {"voice": "alloy"}}, "audio"),

@@ -98,7 +98,7 @@ PRETRAINED: Mapping[str, Pretrained] = {
 _CHECKPOINTS = Path(__file__).parent / "checkpoints"  # without weights
 _SPLIT = ("split.no", "split.count", "split.tensors.count")  # metadata of a shard
 RECORD = "draftwise.json"  # source, licence and files of an unpacked folder; written last
-_LAYOUT = 1  # of an unpacked folder; part of its key
+_LAYOUT = 2  # of an unpacked folder; part of its key
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<num>\d{5})(?P<suffix>\.gguf)", re.I)
 """How llama.cpp names the files of a split model."""
 Say = Callable[[str], None]
@@ -322,6 +322,15 @@ def _llama_names(num_layers: int) -> list[str]:
     return ["model.embed_tokens", *layers, "model.norm"]
 
 
+def _ends(source: Path) -> list[int]:
+    """The tokens that end a text, a turn or a message, by the metadata of a GGUF file."""
+    from gguf import GGUFReader
+
+    fields = GGUFReader(source).fields
+    names = (f"tokenizer.ggml.{what}_token_id" for what in ("eos", "eot", "eom"))
+    return sorted({int(fields[name].contents()) for name in names if name in fields})
+
+
 def _convert(source: Path, out: Path, named: Path, say: Say) -> None:
     """Read a GGUF file with transformers and write a plain model with its weights, since
     ``save_pretrained`` rejects a model read from GGUF. named: the file in messages. DraftwiseError
@@ -356,6 +365,8 @@ def _convert(source: Path, out: Path, named: Path, say: Say) -> None:
     plain = AutoModelForCausalLM.from_config(config)
     plain.load_state_dict(read.state_dict())
     plain.generation_config = read.generation_config
+    if ends := _ends(source):
+        plain.generation_config.eos_token_id = ends
     plain.save_pretrained(out)
     tokenizer.save_pretrained(out)
 

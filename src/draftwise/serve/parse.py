@@ -306,6 +306,8 @@ class RequestParser:
         options = own.model_dump(exclude={"plans", "deadline_s", "pieces"}) | {
             "lengths": own.plans, "tenant": body.tenant, "stop": body.stops,
             "logprobs": logprobs, "prompt_logprobs": prompt_logprobs, "token_texts": own.pieces,
+            "include_stop_str_in_output": body.include_stop_str_in_output,
+            "skip_special_tokens": body.skip_special_tokens,
         }  # fmt: skip
         given = {name: value for name, value in options.items() if value is not None}
         deadlines = (own.deadline_s, self.limits.deadline_s)

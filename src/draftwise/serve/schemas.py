@@ -41,11 +41,11 @@ _OFF: Sequence[tuple[Sequence[Any], str]] = (
     ((0, -1), "top_n_sigma nsigma truncate_prompt_tokens prompt_logprobs"),
     (
         (False,),
-        "use_beam_search early_stopping include_stop_str_in_output continue_final_message echo "
+        "use_beam_search early_stopping continue_final_message echo "
         "return_hidden_states return_routed_experts return_token_ids return_tokens_as_token_ids "
         "no_stop_trim raw ban_eos_token return_full_text logprobs",
     ),
-    ((True,), "skip_special_tokens spaces_between_special_tokens do_sample add_generation_prompt"),
+    ((True,), "spaces_between_special_tokens do_sample add_generation_prompt"),
     ((True, False), "add_special_tokens"),  # a chat's template writes them, whatever this says
     ((["text"],), "modalities"),
 )
@@ -292,6 +292,8 @@ class BaseRequest(ModelRequest):
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     user: Name | None = None
     cache_salt: Name | None = None
     response_format: ResponseFormat | None = None
