@@ -324,7 +324,7 @@ def test_conversations_in_a_batch_end_with_their_turn(speculator: Speculator) ->
         (b"hello", "decode them"),
         ([b"hello"], "decode them"),
         (None, "NoneType"),
-        (7, "of the type int"),
+        (7, "single number 7"),
         ({"text": "hello"}, "without input_ids"),
         ([[1, 2], None], "prompt 1 is of the type NoneType"),
         ([1, -100], "token ids are 0 or more"),

@@ -141,10 +141,9 @@ def has_template(tokenizer: Any) -> bool:
     """Whether the tokenizer formats conversations, by a template or in code of its own."""
     if getattr(tokenizer, "chat_template", None) is not None:
         return True
-    from transformers import PreTrainedTokenizerBase
-
     own = getattr(type(tokenizer), "apply_chat_template", None)
-    return own not in (None, PreTrainedTokenizerBase.apply_chat_template)
+    # by name, since this module loads no transformers
+    return own is not None and own.__qualname__ != "PreTrainedTokenizerBase.apply_chat_template"
 
 
 def turn_ends(tokenizer: Any) -> frozenset[int]:
