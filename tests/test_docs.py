@@ -59,23 +59,3 @@ def test_every_name_in_the_tables_can_be_imported() -> None:
     for kind, table in tables.items():
         for name in table:
             assert registry.lookup(kind, name).__doc__
-
-
-def test_the_list_of_model_types_is_the_survey() -> None:
-    """The groups in ``docs/models.md`` agree with the table of ``draftwise models --check``."""
-    groups = (ROOT / "docs" / "models.md").read_text("utf-8")
-    survey = (ROOT / "docs" / "lab" / "models.md").read_text("utf-8")
-    served, _, refused = survey.partition("## Refused")
-    ways = {"packed": "packed", "padded": "padded", "alone": "one sequence per forward"}
-    expected = {
-        name: ways[rows]
-        for name, rows in re.findall(
-            r"^\| (\S+) \| [^|]* \| (packed|padded|alone) \|", served, re.M
-        )
-    } | dict.fromkeys(re.findall(r"^\| (\S+) \| (?!reason)\w", refused, re.M), "refused")
-    listed = {
-        name: re.split(r"[,(]", group)[0].strip()
-        for group, names in re.findall(r"^\| ([a-z].*?) \| (`.*) \|$", groups, re.M)
-        for name in re.findall(r"`([^`]+)`", names)
-    }
-    assert listed == expected

@@ -274,12 +274,46 @@ def constants() -> str:
     )
 
 
+WAYS = {
+    "packed": "packed", "padded": "padded", "alone": "one sequence per forward", "": "refused",
+}  # fmt: skip
+
+
+def models() -> str:
+    found = load("models")
+    groups: dict[str, list[str]] = {}
+    for one in sorted(found["types"], key=lambda one: [*WAYS].index(one["rows"])):
+        words = [WAYS[one["rows"]]]
+        if not one["reason"]:
+            words.append("chains and trees" if one["has_trees"] else "chains only")
+        words += ["recurrent or hybrid"] * one["has_states"]
+        groups.setdefault(", ".join(words), []).append(f"`{one['type']}`")
+    num, refused = len(found["types"]), len(groups["refused"])
+    served = f"served: {num - refused} of {num} types of transformers"
+    return table(
+        ["batches", f"{served} {found['environment']['versions']['transformers']}"],
+        [[f"{how} ({len(names)})", ", ".join(names)] for how, names in groups.items()],
+    )
+
+
+def refused() -> str:
+    in_cells = str.maketrans("|<>", "/()")
+    return table(
+        ["type", "reason"],
+        [
+            [f"`{one['type']}`", one["reason"].translate(in_cells)]
+            for one in load("models")["types"]
+            if one["reason"]
+        ],
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     make.__name__: make
     for make in (
         startup, benchmarks, overhead, engine, trees, argmax, misled, widths,
         serving, sglang, mutants, survivors, own_time, gpu_draftwise, gpu_others,
-        gpu_gap, gpu_check, gpu_closed, constants,
+        gpu_gap, gpu_check, gpu_closed, constants, models, refused,
     )
 }  # fmt: skip
 

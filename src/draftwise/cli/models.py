@@ -39,14 +39,14 @@ def models(
     wanted: o.Models = LISTING,
     check: str | None = option(
         None,
-        "Build these model types (comma-separated, `all`, or `rest`: those missing from --write's "
-        "page) tiny, with random weights, and report how each is served, or why not.",
+        "Build these model types (comma-separated, `all`, or `rest`: those missing from the "
+        "file of --write) tiny, with random weights, and report how each is served, or why not.",
         panel=_CHECKING, metavar="TYPES",
     ),
     quick: bool = option(
         False, "Run the self-check only, without comparing texts.", panel=_CHECKING
     ),
-    write: Path | None = option(None, "Write the results of --check as Markdown.", panel=_CHECKING),
+    write: Path | None = option(None, "Write the results of --check as JSON.", panel=_CHECKING),
 ) -> None:  # fmt: skip
     """List models, drafters and policies; with --target or --drafter, load and check these."""
     console = Output()

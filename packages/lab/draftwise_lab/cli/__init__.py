@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     # isort: off
     from draftwise_lab.cli.simulate import simulate as simulate_command
     from draftwise_lab.cli.survey import (
-        Finding, all_types, check_type, chi_square, findings_of, page,
+        Finding, all_types, check_type, chi_square, findings_of, record,
     )
     from draftwise_lab.cli.train import LAYOUTS as TRAIN_LAYOUTS, claim
 

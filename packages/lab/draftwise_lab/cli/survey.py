@@ -23,6 +23,7 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from draftwise.bench.environment import command, environment
 from draftwise.cli.failures import Output
 from draftwise.nn.attention import attend_raggedly
 from draftwise.nn.model import CausalModel
@@ -220,60 +221,30 @@ def _short(error: BaseException) -> str:
     return text[:160]
 
 
-_HEAD = Path(__file__).with_name("models_page.txt").read_text("utf-8")
-_TAIL = "\n## Refused, and why\n\n| type | reason |\n|---|---|\n"
-
-
-def page(findings: Sequence[Finding], path: Path) -> str:
-    served = [finding for finding in findings if finding.is_served]
-    refused = [finding for finding in findings if not finding.is_served]
-    rows = [finding.rows for finding in served]
-    head = _HEAD.format(
-        version=version("transformers"),
-        path=path,
-        tokens=NUM_TOKENS,
-        served=len(served),
-        all=len(findings),
-        states=sum(finding.has_states for finding in served),
-        **{how: rows.count(how) for how in ("packed", "padded", "alone")},
-        trees=sum(finding.has_trees for finding in served),
-        refused=len(refused),
-    )
-    in_cells = str.maketrans("|<>", "/()")
-    reasons = [f"| {f.type} | {f.reason.translate(in_cells)} |" for f in refused]
-    return "\n".join([head + "\n".join(map(_row, served)), _TAIL + "\n".join(reasons), ""])
+def record(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The contents of a results file: how it was made, and the finding of each type."""
+    return {
+        "command": command(),
+        "environment": environment(torch.get_num_threads()),
+        "tokens": NUM_TOKENS,
+        "types": [asdict(finding) for finding in findings],
+    }
 
 
 def findings_of(text: str) -> dict[str, Finding]:
-    """Parse the findings on a page; empty for another transformers version or fewer tokens."""
-    head, _, tables = text.partition("| type |")
-    same = (f" {version('transformers')} are served", f" {NUM_TOKENS} tokens of")
-    if not all(words in head for words in same):
+    """The findings of a results file; empty for another transformers version or fewer tokens."""
+    found = json.loads(text)
+    made_with = found["environment"]["versions"]["transformers"], found["tokens"]
+    if made_with != (version("transformers"), NUM_TOKENS):
         return {}
-    lines = [line for line in tables.splitlines() if line.startswith("| ")]
-    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
-    found = [_served(*row) if len(row) > 2 else Finding(row[0], row[1]) for row in rows]
-    return {finding.type: finding for finding in found if finding.reason != "reason"}
-
-
-def _served(name: str, kinds: str, rows: str, trees: str, states: str, law: str) -> Finding:
-    told = tuple(kinds.split(", ")) if kinds else ()
-    p = None if law == "-" else float(law)
-    return Finding(name, "", states == "yes", rows, trees == "yes", told, p)
-
-
-def _row(finding: Finding) -> str:
-    law = "-" if finding.law is None else f"{finding.law:.2g}"
-    kinds = ", ".join(finding.kinds)
-    marks = ["yes" if has else "" for has in (finding.has_trees, finding.has_states)]
-    return f"| {finding.type} | {kinds} | {finding.rows} | {marks[0]} | {marks[1]} | {law} |"
+    return {one["type"]: Finding(**one | {"kinds": tuple(one["kinds"])}) for one in found["types"]}
 
 
 def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None) -> None:
-    """Check one type, several (by commas), ``all`` or ``rest``; print a line each; write the page.
+    """Check one type, several (by commas), ``all`` or ``rest``; print a line each; write a file.
 
-    The page is written after each type and keeps the rows of unchecked types: ``rest`` resumes with
-    the types without a row. Errors: DraftwiseError for a type that the installed transformers
+    The file is written after each type and keeps the findings of unchecked types: ``rest`` resumes
+    with the types without one. Errors: DraftwiseError for a type that the installed transformers
     lacks.
     """
     known = all_types()
@@ -288,7 +259,8 @@ def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None
     def show(finding: Finding) -> None:
         if write is not None:
             written[finding.type] = finding
-            write.write_text(page([written[name] for name in known if name in written], write))
+            found = record([written[name] for name in known if name in written])
+            write.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
         if not finding.is_served:
             console.print(f"{finding.type:24} refused: {finding.reason}", markup=False)
             return
@@ -297,9 +269,9 @@ def check_types(console: Output, wanted: str, is_quick: bool, write: Path | None
         texts = "" if finding.law is None else f", texts equal, p = {finding.law:.2g}"
         console.print(f"{finding.type:24} {finding.rows}, {trees}{states}{texts}", markup=False)
 
-    found = survey(types, show, is_quick)
-    served = sum(finding.is_served for finding in found)
-    console.print(f"{served} of {len(found)} are served", style="bold")
+    findings = survey(types, show, is_quick)
+    served = sum(finding.is_served for finding in findings)
+    console.print(f"{served} of {len(findings)} are served", style="bold")
 
 
 def main() -> None:

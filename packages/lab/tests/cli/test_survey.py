@@ -1,14 +1,14 @@
-"""``draftwise models --check``: its findings, and the page it writes."""
+"""``draftwise models --check``: its findings, and the file it writes."""
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from draftwise_lab.cli import Finding, all_types, check_type, chi_square, findings_of, page
+from draftwise_lab.cli import Finding, all_types, check_type, chi_square, findings_of, record
 
 
 def test_a_type_that_is_served_and_one_that_is_not() -> None:
@@ -45,19 +45,14 @@ def test_chi_square_tells_laws_apart(wrong: bool) -> None:
     assert (chi_square(drawn, law * 2000) > 1e-4) is not wrong
 
 
-def test_the_page_counts_what_it_shows_and_can_be_gone_on_with() -> None:
+def test_what_was_found_can_be_gone_on_with() -> None:
     findings = [
         Finding("a", "", True, "packed", True, ("linear", "full"), 0.25),
         Finding("b", "no | masks"),
         Finding("c", rows="alone"),
     ]
-    text = page(findings, Path("docs/lab/models.md"))
-    assert "| served | 2 of 3 |" in text
-    assert "| b | no / masks |" in text
-    assert "--write docs/lab/models.md" in text
-    assert findings_of(text) == {
-        "a": findings[0],
-        "b": Finding("b", "no / masks"),
-        "c": findings[2],
-    }
-    assert findings_of(text.replace(version("transformers"), "4.0")) == {}
+    text = json.dumps(record(findings))
+    assert findings_of(text) == {one.type: one for one in findings}
+    for name, other in ((version("transformers"), "4.0"), ('"tokens": 300', '"tokens": 20')):
+        assert name in text
+        assert findings_of(text.replace(name, other)) == {}
