@@ -107,7 +107,8 @@ def check_type(name: str, is_quick: bool = False, num_tokens: int = NUM_TOKENS) 
     try:
         return _try(name, module, 0 if is_quick else num_tokens)
     except DraftwiseError as error:
-        return Finding(name, _short(error).partition(": ")[2].partition(". docs/")[0])
+        said = _short(error).partition(". docs/")[0]
+        return Finding(name, said.partition(": ")[2] if said.startswith("cannot") else said)
     except Exception as error:
         return Finding(name, f"{type(error).__name__}: {_short(error)}")
 
