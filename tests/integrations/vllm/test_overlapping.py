@@ -306,7 +306,8 @@ def test_a_budget_is_divided_as_on_the_device() -> None:
 
 
 def test_a_worker_that_reports_nothing_has_failed(caplog: pytest.LogCaptureFixture) -> None:
-    """The scheduler gives no more orders, and vLLM's drafter its fixed length; steps go on."""
+    """The scheduler gives no more orders, and vLLM's drafter its fixed length; steps go on. The
+    worker has logged its error."""
     engine = FakeAsync(0.9, token_s=0.01)
     engine.run(20)
     engine.report = lambda _: None
@@ -314,7 +315,7 @@ def test_a_worker_that_reports_nothing_has_failed(caplog: pytest.LogCaptureFixtu
     assert engine.adapter.has_failed
     assert engine.adapter.orders(None) is None
     assert engine.adapter[4] == engine.longest
-    assert len([r for r in caplog.records if "draftwise failed" in r.message]) == 1
+    assert not [r for r in caplog.records if "draftwise failed" in r.message]
 
 
 def test_retrieval_that_the_device_reports_is_learnt_and_chosen() -> None:

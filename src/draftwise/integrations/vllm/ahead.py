@@ -234,12 +234,13 @@ class AsyncAdapter(Adapter):
     def learn(self, scheduled: Any, output: Any) -> None:
         """Learn from an output that vLLM has processed, and choose the next lengths.
 
-        Raises the failure of the workers, if they report no drafts.
+        A step without a report ends drafting: a worker has failed, and its log says why.
         """
         is_ordered = getattr(scheduled, NAME, None) is not None
         is_run = scheduled.total_num_scheduled_tokens > 0
         if is_ordered and is_run and getattr(output, NAME, None) is None:
-            raise RuntimeError("a worker failed: its log says why")
+            self.has_failed = True
+            return
         super().learn(scheduled, output)
 
     def _is_plain(self, scheduled: Any) -> bool:
@@ -320,7 +321,7 @@ class AsyncAdapter(Adapter):
         return super()._begin(request)
 
     def _end_finished(self) -> None:
-        for id_ in self._running.keys() - self._requests.keys():
+        for id_ in [id_ for id_ in self._running if id_ not in self._requests]:
             request, row = self._running.pop(id_), self._rows[id_]
             if row.shares and request.num_output_tokens:
                 begin = max(request.num_prompt_tokens - PROMPT_TAIL, 0)

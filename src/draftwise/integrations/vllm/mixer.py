@@ -238,15 +238,20 @@ class Mixer:
         """As the drafter's; tokens of retrieval teach vLLM nothing about the model's."""
         if self._observe is None:
             return
-        if self.is_on:
-            by_model = self._drafting.memory[idx_mapping, 1]
-            kept = (num_sampled - 1).clamp(min=0)
-            admitted = torch.minimum(kept + num_rejected, by_model)
-            kept = torch.minimum(kept, admitted)
-            is_plain = by_model == 0
-            num_sampled = torch.where(is_plain, 0, kept + 1).to(num_sampled.dtype)
-            num_rejected = torch.where(is_plain, 0, admitted - kept).to(num_rejected.dtype)
-        self._observe(idx_mapping, num_sampled, num_rejected)
+        masked = self._masked(idx_mapping, num_sampled, num_rejected) if self.is_on else None
+        self._observe(idx_mapping, *(masked or (num_sampled, num_rejected)))
+
+    @fused
+    def _masked(
+        self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sampled and rejected tokens as if only the model's had been verified."""
+        by_model = self._drafting.memory[idx_mapping, 1]
+        kept = (num_sampled - 1).clamp(min=0)
+        admitted = torch.minimum(kept + num_rejected, by_model)
+        kept = torch.minimum(kept, admitted)
+        sampled = torch.where(by_model == 0, 0, kept + 1).to(num_sampled.dtype)
+        return sampled, (admitted - kept).to(num_rejected.dtype)
 
     def copy(self, copy_stream: Any, main_stream: Any) -> None:
         """Start to copy the facts of the latest drafts to the host, beside the next step."""
@@ -266,6 +271,7 @@ class Mixer:
             event.record(copy_stream)
         self.copied = _Copied(self._names, done, event, facts)
 
+    @fused
     def report(self, copied: _Copied | None) -> Report | None:
         """Facts of earlier drafts, once they have arrived; None after a failure."""
         if self.has_failed:
