@@ -157,7 +157,7 @@ class Settings(Models):
         None, "File that keeps shared learning between runs.", panel="Learning"
     )
     seed: int | None = option(None, SEED_HELP, panel="Sampling")
-    num_prefixes: int = option(4)
+    num_prefixes: int | None = option(None)
     deterministic: bool = option(False)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Unpack, overload
@@ -27,6 +27,8 @@ from draftwise.engine.options import Options, Params, RequestParams, Single
 from draftwise.engine.outputs import Round
 from draftwise.engine.request import Logprobs, Request
 from draftwise.errors import BadValue
+from draftwise.nn.changes import weights_mark
+from draftwise.nn.layout import is_packed, pack_again
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import load_drafters, resolve_target
@@ -37,6 +39,7 @@ from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
 _MAX_SETTINGS = 16
 """Request settings whose learning state is cached: each takes up to 200 KB, set by any client."""
+_MAX_ROWS, _NUM_PREFIXES = 64, 4  # running requests and rows of the prefix cache, by default
 _IDS = itertools.count()  # of requests, unique in a process
 
 
@@ -55,17 +58,65 @@ class Speculator:
     ) -> None:  # fmt: skip
         checks.optional(checks.seed, "seed", seed)
         checks.whole("num_prefixes", num_prefixes, 0), checks.flag("deterministic", deterministic)
-        self.target, self.tokenizer, self.setting = target, tokenizer, setting
-        self._seeds = SeedSequence(seed)
-        new_learning = partial(
-            Learning, target=target, tokenizer=tokenizer, drafters=drafters, scope=scope, seed=seed
-        )
-        self._learning = new_learning(setting)
-        self._learning_of = lru_cache(_MAX_SETTINGS)(new_learning)
-        self._pool = pool_of(target, drafters, self.clock, self._cost_clock, deterministic)
+        self.tokenizer, self.setting = tokenizer, setting
+        self._seeds, self._is_deterministic = SeedSequence(seed), deterministic
+        self._new_learning = partial(Learning, tokenizer=tokenizer, scope=scope, seed=seed)
         # with cached prefixes, prompt scoring would depend on earlier requests
         self._num_prefixes = 0 if deterministic else num_prefixes
+        self._keeps_prefixes = self._num_prefixes > 0
+        self._load_drafters: Callable[[CausalModel], Sequence[Drafter]] | None = None
+        self._adopt(target, drafters)
+
+    def _adopt(self, target: CausalModel, drafters: Sequence[Drafter]) -> None:
+        """Make everything that is derived from the models."""
+        self.target = target
+        new_learning = partial(self._new_learning, target=target, drafters=drafters)
+        self._learning = new_learning(self.setting)
+        self._learning_of = lru_cache(_MAX_SETTINGS)(new_learning)
+        clocks = (self.clock, self._cost_clock)
+        self._pool = pool_of(target, drafters, *clocks, self._is_deterministic)
         self._engine: Engine | None = None
+        self._has_blocks = is_packed(target.module)
+        self._weights = self._mark()
+
+    def _mark(self) -> Any:
+        """A value that changes with the weights, if anything is kept that depends on them."""
+        if self._keeps_prefixes or self._has_blocks:
+            return weights_mark(self.target.module)
+        return None
+
+    def _notice_changes(self) -> None:
+        """Before a call: derive again whatever the target's module has outgrown since the last."""
+        module = self.target.module
+        if module.training and any(
+            getattr(layer, "gradient_checkpointing", False) for layer in module.modules()
+        ):
+            raise DraftwiseError(
+                f"{self.target.name} is in training mode with gradient checkpointing, which keeps "
+                "no keys and values: call gradient_checkpointing_disable() or eval() first"
+            )
+        if not self.target.is_current:
+            self._load_again()
+        elif (mark := self._mark()) is None or mark != self._weights:
+            self._weights = mark
+            if self._engine is not None:
+                self._engine.forget_prefixes()
+            if self._has_blocks:
+                pack_again(module)
+
+    def _load_again(self) -> None:
+        if self._load_drafters is None:
+            raise DraftwiseError(
+                f"{self.target.name} has another dtype, vocabulary or configuration than when this "
+                "Speculator was made: make another one"
+            )
+        target, learning = load_model(self.target.module), self._learning
+        target.name = self.target.name
+        lock = self._pool.lock  # held by this call
+        self._adopt(target, self._load_drafters(target))
+        self._pool = replace(self._pool, lock=lock)
+        if learning.plans == self.plans:
+            self._learning.memory = learning.memory
 
     @classmethod
     def from_pretrained(
@@ -85,7 +136,7 @@ class Speculator:
         device: str | dict[str, Any] = DEFAULTS.device,
         scope: str = DEFAULTS.scope,
         seed: int | None = DEFAULTS.seed,
-        num_prefixes: int = DEFAULTS.num_prefixes,
+        num_prefixes: int | None = DEFAULTS.num_prefixes,
         deterministic: bool = DEFAULTS.deterministic,
     ) -> Speculator:
         """Load a target and its drafters.
@@ -103,9 +154,12 @@ class Speculator:
             scratch; ``session``, ``task:LABEL`` = all share one policy. ``memory.save`` and
             ``memory.load`` keep in a file what ``goodput`` learnt.
         num_prefixes: number of finished texts in the prefix cache, for prompts with the same
-            beginning, such as the next turn of a chat. deterministic: the policy uses fixed costs
-            instead of measured time, so that a seed repeats an answer at any temperature (with the
-            scope ``request``).
+            beginning, such as the next turn of a chat. None: 4, which for a model object, whose
+            weights somebody may be training, serve the prompts of one call only. A number keeps
+            them between calls, until the weights, an adapter or the mode change; the one change
+            that may escape is a write of single values through ``Tensor.data``.
+        deterministic: the policy uses fixed costs instead of measured time, so that a seed repeats
+            an answer at any temperature (with the scope ``request``).
         Raises DraftwiseError for models that cannot be loaded or paired, and for invalid settings.
         """
         setting = Settings(
@@ -118,8 +172,16 @@ class Speculator:
             tokenizer = load_tokenizer(path)
         if drafters is None:  # a setting without draft lengths needs no default drafters
             drafters = defaults if setting.lengths else []
-        loaded = load_drafters(drafters, model, tokenizer or path, dtype=dtype, device=device)
-        return cls(model, tokenizer, loaded, setting, scope, seed, num_prefixes, deterministic)
+        load = partial(
+            load_drafters, drafters, target_source=tokenizer or path, dtype=dtype, device=device
+        )
+        loaded = load(model)
+        most = _NUM_PREFIXES if num_prefixes is None else num_prefixes
+        made = cls(model, tokenizer, loaded, setting, scope, seed, most, deterministic)
+        made._load_drafters = load
+        if num_prefixes is None and not isinstance(path, str):
+            made._keeps_prefixes = False
+        return made
 
     def __repr__(self) -> str:
         names = ", ".join(drafter.name for drafter in self.drafters) or "none"
@@ -175,6 +237,7 @@ class Speculator:
         trace = checks.optional(checks.path, "trace", options.get("trace"))
         with self._pool.lock:  # other threads may use the same models
             mask = options.get("attention_mask")
+            self._notice_changes()
             texts = o.encode_all(prompts, self.tokenizer, self.target, mask)
             each, num, seed = o.batch_params(method, options, len(texts), params)
             streams = o.randomness(self._new_seed() if seed is None else seed, len(texts), num)
@@ -184,7 +247,9 @@ class Speculator:
                 for _ in range(num)
             ]
             if self._engine is None:
-                self._engine = self.engine(num_prefixes=self._num_prefixes)
+                self._engine = Engine(
+                    self._pool, _MAX_ROWS, None, self._num_prefixes, self._keeps_prefixes
+                )
             return Generation(self._engine, requests, trace)
 
     def _new_seed(self) -> SeedSequence:
@@ -225,11 +290,15 @@ class Speculator:
         return None if chosen.issuperset(names) else chosen
 
     def engine(
-        self, max_rows: int = 64, max_bytes: int | None = None, num_prefixes: int = 4
+        self,
+        max_rows: int = _MAX_ROWS,
+        max_bytes: int | None = None,
+        num_prefixes: int = _NUM_PREFIXES,
     ) -> Engine:
         """A separate engine on the same models and costs, for requests that the caller admits.
 
-        max_rows, max_bytes: as for ``Engine``. num_prefixes: as for ``from_pretrained``.
+        max_rows, max_bytes: as for ``Engine``. num_prefixes: rows in its prefix cache; 0 = none.
+        Call its ``forget_prefixes`` after a change of the target's weights.
         """
         checks.whole("max_rows", max_rows, 1), checks.whole("num_prefixes", num_prefixes, 0)
         checks.optional(checks.whole, "max_bytes", max_bytes, 1)

@@ -245,11 +245,19 @@ class Engine:
     form the prefix cache.
 
     max_rows: maximum running requests. max_bytes: maximum size of all KV caches; None = no limit.
-    num_prefixes: rows in the prefix cache; 0 = none. Thread-safe: one lock serialises calls to all
-    engines on the same models. Callbacks run in the thread that calls ``step`` and may not call it.
+    num_prefixes: rows in the prefix cache; 0 = none. keeps_idle: whether they are kept while there
+    is no request. Thread-safe: one lock serialises calls to all engines on the same models.
+    Callbacks run in the thread that calls ``step`` and may not call it.
     """
 
-    def __init__(self, pool: Pool, max_rows: int, max_bytes: int | None, num_prefixes: int) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        max_rows: int,
+        max_bytes: int | None,
+        num_prefixes: int,
+        keeps_idle: bool = True,
+    ) -> None:
         self._pool, self._max_rows, self._max_bytes = pool, max_rows, max_bytes
         self._drafter_bytes = sum(drafter.token_bytes for drafter in pool.drafters)
         self._cache = pool.target.new_cache()
@@ -260,6 +268,8 @@ class Engine:
         )
         self._prefill_budget = PrefillBudget()
         self._prefix_cache = PrefixCache(num_prefixes, bool(pool.target.taps))
+        self._keeps_idle = keeps_idle
+        self._outdated: set[int] = set()  # ids of requests with keys of other weights
         self._drafted: set[int] = set()  # rows that are open for the drafters
         self._waiting: list[tuple[int, int, Request]] = []  # by priority, then arrival
         self._prefilling: list[Request] = []
@@ -385,9 +395,18 @@ class Engine:
         with self.lock:
             for request in self._requests().values():
                 self._cancel(request)
+            self.forget_prefixes()
+            self._is_open = False
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache, as is necessary when the target's weights have changed.
+
+        Requests that are running continue, and share nothing with later ones.
+        """
+        with self.lock:
             while self._prefix_cache.lengths:
                 self._close(self._prefix_cache.drop())
-            self._is_open = False
+            self._outdated = {request.id for request in self.running}
 
     @property
     def lock(self) -> threading.RLock:
@@ -495,7 +514,7 @@ class Engine:
     def _prefilling_same_prefix(self, request: Request) -> Request | None:
         if request.id in self._isolated:
             return None
-        found = self._prefix_cache.find(request.context, [r.context for r in self._prefilling])
+        found = self._prefix_cache.find(request.context, self._sharing(self._prefilling))
         same = (r for r in self._prefilling if found is not None and r.context is found.context)
         return next(same, None)
 
@@ -544,13 +563,16 @@ class Engine:
         """The reusable prefix of a prompt, without the last tokens, used to score drafters."""
         if request.logprobs.wants_prompt or request.id in self._isolated:
             return None
-        found = self._prefix_cache.find(request.context, [r.context for r in self._running])
+        found = self._prefix_cache.find(request.context, self._sharing(self._running))
         if found is None:
             return None
         there = self._cache.lengths[found.context.row]
         most = len(request.prompt) - 1 - PROMPT_SCORES
         length = self._cache.reachable(found.context.row, min(found.length, there, most))
         return PrefixMatch(found.context, length) if length > 0 else None
+
+    def _sharing(self, requests: Sequence[Request]) -> list[Context]:
+        return [request.context for request in requests if request.id not in self._outdated]
 
     def _prefill(self) -> None:
         """Prefill by priority, then arrival; run requests whose prefill is complete."""
@@ -607,10 +629,13 @@ class Engine:
         self._running = [request for request in self._running if not request.is_over]
         for request in over:
             request.decider.end()
-            is_shared = request.error is None and not request.context.is_private
+            is_current = request.id not in self._outdated
+            is_shared = request.error is None and not request.context.is_private and is_current
             context = request.context
             for row in self._prefix_cache.keep(context) if is_shared else [context.row]:
                 self._close(row)
+        if not (self._keeps_idle or self._requests()):
+            self.forget_prefixes()
 
     def _abandon(self, requests: list[Request]) -> None:
         for request in requests:
@@ -757,6 +782,10 @@ class Generation(Iterator[Round]):
         return replace(output, request=index, round=round_)
 
     def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel the requests that are not over; safe in finalizers."""
         # the garbage collector may run this during a step and in any thread
         self._close_trace()
         for request in self._requests:
@@ -775,6 +804,12 @@ class Generation(Iterator[Round]):
                 raise request.error
             if request.error is not None:
                 warnings.warn(f"request {index} ended early: {request.error!r}", stacklevel=3)
+
+    @property
+    def error(self) -> Exception | None:
+        """The first exception of a request's callback, even while others continue."""
+        errors = (request.error for request in self._requests)
+        return next((error for error in errors if error is not None), None)
 
     def results(self) -> list[Result]:
         return [

@@ -101,6 +101,14 @@ def put_back(module: nn.Module) -> None:
         weight.data = weight.data.contiguous()
 
 
+@torch.no_grad()
+def pack_again(module: nn.Module) -> None:
+    """Create the blocks anew, from weights that may have changed without a trace."""
+    for layer in module.modules():
+        if isinstance(layer, Prepacked) and layer._number:
+            layer.pack(layer._least_numel // layer.in_features)
+
+
 def is_packed(module: nn.Module) -> bool:
     return any(isinstance(layer, Prepacked) for layer in module.modules())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,18 @@ def rounding_layer(module: Any) -> str | None:
     return None
 
 
+@contextmanager
+def in_eval_mode(module: Any) -> Iterator[None]:
+    """Switch dropout off, and afterwards restore the mode of each submodule."""
+    trained = [own for own in module.modules() if own.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for own in trained:
+            own.training = True
+
+
 def load_model(
     source: str | Path | Any, *, dtype: str | torch.dtype = "auto", device: Device = "auto"
 ) -> CausalModel:
@@ -68,9 +82,9 @@ def load_model(
             "no masks of our own; load it with attn_implementation='sdpa'"
         )
     refuse_removed(f"model type {module.config.get_text_config().model_type}")
-    module.eval()
-    model = CausalModel(module, name)
-    check_model(model)
+    with in_eval_mode(module):
+        model = CausalModel(module, name)
+        check_model(model)
     if (layer := rounding_layer(module)) is not None:
         warnings.warn(
             f"{name} quantises activations as it computes ({layer}): a verification of several "

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from draftwise.nn.cache import UNLIMITED, RaggedCache, RowSpan
+from draftwise.nn.changes import Structure
 from draftwise.nn.hidden_states import HiddenStateHooks
 from draftwise.nn.recurrent import KernelRecorder, States, keeps_states, shadow
 from draftwise.nn.trees import (
@@ -86,8 +87,10 @@ class Caller:
         self.can_keep = "logits_to_keep" in names
         self.has_states = keeps_states(module)
         self._watch = KernelRecorder()
-        self._view = shadow(module, self._watch)
-        self.taps = HiddenStateHooks(module, self._view, num_layers)
+        self.view = shadow(module, self._watch)
+        pairs = zip(module.modules(), self.view.modules(), strict=True)
+        self._copies = [(own, copied) for own, copied in pairs if own is not copied]
+        self.taps = HiddenStateHooks(module, self.view, num_layers)
 
     def __call__(
         self, cache: RaggedCache, tokens: Tensor, positions: Tensor, mask: Mask, **extra: Any
@@ -96,9 +99,11 @@ class Caller:
         extra["position_ids"] = positions
         extra[self._cache_name] = cache
         self._watch.trace = cache.states.trace
+        for own, copied in self._copies:
+            copied.training = own.training
         try:
             output, hidden = self.taps.call(
-                self._view, input_ids=tokens, attention_mask=mask, use_cache=True, **extra
+                self.view, input_ids=tokens, attention_mask=mask, use_cache=True, **extra
             )
         finally:
             self._watch.trace = None
@@ -179,8 +184,16 @@ class CausalModel:
         self.is_alone = False
         self._inputs = AttentionInputs(self._masks, self.device)
         self._call = Caller(module, self.num_layers)
+        self._structure = Structure(module, self._call.view)
         self.has_states = self._call.has_states
         self.max_positions = served_positions(config)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the module is still what this object was made for: its configuration, dtype,
+        device and vocabulary; its weights may have changed.
+        """
+        return self._structure.fits(self.module)
 
     @property
     def taps(self) -> tuple[int, ...]:
