@@ -216,7 +216,7 @@ def test_accepted_drafts_of_a_head_that_knows_the_target() -> None:
     made = speculator(["eagle", "lookup"], "fixed:0", lengths=(5,), trees=(None, TREE))
     for plans in ([1] * 40, [2] * 40, [0, 0, 1, 0, 2] * 10):
         generation = made.start(PROMPTS[0], max_new_tokens=40)
-        generation._requests[0].lead(Playlist(plans, len(made.plans)))
+        generation._requests[0].decider.policy = Playlist(plans, len(made.plans))
         list(generation)
         (result,) = generation.results()
         assert result.tokens == plain_greedy(PROMPTS[0], 40)

@@ -147,9 +147,11 @@ class Trial:
         made = self.made.request(prompt, **(options | FAULTS.get(fault, dict)()))
         made.context.tenant = rng.choice("ab")
         if fault == "policy":
-            made.lead(Faulty(made.policy, *rng.choice(POLICY_FAULTS)))  # type: ignore[arg-type]
+            policy = Faulty(made.decider.policy, *rng.choice(POLICY_FAULTS))
+            made.decider.policy = policy  # type: ignore[assignment]
         elif fault == "feedback":
-            made.feedback = Faulty(made.feedback, "reveal", raising)  # type: ignore[assignment]
+            feedback = Faulty(made.decider.feedback, "reveal", raising)
+            made.decider.feedback = feedback  # type: ignore[assignment]
         return made, options, fault
 
     def sampling(self) -> dict[str, Any]:

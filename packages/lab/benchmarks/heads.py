@@ -31,7 +31,7 @@ from shared.script import run, show
 
 from draftwise.bench.suites import load_suite
 from draftwise.chat import encode
-from draftwise.nn.heads.eagle import EagleHead, save_head
+from draftwise.nn.heads.eagle import EagleHead
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import resolve_target
@@ -45,6 +45,7 @@ from draftwise_lab.train.eagle import (
 )
 from draftwise_lab.train.loop import TrainingSettings, fit
 from draftwise_lab.train.prompts import make_prompts, runs_of
+from draftwise_lab.train.save import save_head
 
 BLOCK = 500  # prompts that are written, then answered, before the next ones
 TEMPERATURES = (0.0, 0.7, 1.0)
