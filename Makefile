@@ -116,7 +116,7 @@ $(ENV)/.with-%: $(RUN)
 
 # Other people's clients (npm and pip needed) on a live server; see docs/serving.md.
 conformance: $(TEST)
-	$(BIN)/python packages/lab/benchmarks/conformance/run.py --out benchmarks/results/conformance.json
+	$(BIN)/python packages/lab/benchmarks/conformance/run.py --out benchmarks/results/conformance.json $(if $(ONLY),--only $(ONLY))
 
 # Inside a real vLLM: its CPU build in an environment of its own (3.5 GB). The CUDA builds of
 # torchvision and its like, which come with it, do not load beside a CPU torch. OpenMP and malloc are
