@@ -6,7 +6,7 @@ Each client is installed in an environment of its own under ``--work`` (uv where
 pip; npm for JavaScript), and kept there. Conversations with tools run on ``scripted.py``, whose
 model says what a script says; the others on ``draftwise serve`` with the bundled model. Prints a
 table; exits with 1 if a check failed. A client that cannot be installed is listed with the reason,
-and counts as failed.
+and counts as failed. ``--out`` keeps the rows of clients that were not run.
 """
 
 from __future__ import annotations
@@ -267,8 +267,12 @@ def main() -> int:
         for why in one.failed:
             print(f"    {why}")
     if given.out is not None:
-        rows: list[dict[str, Any]] = [asdict(one) for one in outcomes]
-        given.out.write_text(json.dumps({"clients": rows}, indent=1) + "\n")
+        rows: dict[str, Any] = {}
+        if given.out.exists():
+            rows = {row["client"]: row for row in json.loads(given.out.read_text())["clients"]}
+        rows |= {one.client: asdict(one) for one in outcomes}
+        found = [rows[name] for name in CLIENTS if name in rows]
+        given.out.write_text(json.dumps({"clients": found}, indent=1) + "\n")
     return int(any(one.failed for one in outcomes))
 
 
