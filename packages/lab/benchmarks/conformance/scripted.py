@@ -34,7 +34,8 @@ from draftwise.serve import (
 
 TEMPLATE = """\
 {% if tools %}{{ tools | tojson }} Call as <tool_call>{"name": ...}</tool_call>{% endif %}\
-{% for m in messages %}{{ m.role }}: {{ m.content }}
+{% for m in messages %}{{ m.role }}: {{ m.content }}\
+{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}
 {% endfor %}assistant: """
 
 
