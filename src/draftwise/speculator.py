@@ -155,7 +155,7 @@ class Speculator:
             ``memory.load`` keep in a file what ``goodput`` learnt.
         num_prefixes: number of finished texts in the prefix cache, for prompts with the same
             beginning, such as the next turn of a chat. None: 4, which for a model object, whose
-            weights somebody may be training, serve the prompts of one call only. A number keeps
+            weights may be in training, serve the prompts of one call only. A number keeps
             them between calls, until the weights, an adapter or the mode change; the one change
             that may escape is a write of single values through ``Tensor.data``.
         deterministic: the policy uses fixed costs instead of measured time, so that a seed repeats

@@ -137,7 +137,7 @@ class Ending:
     stop_token_ids: frozenset[int] = frozenset()
     includes_stop: bool = False
     is_complete: Callable[[str], bool] | None = None
-    """Whether a text has the form that was asked for: one that has not cannot be the answer."""
+    """Whether a text has the requested form; an answer does not end before it has."""
 
 
 class Answer:

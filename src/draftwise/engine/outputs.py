@@ -210,7 +210,7 @@ class RequestOutput:
     the request ended outside of a round. rounds: drafted and accepted tokens of each. The first
     delta has ``prompt_logprobs``, None for the first token; the last ``finish_reason``, ``error``.
     token_texts: what each token added to the text, before a stop string cut it; a character belongs
-    to the token of its last byte. Empty unless they or ``logprobs`` were asked for.
+    to the token of its last byte. Empty unless the request wants them or ``logprobs``.
     """
 
     request: int = -1

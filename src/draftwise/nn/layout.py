@@ -103,7 +103,7 @@ def put_back(module: nn.Module) -> None:
 
 @torch.no_grad()
 def pack_again(module: nn.Module) -> None:
-    """Create the blocks anew, from weights that may have changed without a trace."""
+    """Create the blocks again, from weights that may have changed without a trace."""
     for layer in module.modules():
         if isinstance(layer, Prepacked) and layer._blocks is not None and _is_served(layer.weight):
             layer.pack(layer._least_numel // layer.in_features)

@@ -431,7 +431,7 @@ def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True)
 class _ByNumber:
-    """States of one layer, by number."""
+    """The recurrent states of one layer, by their number."""
 
     read: Callable[[Key], Tensor | None]
     layer: int

@@ -274,7 +274,7 @@ class AsyncAdapter(Adapter):
     def _divided(
         self, names: Sequence[str], slots: Numbers, capacities: Sequence[int], budget: int
     ) -> list[int]:
-        """How the device has divided a budget: the host divides it alike, but for ties."""
+        """How the device has divided a budget: the host does the same, except for ties."""
         confidence = self._reports.confidence(slots)
         found = mixing.divide(confidence, np.array(capacities, np.int64), budget).tolist()
         kept = [len(self._emitted[id_]) - 1 for id_ in names]
