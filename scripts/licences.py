@@ -14,7 +14,6 @@ ROOTS = (
     "draftwise",
     "draftwise[serve]",
     "draftwise[bench]",
-    "draftwise[prompts]",
     "draftwise[gguf]",
 )
 KNOWN = re.compile(
@@ -41,8 +40,7 @@ def wanted(roots: tuple[str, ...]) -> dict[str, PackageMetadata]:
             of = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
             if of.group(1) == extra if of else is_new:
                 left.append((re.split(r"[^\w.-]", line, maxsplit=1)[0], ""))
-    del found["draftwise"]
-    return found
+    return {name: about for name, about in found.items() if not name.startswith("draftwise")}
 
 
 def licence(about: PackageMetadata) -> str:

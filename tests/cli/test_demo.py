@@ -119,14 +119,8 @@ class _Rounds:
             stats.num_emitted += self._num
             stats.seconds_by_phase["verify"] += seconds
             tokens, sources = [1] * self._num, ["lookup"] * self._num
-            yield RequestOutput(0, "x" * self._num, tokens, sources, stats=stats)
-
-
-class _Letters:
-    """A tokenizer that decodes every token as x."""
-
-    def decode(self, tokens: list[int], **_: object) -> str:
-        return "x" * len(tokens)
+            texts = ["x"] * self._num
+            yield RequestOutput(0, "x" * self._num, tokens, sources, token_texts=texts, stats=stats)
 
 
 def _lanes() -> list[Lane]:

@@ -488,7 +488,7 @@ def test_the_first_controller_warms_up_and_says_so_in_the_engines_log(
     calls: list[int] = []
     with (
         mock.patch.object(module_of(warm_up), "_warm_ups", [lambda: calls.append(1)]),
-        caplog.at_level(logging.INFO),
+        caplog.at_level(logging.DEBUG, logger=log),
     ):
         if log.startswith("vllm"):
             warm_up(logging.getLogger(log))

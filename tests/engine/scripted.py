@@ -31,7 +31,7 @@ class Scripted:
 
     def __init__(self, script: Sequence[int], name: str = "target", wrong: int = 0) -> None:
         self.name, self.vocab_size, self.max_positions, self.num_parameters = name, VOCAB, 10**6, 1
-        self.module: Any = None
+        self.module, self.is_current = torch.nn.Module(), True
         self.device = torch.device("cpu")
         self.packs, self.token_bytes = False, 8
         self.serves_trees, self.taps = False, frozenset[int]()

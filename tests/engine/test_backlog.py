@@ -39,10 +39,10 @@ def test_a_long_newcomer_is_read_in_pieces_while_others_write(pool: str, pieces:
     engine.step()
     engine.admit(long)
     waited = 0
-    while long.stats.num_rounds < 5 or long.pending is not None:
+    while long.stats.num_rounds < 5 or long.decider.pending is not None:
         engine._loop._verify_s = 0.0  # the minimum budget for catching up
         engine.step()
-        if long.pending is not None:
+        if long.decider.pending is not None:
             waited += 1
             assert long.stats.pulls == {"none": long.stats.num_rounds}
     far = len(FAR) - 1 - FEW
@@ -74,13 +74,13 @@ def test_what_was_chosen_is_learnt_when_it_was_played() -> None:
     engine = made.engine()
     writer, long = ask(made, PROMPTS[0], 60), ask(made, FAR, 12, policy="ucb1")
     learnt: list[Decision] = []
-    num_waits, sound = 0, long.policy.learn
+    num_waits, sound = 0, long.decider.policy.learn
 
     def learn(decision: Decision, feedback: Any) -> None:
         learnt.append(decision)
         sound(decision, feedback)
 
-    long.policy.learn = learn  # type: ignore[method-assign]
+    long.decider.policy.learn = learn  # type: ignore[method-assign]
     engine.admit(writer)
     engine.step()
     engine.admit(long)
@@ -88,7 +88,7 @@ def test_what_was_chosen_is_learnt_when_it_was_played() -> None:
     while not long.is_over:
         engine._loop._verify_s = 0.0
         (made_round,) = [o.round for o in engine.step() if o.request == long.id] or [None]
-        if long.pending is not None:
+        if long.decider.pending is not None:
             num_waits += 1
         elif made_round is not None:
             played.append(made_round.plan_index)

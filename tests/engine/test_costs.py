@@ -35,7 +35,7 @@ def test_functions_are_compiled_before_the_first_request(caplog: pytest.LogCaptu
     warm_ups = [lambda: calls.append(1)]
     with (
         mock.patch.object(module_of(warm_up), "_warm_ups", warm_ups),
-        caplog.at_level(logging.INFO),
+        caplog.at_level(logging.DEBUG, logger="draftwise"),
     ):
         _ = MeasuredCostModel({}), MeasuredCostModel({})
     assert len(calls) == module_of(warm_up).HAS_NUMBA

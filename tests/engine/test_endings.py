@@ -46,7 +46,7 @@ def test_eos_inside_an_accepted_draft_ends_the_answer_there(place: int, wrong: i
     script = [9] * 20
     script[place] = 33
     made = scripted(script, length=5, wrong=wrong)
-    made.target.module = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=[33, 50]))
+    made.target.module.generation_config = SimpleNamespace(eos_token_id=[33, 50])
     generation = made.start(PROMPT, max_new_tokens=15)
     rounds = list(generation)
     (result,) = generation.results()
@@ -247,9 +247,8 @@ def test_ends_of_the_file_the_tokenizer_and_the_template_count_together() -> Non
     ):
         made = scripted(script, 3, tokenizer=tokenizer)
         tokenizer.eos_token = eos
-        made.target.module = SimpleNamespace(
-            generation_config=SimpleNamespace(eos_token_id=config), config=SimpleNamespace()
-        )
+        made.target.module.generation_config = SimpleNamespace(eos_token_id=config)
+        made.target.module.config = SimpleNamespace()
         prompt = Prompt(PROMPT, frozenset(turn_ends))
         assert made.generate(prompt, max_new_tokens=len(script)).text == text
         whole = made.generate(prompt, max_new_tokens=len(script), ignore_eos=True)

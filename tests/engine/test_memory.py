@@ -66,11 +66,11 @@ def test_rows_that_share_what_they_learn_have_each_their_own_match(scope: str) -
     for _ in range(3):  # the first two rounds measure plain decoding
         engine.step()
     for row in rows:
-        assert isinstance(row.policy, Goodput)
+        assert isinstance(row.decider.policy, Goodput)
         matches = engine._drafting.matches(row.context)
         assert matches
-        assert row.policy._matches == matches
-    assert rows[0].policy is not rows[1].policy
+        assert row.decider.policy._matches == matches
+    assert rows[0].decider.policy is not rows[1].decider.policy
 
 
 def test_what_cannot_be_taken_up_is_refused_and_nothing_changes(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_no_drafter_is_told_of_a_request_without_drafts(monkeypatch: pytest.Monk
     told = [id(request.context) in seen for request in [*requests, *both]]
     assert told == [False, True, False, True, False, True]
     assert engine.num_prefix_hits == 3
-    assert set(both[0].sources) == {"target"}
+    assert set(both[0].outbox.sources) == {"target"}
 
 
 def test_rows_without_states_are_no_beginning_for_an_eagle_head() -> None:

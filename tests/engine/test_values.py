@@ -390,4 +390,4 @@ def test_no_spec_is_parsed_again_for_a_second_request(
     made = speculator(["good"], policy, feedback="panoramic:every=2", rules=(rule,))
     made.request([1, 2])
     monkeypatch.setattr(registry, "parse_options", None)
-    assert made.request([1, 2]).policy is not made.request([1, 2]).policy
+    assert made.request([1, 2]).decider.policy is not made.request([1, 2]).decider.policy

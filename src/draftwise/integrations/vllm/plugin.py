@@ -175,6 +175,7 @@ def use_runner_v1(args: Any) -> None:
 def use_runner_v2(args: Any) -> None:
     """Fill in what a server on runner V2 needs: a table of drafts for the longest of any drafter.
 
+    >>> from types import SimpleNamespace
     >>> args = SimpleNamespace(additional_config=None, max_num_seqs=8, speculative_config=None)
     >>> use_runner_v2(args)
     >>> args.speculative_config["method"], args.speculative_config["num_speculative_tokens"]
