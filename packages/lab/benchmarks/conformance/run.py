@@ -272,7 +272,11 @@ def main() -> int:
             rows = {row["client"]: row for row in json.loads(given.out.read_text())["clients"]}
         rows |= {one.client: asdict(one) for one in outcomes}
         found = [rows[name] for name in CLIENTS if name in rows]
-        given.out.write_text(json.dumps({"clients": found}, indent=1) + "\n")
+        sys.path.insert(0, str(HERE.parent))
+        from shared.results import header
+
+        about = header() | {"command": "make conformance"}
+        given.out.write_text(json.dumps({**about, "clients": found}, indent=1) + "\n")
     return int(any(one.failed for one in outcomes))
 
 
