@@ -183,7 +183,7 @@ def pydantic_ai(url: str) -> Checks:
             typed: Any = Agent(model, output_type=output, model_settings={"temperature": 0.0})
             made = await typed.run(OTHER, message_history=history)
             found.append(
-                (f"structured output, {isinstance(output).__name__}", type(made.output, City), True)
+                (f"structured output, {type(output).__name__}", isinstance(made.output, City), True)
             )
         return found
 
