@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -47,9 +48,9 @@ class Bandits:
         """Whether a choice means one plan of every drafter."""
         return bool(getattr(self.policy, "plays_all", False))
 
-    @property
+    @cached_property
     def longest(self) -> int:
-        """Maximum tokens of a draft."""
+        """Maximum tokens of a draft; read in every round, and the plans do not change."""
         if self.plays_all:
             return sum(plan.num_tokens for plan in _one_each(self.plans))
         return max((plan.num_tokens for plan in self.plans), default=0)
