@@ -48,8 +48,7 @@ ARROWS: dict[str, set[str]] = {
     "lazy": set(),
     "protocols": {"types"},
     "bandits": WORDS,
-    "policies": WORDS | {"bandits"},
-    "controller": WORDS,
+    "controller": WORDS | {"bandits.base"},
     "registry": WORDS | {"bandits.feedback"},
     "nn": WORDS,
     "drafters": WORDS | {"nn", "bandits.stop_rules"},
@@ -90,7 +89,6 @@ WITHOUT_TORCH = {
     "lazy",
     "protocols",
     "bandits",
-    "policies",
     "controller",
 } | {
     "registry",
@@ -233,7 +231,6 @@ DOORS = {
         "bandits.stop_rules",
         "integrations.transformers",
         "integrations.vllm",
-        "policies.goodput",
     )
 }
 """Subpackages with a public interface of their own."""

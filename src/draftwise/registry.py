@@ -53,7 +53,7 @@ POLICIES: Table = {
     "hedge": ("bandits.weights:Hedge", {}),
     "normalhedge": ("bandits.weights:NormalHedge", {}),
     "adanormalhedge": ("bandits.weights:AdaNormalHedge", {}),
-    "goodput": ("policies.goodput.policy:Goodput", {}),
+    "goodput": ("controller.goodput:Goodput", {}),
     "delayed": ("bandits.wrappers:Delayed", {"base": "ucbspec", "rounds": 3}),
     "copies": ("bandits.wrappers:Copies", {"base": "exp3spec"}),
     "one-plan": ("bandits.wrappers:OnePlan", {"base": "ucbspec"}),

@@ -8,8 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from draftwise.controller import warm_up
-from draftwise.engine import MeasuredCostModel
+from draftwise.controller import MeasuredCostModel, warm_up
 from engine.pairs import PROMPTS, speculator
 from modules import module_of
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from draftwise.bandits.stop_rules import Fixed
+from draftwise.controller import PROBE_TOKENS_PAID
 from draftwise.drafters import Context, DraftTask, EagleRunner
 from draftwise.nn import CausalModel, HiddenStates, distributions
-from draftwise.policies.goodput import PROBE_TOKENS_PAID
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from draftwise_lab.train import save_head

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from draftwise import DraftwiseError, Speculator
+from draftwise.controller import Goodput
 from draftwise.engine import UnusableState, hold
-from draftwise.policies.goodput import Goodput
 from engine.pairs import POOLS, speculator
 from small_disk import files_of_at_most
 

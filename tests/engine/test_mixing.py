@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from draftwise.controller import Goodput, MeasuredCostModel
 from draftwise.drafters import Context, without_replacement
-from draftwise.engine import Loop, MeasuredCostModel, Round
-from draftwise.policies.goodput import Goodput
+from draftwise.engine import Loop, Round
 from draftwise.speculator import Speculator
 from draftwise.types import NONE, Costs, Decision, Feedback, SamplingParams, TreeShape
 from engine.pairs import PROMPTS, drafters, plain_greedy, speculator

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from draftwise.controller import Goodput
 from draftwise.drafters import NeuralSession, RetrievalSession
 from draftwise.engine import FIRST_PIECE, IDLE_S, LARGEST_PIECE, LEAST_PIECE, PrefillBudget
-from draftwise.policies.goodput import Goodput
 from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
 from engine.test_engine import LONG, ask, run
 

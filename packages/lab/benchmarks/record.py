@@ -19,11 +19,11 @@ from shared.script import options, quiet, track
 
 from draftwise import SamplingParams, Speculator, zoo
 from draftwise.bandits.stop_rules.thresholds import Fixed
+from draftwise.controller import WINDOW
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.verify import overlap, ratio
 from draftwise.nn.sampling import distributions
 from draftwise.nn.transfer import answered
-from draftwise.policies.goodput import WINDOW
 from draftwise_lab.zoo import heldout_stream
 
 DEPTH, PROMPT, PROBE_TOKENS = 16, 16, 32

@@ -1,4 +1,4 @@
-"""The controller of the vLLM plug-in, with the cost model, guard and acceptance of all engines."""
+"""Decides what to draft, and when to draft nothing, for every engine."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from draftwise.controller.compiled import HAS_NUMBA, warm_up
     from draftwise.controller.controller import Controller, Limits
     from draftwise.controller.costs import Step, StepCosts
+    from draftwise.controller.experience import (
+        PRIOR_VARIANCE, WINDOW, Experience, Recall, features,
+    )
+    from draftwise.controller.forwards import MeasuredCostModel
+    from draftwise.controller.goodput import Goodput
     from draftwise.controller.guard import CREDIT, MARGIN, PROBE_SHARE, SHARE, Guard
     from draftwise.controller.kernels import (
         CATCH_UP, LONGEST_CONTEXT, LONGEST_MATCH, MAX_HITS, NUM_ORDERS, PATIENCE,
@@ -29,8 +34,12 @@ if TYPE_CHECKING:
         MODEL as BY_MODEL, NOTHING as BY_NOBODY, RETRIEVAL as BY_RETRIEVAL, Hazards, History,
         Match, Mixed, Row, divide, follow, hazards_of, match as find_match, mix, survival, worth,
     )
+    from draftwise.controller.plans import PlanCosts, expected_tokens, retrieved_tokens
+    from draftwise.controller.probes import PROBE_TOKENS_PAID, ProbeScheduler
+    from draftwise.controller.rates import MATCH_PRIORS, Bins, MatchTable, Rates, bin_of
     from draftwise.controller.retrieval import (
         PROMPT_TAIL, SLICE, Proposals, RetrievalIndex, capacity_for,
     )
+    from draftwise.controller.writer import GoodputMixer, Prices
 
 __getattr__, __dir__ = exports(__name__)

@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     # isort: off
     from draftwise.engine.answer import Answer, Detokenizer, Ending
     from draftwise.engine.attribution import SourceAttribution, attributed
-    from draftwise.engine.costs import (
-        FIRST_PIECE, IDLE_S, LARGEST_PIECE, LEAST_PIECE, MeasuredCostModel, PrefillBudget,
-    )
     from draftwise.engine.deciders import Bandits, Controlled
     from draftwise.engine.drafting import FEW
     from draftwise.engine.engine import Engine as Engine, Generation, Result
@@ -24,6 +21,9 @@ if TYPE_CHECKING:
     from draftwise.engine.memory import SharedPolicyState, UnusableState, hold
     from draftwise.engine.options import Options, RequestParams
     from draftwise.engine.outputs import PHASES as PHASES, TARGET, RequestOutput, Round, Stats
+    from draftwise.engine.prefill import (
+        FIRST_PIECE, IDLE_S, LARGEST_PIECE, LEAST_PIECE, PrefillBudget,
+    )
     from draftwise.engine.request import Request as Request, RoundState as RoundState
     from draftwise.engine.verify import (
         draw as draw, is_broken as is_broken, mass as mass, overlap as overlap, ratio as ratio,

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from torch import Tensor
 
+from draftwise.controller.forwards import CostModel, FixedCostModel, MeasuredCostModel
 from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import (
     CatchingUpSession,
@@ -25,13 +26,7 @@ from draftwise.drafters.protocol import (
     Mix,
     Retrieving,
 )
-from draftwise.engine.costs import (
-    LEAST_PIECE,
-    CostModel,
-    FixedCostModel,
-    MeasuredCostModel,
-    PrefillBudget,
-)
+from draftwise.engine.prefill import LEAST_PIECE, PrefillBudget
 from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.nn.model import CausalModel
 from draftwise.nn.transfer import DeviceRead, fetch

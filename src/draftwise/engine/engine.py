@@ -21,10 +21,10 @@ import torch
 
 from draftwise.controller.guard import CREDIT, Guard
 from draftwise.drafters.protocol import Context
-from draftwise.engine.costs import LARGEST_PIECE, PrefillBudget
 from draftwise.engine.drafting import Drafting, Pool
 from draftwise.engine.loop import Loop, as_logprobs, logprobs
 from draftwise.engine.outputs import RequestOutput, Round, Stats, TokenLogprobs
+from draftwise.engine.prefill import LARGEST_PIECE, PrefillBudget
 from draftwise.engine.request import Request
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.hidden_states import HiddenStates

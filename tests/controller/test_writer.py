@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from draftwise.policies.goodput import Bins, GoodputMixer, Prices, bin_of
+from draftwise.controller import Bins, GoodputMixer, Prices, bin_of
 from draftwise.types import DraftStep
 
 NAN = float("nan")

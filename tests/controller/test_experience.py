@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from draftwise.policies.goodput import PRIOR_VARIANCE, Experience, Goodput, Recall, features
+from draftwise.controller import PRIOR_VARIANCE, Experience, Goodput, Recall, features
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 
 SUMS, TALES = range(100, 140), range(500, 540)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from draftwise.policies.goodput import Rates
+from draftwise.controller import Rates
 
 UNITS = st.floats(0, 1)
 EVENTS = st.lists(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.policies.goodput import PROBE_TOKENS_PAID, Goodput, PlanCosts, ProbeScheduler
+from draftwise.controller import PROBE_TOKENS_PAID, Goodput, PlanCosts, ProbeScheduler
 from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
 from modules import module_of
 

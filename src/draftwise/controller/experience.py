@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.policies.goodput.acceptance import PRIOR, Bins, MatchTable
+from draftwise.controller.rates import PRIOR, Bins, MatchTable
 from draftwise.types import Floats, Ints
 
 NUM_FEATURES = 1024  # number of hashed token features; a constant one is added

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from draftwise.policies.goodput.acceptance import Bins, bin_of, bucket
+from draftwise.controller.rates import Bins, bin_of, bucket
 from draftwise.types import DraftStep
 
 RATE_SHARE = 0.9  # price of a second over the best plan's rate; at 1 no draft would gain

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.policies.goodput import (
+from draftwise.controller import (
     MATCH_PRIORS,
     PROBE_TOKENS_PAID,
     Goodput,

@@ -1,1 +1,0 @@
-"""The default policy of draftwise's own engine."""
