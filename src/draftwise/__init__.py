@@ -12,7 +12,7 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.engine.engine import Result
+    from draftwise.engine.generation import Result
     from draftwise.engine.outputs import Round
     from draftwise.engine.verify import verify
     from draftwise.integrations.transformers import CustomGenerate as transformers

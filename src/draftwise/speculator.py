@@ -20,7 +20,8 @@ from draftwise.engine import options as o
 from draftwise.engine.answer import Answer, Ending
 from draftwise.engine.deciders import Bandits, Controlled
 from draftwise.engine.drafting import pool_of
-from draftwise.engine.engine import Engine, Generation, Result
+from draftwise.engine.engine import Engine
+from draftwise.engine.generation import Generation, Result
 from draftwise.engine.guards import GuardedStopRule, guarded_process, guarded_stop
 from draftwise.engine.memory import SharedPolicyState, check_scope
 from draftwise.engine.options import Options, Params, RequestParams, Single

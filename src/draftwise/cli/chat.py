@@ -30,7 +30,7 @@ from draftwise.install import hint
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.engine.engine import Result
+    from draftwise.engine.generation import Result
     from draftwise.speculator import Speculator
 
 PARAMS = RequestParams(max_new_tokens=512)

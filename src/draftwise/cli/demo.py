@@ -30,7 +30,7 @@ from draftwise.types import NONE, DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.engine.attribution import Piece
-    from draftwise.engine.engine import Generation, Result
+    from draftwise.engine.generation import Generation, Result
     from draftwise.engine.outputs import Stats
     from draftwise.speculator import Speculator
 

@@ -23,7 +23,7 @@ from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.chat import Prompt
-    from draftwise.engine.engine import Generation, Result, TraceWriter
+    from draftwise.engine.generation import Generation, Result, TraceWriter
     from draftwise.engine.outputs import RequestOutput, Round, Stats
     from draftwise.speculator import Speculator
 
@@ -71,7 +71,7 @@ def generate(
         o.check_vocabulary(params, speculator.target.vocab_size)
         if are_chats:
             load.check_template(target, speculator.tokenizer)
-        from draftwise.engine.engine import TraceWriter
+        from draftwise.engine.generation import TraceWriter
 
         # encode all prompts before any answer, and before an earlier trace is overwritten
         texts = [given.encoded(speculator) for given in prompts]

@@ -22,7 +22,7 @@ from draftwise.cli.show import Bars, counted, percentages
 from draftwise.engine.options import RequestParams
 
 if TYPE_CHECKING:
-    from draftwise.engine.engine import Result
+    from draftwise.engine.generation import Result
     from draftwise.speculator import Speculator
 
 FEWEST_PROMPTS = 3  # an interval over fewer prompts says nothing

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from draftwise.engine.attribution import SourceAttribution, attributed
     from draftwise.engine.deciders import Bandits, Controlled
     from draftwise.engine.drafting import FEW
-    from draftwise.engine.engine import Engine as Engine, Generation, Result
+    from draftwise.engine.engine import Engine as Engine
+    from draftwise.engine.generation import Generation, Result
     from draftwise.engine.loop import Loop, verify_batch
     from draftwise.engine.losslessness import (
         LosslessnessReport as LosslessnessReport, rounding_bound,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from draftwise.engine.memory import SharedPolicyState, UnusableState, hold
     from draftwise.engine.options import Options, RequestParams
     from draftwise.engine.outputs import PHASES as PHASES, TARGET, RequestOutput, Round, Stats
-    from draftwise.engine.prefill import (
+    from draftwise.engine.chunks import (
         FIRST_PIECE, IDLE_S, LARGEST_PIECE, LEAST_PIECE, PrefillBudget,
     )
     from draftwise.engine.request import Request as Request, RoundState as RoundState

@@ -26,7 +26,7 @@ from draftwise.drafters.protocol import (
     Mix,
     Retrieving,
 )
-from draftwise.engine.prefill import LEAST_PIECE, PrefillBudget
+from draftwise.engine.chunks import LEAST_PIECE, PrefillBudget
 from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.nn.model import CausalModel
 from draftwise.nn.transfer import DeviceRead, fetch

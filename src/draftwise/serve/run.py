@@ -17,7 +17,8 @@ import torch
 import uvicorn
 from prometheus_client import disable_created_metrics
 
-from draftwise.engine.engine import Engine, TraceWriter
+from draftwise.engine.engine import Engine
+from draftwise.engine.generation import TraceWriter
 from draftwise.engine.memory import SharedPolicyState
 from draftwise.engine.options import eos_tokens
 from draftwise.engine.outputs import Round
