@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ROOT / "src" / "draftwise"
 LAB, ZOO, TESTS = ROOT / "packages" / "lab", ROOT / "packages" / "zoo", ROOT / "tests"
 SPEC = "ucbspec"
-CHOOSING = ("controller/", "policies/", "bandits/")
+CHOOSING = ("controller/", "bandits/")
 
 
 def lines() -> None:
@@ -107,7 +107,9 @@ def generating() -> tuple[list[str], list[str]]:
 def policy() -> list[str]:
     """Files from ``--policy ucbspec`` to the policy's decisions."""
     touched = Touched(_holds_spec)
-    words = f"generate --policy {SPEC} --drafter lookup --max-new-tokens 4 --quiet".split()
+    words = (
+        f"generate --target zoo --policy {SPEC} --drafter lookup --max-new-tokens 4 --quiet".split()
+    )
     for is_on in (False, True):
         touched.is_on = is_on
         sys.setprofile(touched)
@@ -153,7 +155,7 @@ def posting() -> list[str]:
     threading.setprofile(touched)
     sys.setprofile(touched)
     threading.Thread(target=post, daemon=True).start()
-    _command(["serve", "--drafter", "lookup", "--port", str(port)])
+    _command(["serve", "--target", "zoo", "--drafter", "lookup", "--port", str(port)])
     sys.setprofile(None)
     return touched.names()
 
