@@ -19,6 +19,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from draftwise.nn import RAGGED, attend_raggedly
+
 VOCAB = 64
 
 SMALL = {
@@ -62,7 +64,12 @@ def tiny_model(kind: str = "llama", seed: int = 0, attention: str = "sdpa", **ch
     config = CONFIGS[kind]()
     for name, value in changes.items():
         setattr(config, name, value)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    is_ragged = attention == RAGGED
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation="sdpa" if is_ragged else attention
+    )
+    if is_ragged:
+        attend_raggedly(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if any(part in name for part in ("q_proj", "k_proj", "c_attn")):

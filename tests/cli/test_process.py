@@ -45,6 +45,19 @@ def test_help_imports_no_torch() -> None:
         assert command in ran.stdout
 
 
+def test_speculator_imports_neither_model_code_nor_torch_compile() -> None:
+    """``from draftwise import Speculator`` takes little longer than torch and the auto classes."""
+    code = (
+        "import sys\n"
+        "from draftwise import Speculator\n"
+        "heavy = {'torch._dynamo', 'torch.distributed.tensor', 'sympy', 'typer', 'rich', 'vllm',"
+        " 'transformers.modeling_utils', 'transformers.generation.utils', 'fastapi'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or None)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_what_needs_no_model_imports_no_torch(tmp_path: Path) -> None:
     """Listings and refusals must not wait for torch; ``import draftwise`` imports nothing heavy."""
     code = (

@@ -7,15 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from draftwise.nn.cache import RaggedCache
 
-RAGGED = "sdpa_ragged"  # the ``attn_implementation`` that is registered with ``transformers``
+RAGGED = "sdpa_ragged"  # the ``attn_implementation`` registered by ``attend_raggedly``
 
 
 class PackedMask(Tensor):
@@ -80,6 +77,10 @@ def _attention(
     if is_ordered:
         num, used = query.shape[2], key.shape[2]
         if is_simple:
+            # its module imports torch.compile, which takes a second; the self-check of a load,
+            # whose forwards are not timed, comes here first
+            from torch.nn.attention.bias import causal_lower_right
+
             mask = causal_lower_right(num, used)
         else:
             mask = query.new_ones((1, 1, num, used), dtype=torch.bool).tril(used - num)
@@ -102,8 +103,10 @@ def _attention(
 
 def attend_raggedly(module: Any) -> None:
     """Switch a module loaded with ``sdpa`` to ``ragged_attention``."""
+    # transformers' code of models, which takes a second to import, is loaded with the module
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(RAGGED, ragged_attention)
+    AttentionMaskInterface.register(RAGGED, sdpa_mask)
     module.set_attn_implementation(RAGGED)
-
-
-AttentionInterface.register(RAGGED, ragged_attention)
-AttentionMaskInterface.register(RAGGED, sdpa_mask)
