@@ -131,9 +131,10 @@ def test_a_recurrent_layer_that_left_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_recurrent_memory_is_served_where_the_cache_sees_it(kind: str) -> None:
-    """RecurrentGemma keeps its state in the modules, where rows cannot be separated."""
+    """RecurrentGemma keeps its state in the modules, where rows cannot be separated. That of
+    transformers 5.17 does not take a mask for each kind of layer either."""
     if kind == "recurrent-gemma":
-        with pytest.raises(DraftwiseError, match="its logits on a ragged KV cache are off by"):
+        with pytest.raises(DraftwiseError, match="on a ragged KV cache"):
             load_model(build(RECURRENT[kind]()))
     else:
         model = load_model(build(RECURRENT[kind]()))
@@ -293,7 +294,7 @@ def test_a_drafter_with_another_vocabulary() -> None:
 
 
 def test_unfit_drafters_are_refused_like_targets() -> None:
-    with pytest.raises(DraftwiseError, match="are off by"):
+    with pytest.raises(DraftwiseError, match=r"RecurrentGemmaForCausalLM: .* on a ragged KV cache"):
         Speculator.from_pretrained(tiny_model(), [build(RECURRENT["recurrent-gemma"]())])
 
 
