@@ -53,8 +53,8 @@ def render(
 
     Every message has to be in the prompt: its text, or else its tool calls. A template may strip,
     merge and move text. It may leave out the text beside a call, as Llama 3's does, and reasoning,
-    as Qwen3's does, unless it knows no such field. ``developer`` becomes ``system`` where the
-    template has no place for it.
+    as Qwen3's does, unless it knows no such field. ``developer`` is ``system`` where the template
+    does not know that role.
     Raises DraftwiseError for a tokenizer without a template, a message without role or text, a last
     message by the assistant that is not to be continued, an order of roles that the template
     rejects, and a message that the template leaves out.
@@ -75,16 +75,7 @@ def render(
             else f"{last}: there is nothing to answer (continue_final_message=True continues it)"
         )
     options = {"add_generation_prompt": not continues, **options}
-    try:
-        _check_presence(turns, tokenizer, options)
-    except DraftwiseError:
-        as_system = [
-            {**turn, "role": "system"} if turn["role"] == "developer" else turn for turn in turns
-        ]
-        if as_system == turns:
-            raise
-        turns = as_system
-        _check_presence(turns, tokenizer, options)
+    turns = _in_known_roles(turns, tokenizer, options)
     return Prompt(_template_ids(tokenizer, turns, **options), turn_ends(tokenizer))
 
 
@@ -218,6 +209,25 @@ def _turn(number: int, message: Message, tokenizer: Any) -> dict[str, Any]:
     if not isinstance(content, str):
         raise DraftwiseError(f"message {number} ({role}) has no text under 'content'")
     return {**message, "content": content}
+
+
+def _in_known_roles(
+    turns: list[dict[str, Any]], tokenizer: Any, options: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The turns after ``_check_presence``; ``developer`` is ``system`` unless the template names
+    that role and takes it."""
+    as_system = [
+        {**turn, "role": "system"} if turn["role"] == "developer" else turn for turn in turns
+    ]
+    if as_system != turns and "developer" in str(getattr(tokenizer, "chat_template", None)):
+        try:
+            _check_presence(turns, tokenizer, options)
+        except DraftwiseError:
+            pass
+        else:
+            return turns
+    _check_presence(as_system, tokenizer, options)
+    return as_system
 
 
 @dataclass(slots=True)

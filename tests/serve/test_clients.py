@@ -42,6 +42,14 @@ ADD: dict[str, Any] = {
 }
 NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
 STRICT = {"type": "function", "function": {**ADD["function"], "strict": True}}
+TAGGED = """\
+<tool_call>
+<function=add>
+<parameter=a>
+1
+</parameter>
+</function>
+</tool_call>"""
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
@@ -88,6 +96,7 @@ def test_an_answer_is_sent_back_as_it_came(client: openai.OpenAI, how: str) -> N
         {"id": "msg_1", "index": 0, "created": 12, "finish_reason": "stop", "logprobs": None},
         {"cache_control": {"type": "ephemeral"}, "metadata": {"a": {"b": [1]}}},
         {"provider_specific_fields": {"refusal": None}, "thinking_blocks": [], "images": []},
+        {"name": "", "tool_call_id": ""},
         {"parsed": {"a": 1}, "usage": {"total_tokens": 3}, "prefix": False, "weight": 1},
         {"additional_kwargs": {}, "response_metadata": {}, "type": "message", "status": "done"},
     ],
@@ -160,6 +169,9 @@ def test_turns_of_tools(chat: Chat) -> None:
     for nothing in ("", "{}", {}):
         message = turn("assistant", None, tool_calls=[called(arguments=nothing)])
         assert "add {}</tool_call>" in chat.prompt([turn("user"), message, turn("tool", None)])
+    for empty in ({"id": ""}, {"type": None}, {"id": None, "type": ""}):
+        message = turn("assistant", None, tool_calls=[called(**empty)])
+        assert 'add {"a": 1}' in chat.prompt([turn("user"), message, turn("tool", "")])
     without_id = {"function": {"name": "add", "arguments": "not JSON"}}
     message = {"role": "assistant", "tool_calls": [without_id]}
     assert 'add "not JSON"' in chat.prompt([turn("user"), message, turn("tool", "")])
@@ -228,7 +240,11 @@ OFF = {
     "repeat_last_n": 64, "xtc_probability": 0.0, "dry_multiplier": 0, "dry_base": 1.75, "n_keep": 0,
     "dynatemp_range": 0.0, "n_probs": 0, "grammar": "", "json_schema": {}, "samplers": [],
     "timings_per_token": False, "keep_alive": "5m", "options": {}, "format": "", "usage": {"a": 1},
-    "transforms": [], "provider": {}, "suffix": "", "top_a": 0, "timeout": None, "extra_body": {},
+    "transforms": [], "provider": {}, "suffix": "", "top_a": 0, "timeout": 60.0, "extra_body": {},
+    "watermark": False, "return_cached_tokens_details": True, "min_length": 0, "min_new_tokens": 0,
+    "reasoning_budget": -1, "truncation": "disabled", "detokenize": True, "safe_prompt": False,
+    "skip_reading_prefix_cache": True, "cache_control": {"type": "ephemeral"}, "reasoning": {},
+    "some_feature_of_tomorrow": False, "return_tokens_as_token_ids": False,
 }  # fmt: skip
 
 
@@ -261,6 +277,11 @@ def test_values_that_ask_for_nothing(chat: Chat, name: str) -> None:
         ({"lora_path": "x"}, "lora_path"),
         ({"documents": [{"text": "x"}]}, "documents"),
         ({"do_sample": False}, "do_sample"),
+        ({"detokenize": False}, "detokenize"),
+        ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 64}}, "thinking.budget_tokens"),
+        ({"reasoning": {"max_tokens": 64}}, "reasoning.max_tokens"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
         ({"temperature": True}, "temperature"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"max_tokens": 2.5}, "max_tokens"),
@@ -341,11 +362,116 @@ def test_the_template_gets_what_the_client_says(chat: Chat) -> None:
         ({"think": "low"}, "effort low: "),
         ({"reasoning_effort": "high"}, "effort high: "),
         ({"reasoning_effort": "none"}, off + "effort none: "),
+        ({"thinking": {"type": "disabled"}}, off),
+        ({"thinking": {"type": "enabled"}}, ""),
+        ({"reasoning": {"enabled": False}}, off),
+        ({"reasoning": {"effort": "low", "exclude": True}}, "effort low: "),
+        ({"reasoning": {"effort": "none", "summary": "auto"}}, off + "effort none: "),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "effort high: "),
         ({"chat_template_kwargs": {"reasoning_effort": "x", "unknown": [1]}}, "effort x: "),
         ({"chat_template_kwargs": None}, ""),
     ):
         assert chat.prompt(**fields).endswith(end + tail), fields
         assert chat.ask(**fields).status == 200
+
+
+@pytest.mark.parametrize("content", ["The answer", "", "two\nlines", "spaced "])
+def test_the_last_answer_is_continued(chat: Chat, content: str) -> None:
+    """The answer has the new text alone: what the model says after the prompt so far."""
+    messages = [turn("user", "q"), turn("assistant", content)]
+    for fields in ({}, {"add_generation_prompt": False}):
+        fields = {**fields, "continue_final_message": True}
+        prompt = chat.prompt(messages, **fields)
+        assert prompt.rstrip() == (chat.prompt(messages[:1]) + content).rstrip()
+        said = chat.ask(messages, max_tokens=5, **fields).json
+        body = {"prompt": prompt, "add_special_tokens": False, "max_tokens": 5, "temperature": 0}
+        told = chat.live.ask("/v1/completions", body).json
+        assert said["choices"][0]["message"]["content"] == told["choices"][0]["text"]
+        assert said["usage"] == told["usage"]
+
+
+def test_a_prompt_without_the_start_of_an_answer(chat: Chat) -> None:
+    with_start = chat.prompt()
+    assert chat.prompt(add_generation_prompt=True) == with_start
+    without = chat.prompt(add_generation_prompt=False)
+    assert with_start == without + "<|im_start|>assistant\n"
+    assert chat.ask(add_generation_prompt=False).status == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": [ADD]},
+        {"add_generation_prompt": False},
+        {"chat_template_kwargs": {"enable_thinking": False}, "tools": None},
+        {"continue_final_message": True, "messages": [turn("user"), turn("assistant", "So")]},
+    ],
+)
+def test_tokenize_has_the_prompt_of_the_same_chat(chat: Chat, fields: dict[str, Any]) -> None:
+    body = {"messages": [turn("developer", "Be brief."), turn("user", "q")], **fields}
+    said = chat.live.ask("/tokenize", body).json
+    assert chat.tokenizer.decode(said["tokens"]) == chat.prompt(**body)
+    assert said["count"] == chat.ask(**body).json["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_token_ids_of_prompt_and_answer(chat: Chat, is_chat: bool) -> None:
+    """As those who train on answers ask vLLM: what was read and written, not text encoded again."""
+    prompts = [chat.prompt([turn("user")])] if is_chat else ["ab", "c"]
+    ids = [chat.tokenizer(prompt)["input_ids"] for prompt in prompts]
+    body: dict[str, Any] = {"prompt": prompts, "logprobs": 1}
+    if is_chat:
+        body = {"messages": [turn("user")], "logprobs": True}
+    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+    body |= {"max_tokens": 5, "temperature": 0, "n": 2}
+    body |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    said = chat.live.ask(path, body).json
+    events = chat.live.ask(path, {**body, "stream": True}).events
+    if is_chat:
+        assert said["prompt_token_ids"] == ids[0]
+        sent = [event.get("prompt_token_ids") for event in events]
+        assert sent == [ids[0], *[None] * (len(events) - 1)]
+    for number, choice in enumerate(said["choices"]):
+        parts = [e["choices"][0] for e in events if e["choices"][0]["index"] == number]
+        told = [i for part in parts for i in part.get("token_ids", ())]
+        assert told == choice["token_ids"]
+        assert 0 < len(told) <= 5
+        names = [f"token_id:{i}" for i in told]
+        if is_chat:
+            assert [entry["token"] for entry in choice["logprobs"]["content"]] == names
+            continue
+        assert choice["logprobs"]["tokens"] == names
+        assert names[0] in choice["logprobs"]["top_logprobs"][0]
+        (own,) = [part["prompt_token_ids"] for part in parts if "prompt_token_ids" in part]
+        assert own == choice["prompt_token_ids"] == ids[number // 2]
+    assert "token_ids" not in chat.ask().json["choices"][0]
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_stop_token_ids_with_an_ordinary_token(chat: Chat, path: str, include: bool) -> None:
+    """The text ends before the token, which usage counts."""
+    body = {"messages": [turn("user")]} if "chat" in path else {"prompt": "abc"}
+    body |= {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    ids = chat.live.ask(path, body).json["choices"][0]["token_ids"]
+    for stops in ([ids[4]], [ids[0]], [ids[9], ids[6]], [min({*range(200)} - {*ids})]):
+        end = min((ids.index(stop) for stop in stops if stop in ids), default=len(ids))
+        fields = {"stop_token_ids": stops, "include_stop_str_in_output": include}
+        said = chat.live.ask(path, body | fields).json
+        events = chat.live.ask(path, body | fields | {"stream": True}).events
+        streamed = [event["choices"][0] for event in events]
+        (choice,) = said["choices"]
+        shown = ids[: end + include]
+        text = chat.live.service.parser.codec.decode(shown)
+        if "chat" in path:
+            assert choice["message"]["content"] == text
+            assert "".join(part["delta"].get("content", "") for part in streamed) == text
+        else:
+            assert choice["text"] == "".join(part["text"] for part in streamed) == text
+        assert choice["finish_reason"] == ("stop" if end < len(ids) else "length")
+        assert said["usage"]["completion_tokens"] == min(end + 1, len(ids))
+        assert choice["token_ids"] == ids[: end + 1]
 
 
 @pytest.mark.parametrize("least", [3, 6])
@@ -411,6 +537,23 @@ TEXTS = [
     ("a < b and <tool", "a < b and <tool", []),
     ("  spaced ", "  spaced ", []),
     ("<tool_call>", "<tool_call>", []),
+    (CALL.replace("1", "NaN"), CALL.replace("1", "NaN"), []),
+    (TAGGED, None, ['{"a": 1}']),
+    ("So: " + TAGGED + " then " + TAGGED, "So:  then ", ['{"a": 1}'] * 2),
+    (TAGGED[:-12], None, ['{"a": 1}']),
+    ("<tool_call><function=add></function></tool_call>", None, ["{}"]),
+    (TAGGED.replace("1", "</function>"), None, ['{"a": "</function>"}']),
+    (TAGGED.replace("1", "<parameter=b>"), None, ['{"a": "<parameter=b>"}']),
+    (TAGGED.replace("1", "x\n</parameter>\ny"), None, [r'{"a": "x\n</parameter>\ny"}']),
+    (TAGGED.replace("add", "sub"), TAGGED.replace("add", "sub"), []),
+    (TAGGED.replace("</parameter>", ""), TAGGED.replace("</parameter>", ""), []),
+    (
+        TAGGED.replace("<parameter", "a <parameter"),
+        TAGGED.replace("<parameter", "a <parameter"),
+        [],
+    ),
+    (TAGGED[:40], TAGGED[:40], []),
+    ("<tool_call><func", "<tool_call><func", []),
 ]
 
 

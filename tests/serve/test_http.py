@@ -294,12 +294,22 @@ def test_models_and_views(live: Live) -> None:
     assert live.complete(model="other-name", max_tokens=1).json["model"] == "other-name"
     assert live.ask("/health").status == 200
     assert live.ask("/version").json["version"]
-    assert live.ask("/nothing").status == 404
+    assert live.ask("/ping").status == 200
+    assert "/v1/embeddings is not served" in live.ask("/v1/embeddings", {"a": 1}).error["message"]
     assert live.ask("/v1/completions").status == 405
     page = live.ask("/")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "http://" not in page.text.replace("http://www.w3.org", "")
     assert "https://" not in page.text
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/parrot", "/", "/nothing"])
+def test_head_is_get_without_a_body(live: Live, path: str) -> None:
+    """As load balancers and monitors ask."""
+    got, head = (live.ask(path, method=method) for method in ("GET", "HEAD"))
+    assert got.text
+    assert not head.text
+    assert (head.status, head.headers["content-type"]) == (got.status, got.headers["content-type"])
 
 
 def test_numbers_of_requests(live: Live) -> None:
@@ -375,7 +385,7 @@ def test_keys() -> None:
             assert live.ask("/v1/models", headers={"Authorization": raw}).status == status
         assert live.ask("/v1/models", headers={"Authorization": "Basic one"}).status == 401
         assert live.ask("/metrics").status == live.ask("/stats").status == 401
-        assert live.ask("/health").status == live.ask("/").status == 200
+        assert {live.ask(path).status for path in ("/health", "/ping", "/")} == {200}
 
 
 def test_bodies_that_are_too_large() -> None:

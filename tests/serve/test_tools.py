@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from serve.test_clients import CALL, TEXTS
 
 
 def read(pieces: list[str], most: int | None = None) -> tuple[str, list[str]]:
-    made, content, calls = CallParser(["add", "now"], most), "", list[str]()
+    made, content, calls = CallParser({"add": None, "now": None}, most), "", list[str]()
     for number, piece in enumerate(pieces):
         shown, new = made.push(piece, is_last=number == len(pieces) - 1)
         content, calls = content + shown, calls + [call["function"]["arguments"] for call in new]
@@ -58,8 +59,52 @@ def test_random_texts_of_marks_read_the_same_in_any_pieces() -> None:
         assert num_calls or whole[0] == text, "what is no call is content"
 
 
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": "integer"}, "5", 5),
+        ({"type": "number"}, "5", 5),
+        ({"type": "string"}, "5", "5"),
+        ({"type": "string"}, '"quoted"', '"quoted"'),
+        ({"type": "string"}, " two\n\nlines ", " two\n\nlines "),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "number"]}, "5", 5),
+        ({"type": ["string", "integer"]}, "1.5", "1.5"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "None", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "true", "true"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": "array"}, '[1, "a"]', [1, "a"]),
+        ({"type": "object"}, '{"b": {}}', {"b": {}}),
+        ({"type": "object"}, "not JSON", "not JSON"),
+        ({}, "[1]", [1]),
+        ({}, "words", "words"),
+        ({}, "NaN", "NaN"),
+        (None, "5", 5),
+        (True, "5", 5),
+        ({"type": 5, "anyOf": 5}, "5", 5),
+        ({"type": "string"}, "", ""),
+    ],
+)
+def test_arguments_in_tags_have_the_types_of_their_schema(
+    schema: Any, written: str, value: Any
+) -> None:
+    """As Qwen3-Coder writes calls. A tool without a schema, and an argument that it lacks: JSON."""
+    tools = {"add": None if schema is None else {"type": "object", "properties": {"a": schema}}}
+    text = f"<function=add>\n<parameter=a>\n{written}\n</parameter>\n"
+    text = f"<tool_call>\n{text}<parameter=other>\n7\n</parameter>\n</function>\n</tool_call>"
+    for pieces in ([text], list(text)):
+        made, calls = CallParser(tools), []
+        for piece in pieces:
+            calls += made.push(piece)[1]
+        (call,) = calls
+        assert json.loads(call["function"]["arguments"]) == {"a": value, "other": 7}
+        assert made.push("", is_last=True) == ("", [])
+
+
 def test_content_is_shown_before_the_answer_ends() -> None:
-    made = CallParser(["add"])
+    made = CallParser({"add": None})
     assert made.push("So ")[0] == "So "
     assert made.push("a <to")[0] == "a "
     assert made.push("ld")[0] == "<told"
@@ -74,8 +119,16 @@ def test_long_calls_are_read_in_linear_time() -> None:
     pieces = [CALL[:39]]
     pieces += [argument[i : i + 3] for i in range(0, len(argument), 3)] + ["}</tool_call>"]
     assert json.loads(read(pieces)[1][0])["a"] == "x{<" * 100_000
-    for broken in ("<tool_call>", "<tool_call>{", '<tool_call>{"', '<tool_call>{"a":"'):
-        text = broken * 10_000
+    tagged = "<tool_call><function=add><parameter=a>"
+    value = "</function><" * 30_000
+    pieces = [tagged, *(value[i : i + 7] for i in range(0, len(value), 7))]
+    pieces.append("</parameter></function></tool_call>")
+    assert json.loads(read(pieces)[1][0])["a"] == value
+    for broken in (
+        "<tool_call>", "<tool_call>{", '<tool_call>{"', '<tool_call>{"a":"', "<parameter=", tagged,
+        "<tool_call><function=", tagged + "</function>",
+    ):  # fmt: skip
+        text = broken * 3_000
         assert read([text]) == (text, [])
 
 

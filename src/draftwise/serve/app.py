@@ -73,11 +73,15 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     )
 
 
-async def _answer_error(_: Request, error: Exception) -> JSONResponse:
+async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, RequestValidationError):
         error = schemas.first_wrong(error.errors())
     elif isinstance(error, HTTPException):
-        answer = Refused(error.status_code, str(error.detail)).response
+        message = str(error.detail)
+        if error.status_code == 404:
+            path = request.url.path[:100]
+            message = f"{path} is not served here; GET /openapi.json lists what is"
+        answer = Refused(error.status_code, message).response
         answer.headers.update(error.headers or {})
         return answer
     elif not isinstance(error, Refused):
@@ -127,6 +131,7 @@ def _add_api(app: FastAPI, service: Service) -> None:
 
 
 def _add_views(app: FastAPI, service: Service) -> None:
+    @app.get("/ping")  # as load balancers of SageMaker and TGI ask
     @app.get("/health")
     async def health() -> JSONResponse:
         """200 while answers can be given; 503 where the engine has ended, ends or is stuck."""

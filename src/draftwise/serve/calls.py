@@ -1,8 +1,14 @@
 """Tool calls: the grammar of calls, and a parser that separates them from content.
 
-Two forms are read: ``<tool_call>{...}</tool_call>`` (Hermes, Qwen, SmolLM), and bare JSON at the
-start of an answer, one object or a list (Llama 3, and what ``tool_choice`` forces). A call is
-``{"name": ..., "arguments": {...}}``, with ``parameters`` as another name of its arguments.
+Three forms are read: ``<tool_call>{...}</tool_call>`` (Hermes, Qwen, SmolLM), the same with
+``<function=NAME><parameter=KEY>VALUE</parameter></function>`` inside (Qwen3-Coder, Qwen3.5), and
+bare JSON at the start of an answer, one object or a list (Llama 3, and what ``tool_choice``
+forces). In JSON a call is ``{"name": ..., "arguments": {...}}``, with ``parameters`` as another
+name of its arguments.
+
+transformers' ``ResponseParser`` reads more forms, from a ``response_template`` that few tokenizers
+have. It does not serve here: it ends a call at the first ``</tool_call>``, also inside an argument,
+and raises for an answer that begins a call and does not end it, whose text is content here.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -18,7 +24,17 @@ from draftwise.serve.constraint import json_grammar, rootless, tagged_grammar
 from draftwise.serve.schemas import StructuredOutputs, Tool
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_DECODER = json.JSONDecoder(strict=False)  # models write line breaks into strings
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_constant)  # strings may have line breaks
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_CLOSED = re.compile(rf"({_FUNCTION_END})\s*{CLOSE}")
+_NAMED = re.compile(r"\s*<function=([^>\n]*)>\s*")
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]<]'), re.compile(r'["\\]')  # of a string in JSON
 
 
@@ -106,13 +122,16 @@ class CallTags(Enum):
 class CallParser:
     """Separates content from calls in a growing answer.
 
-    names: of the tools. most: calls reported at most. Whatever pieces an answer comes in, its
-    content and calls are the same: a text that may become a call is held back until it is one. What
-    turns out to be none is content. State: the text that is held back, and what it may become.
+    tools: the schemas of their arguments, by name. most: calls reported at most. Whatever pieces an
+    answer comes in, its content and calls are the same: a text that may become a call is held back
+    until it is one. What turns out to be none is content. State: the text that is held back, and
+    what it may become.
     """
 
-    def __init__(self, names: Collection[str], most: int | None = None) -> None:
-        self._names, self._most = set(names), most
+    def __init__(
+        self, tools: Mapping[str, Mapping[str, Any] | None], most: int | None = None
+    ) -> None:
+        self._tools, self._most = tools, most
         self._text = ""
         self._read = self._read_gap
         self._is_last = False
@@ -171,7 +190,11 @@ class CallParser:
     def _read_json(self) -> tuple[str, list[Any]] | None:
         """Inside of what may be a call; the text up to ``start`` is a tag, or blank."""
         is_tagged = self._text[: self._start].endswith(OPEN)
-        end = self._end_of_json()
+        body = self._text[self._start : self._start + 99].lstrip() if is_tagged else ""
+        if body and _FUNCTION.startswith(body[: len(_FUNCTION)]):
+            end = self._end_of_function()
+        else:
+            end = self._end_of_json()
         if end is None and not self._is_last:
             return None
         calls = [] if end is None else self._calls(end)
@@ -226,15 +249,50 @@ class CallParser:
         self._place = len(text)
         return None
 
+    def _end_of_function(self) -> int | None:
+        """The end of ``</function>`` before ``</tool_call>`` or the answer's end; None = not yet.
+
+        A value may have the first of the two inside.
+        """
+        if found := _CLOSED.search(self._text, self._place):
+            return found.end(1)
+        at = self._text.rfind(_FUNCTION_END, self._place)
+        end = at + len(_FUNCTION_END)
+        may_end = at >= 0 and CLOSE.startswith(self._text[end:].lstrip())
+        if self._is_last:
+            return end if may_end else None
+        self._place = at if may_end else max(self._place, len(self._text) - len(_FUNCTION_END))
+        return None
+
     def _calls(self, end: int) -> list[dict[str, Any]]:
-        """The calls in a JSON text; none if it is no JSON, or calls no tool."""
+        """The calls in a text; none if it is not of a call's form, or calls no tool."""
+        text = self._text[self._start : end]
         try:
-            found = _DECODER.decode(self._text[self._start : end])
+            named = _NAMED.match(text)
+            found = self._function(named) if named else _DECODER.decode(text)
             given = [_call(one) for one in (found if isinstance(found, list) else [found])]
         except (ValueError, RecursionError):  # a model may write endless brackets
             return []
-        is_known = given and all(call["function"]["name"] in self._names for call in given)
+        is_known = given and all(call["function"]["name"] in self._tools for call in given)
         return given if is_known else []
+
+    def _function(self, named: re.Match[str]) -> dict[str, Any]:
+        """A call in tags, from its name on. ValueError for text between the parameters."""
+        name, body = named[1].strip(), named.string[named.end() :].removesuffix(_FUNCTION_END)
+        properties = (self._tools.get(name) or {}).get("properties")
+        schemas = properties if isinstance(properties, Mapping) else {}
+        between, *parts = body.split(_PARAMETER)
+        arguments, read = {}, ""
+        for part in parts:  # a value may have the tag inside
+            read += part if not read else _PARAMETER + part
+            if read.rstrip().endswith(_PARAMETER_END):
+                key, _, value = read.rstrip().removesuffix(_PARAMETER_END).partition(">")
+                value = value.removeprefix("\n").removesuffix("\n")
+                arguments[key] = _value(value, schemas.get(key))
+                read = ""
+        if between or read:
+            raise ValueError("a call has parameters alone")
+        return {"name": name, "arguments": arguments}
 
 
 def _call(given: Any) -> dict[str, Any]:
@@ -250,3 +308,34 @@ def _call(given: Any) -> dict[str, Any]:
         arguments = json.dumps(arguments, ensure_ascii=False)
     function = {"name": name, "arguments": arguments}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+_TYPES: Mapping[type, set[str]] = {
+    bool: {"boolean"}, type(None): {"null"}, list: {"array"}, dict: {"object"},
+    int: {"integer", "number"}, float: {"number"}, str: {"string"},
+}  # fmt: skip
+
+
+def _value(text: str, schema: Any) -> Any:
+    """An argument written as bare text: JSON, unless its schema takes strings and not its type."""
+    written = text.lower() if text in ("True", "False", "None") else text  # as in Python
+    written = "null" if written == "none" else written
+    try:
+        value = _DECODER.decode(written)
+    except (ValueError, RecursionError):
+        return text
+    types = _types(schema)
+    is_text = "string" in types and (isinstance(value, str) or not types & _TYPES[type(value)])
+    return text if is_text else value
+
+
+def _types(schema: Any) -> set[str]:
+    """The JSON types that a schema says it takes; empty if it does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    said = {name: schema.get(name) for name in ("type", "anyOf", "oneOf", "enum")}  # of a client
+    kinds, *others, values = (one if isinstance(one, list) else [one] for one in said.values())
+    found = {one for one in kinds if isinstance(one, str)}
+    if any(isinstance(one, str) for one in values):
+        found.add("string")
+    return found.union(*(_types(one) for many in others for one in many))

@@ -20,8 +20,8 @@ from draftwise.serve.settings import ServerSettings
 _LOG = logging.getLogger(__name__)
 _GIVEN_ID = re.compile(rb"[\w.:-]{1,64}", re.ASCII)
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.ASCII)
-_OPEN_PATHS = {"/", "/health"}
-_POLLED_PATHS = {"/health", "/metrics", "/stats"}  # every few seconds: not in the access log
+_OPEN_PATHS = {"/", "/health", "/ping"}
+_POLLED_PATHS = {"/health", "/ping", "/metrics", "/stats"}  # too often for the access log
 _BODY_TIMEOUT_S = 30.0
 
 
@@ -59,6 +59,8 @@ class Middleware:
             self._check_host(headers.get(b"host", b""))
             self._check_key(scope["path"], headers.get(b"authorization", b""))
             body = await self._read(headers, receive)
+            if scope["method"] == "HEAD":  # as GET; the server sends no body
+                scope = {**scope, "method": "GET"}
             if body is not None:
                 await self._app(scope, _replay(body, receive), send_numbered)
         except Refused as refused:

@@ -68,14 +68,14 @@ class Codec:
 
     def chat(
         self, messages: Sequence[schemas.Message], tools: Sequence[schemas.Tool],
-        options: Mapping[str, Any],
+        options: Mapping[str, Any], end: Mapping[str, bool],
     ) -> Prompt:  # fmt: skip
-        """A conversation as the prompt of the next turn; options: variables of the template.
+        """A conversation as the prompt of the next turn.
 
-        Errors: DraftwiseError.
+        options: variables of the template. end: how the prompt ends, as arguments of
+        ``apply_chat_template``. Errors: DraftwiseError.
         """
-        has_developer = "developer" in str(self.tokenizer.chat_template)
-        turns = [_turn(message, has_developer) for message in messages]
+        turns = [_turn(message) for message in messages]
         check_size(turns, self.tokenizer, self.max_positions)
         if tools and not self.takes_tools:
             raise DraftwiseError(
@@ -85,7 +85,7 @@ class Codec:
         if reserved := sorted(options.keys() & self._reserved):
             raise DraftwiseError(f"chat_template_kwargs: {reserved[0]!r} is the server's to say")
         listed = [tool.model_dump(exclude_none=True) for tool in tools]
-        given = {**options, **_given(tools=listed)}
+        given = {**options, **_given(tools=listed), **end}
         return self._checked(render(turns, self.tokenizer, after_answer=True, **given))
 
     @cached_property
@@ -118,7 +118,8 @@ class Codec:
     def tokens(self, body: schemas.TokenizeRequest) -> list[int]:
         """The token ids for ``/tokenize``. Errors: DraftwiseError."""
         if body.messages is not None:
-            return list(self.chat(body.messages, (), {}).tokens)
+            options, tools = body.chat_template_kwargs, body.tools or ()
+            return list(self.chat(body.messages, tools, options, body.end).tokens)
         text = body.prompt or ""
         check_size(text, self.tokenizer, self.max_positions)
         encoded = self.tokenizer(text, add_special_tokens=body.add_special_tokens)
@@ -208,14 +209,10 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value}
 
 
-def _turn(message: schemas.Message, has_developer: bool) -> dict[str, Any]:
-    """A message as templates expect it: without empty fields, arguments of calls as objects.
-
-    has_developer: whether the template knows the role ``developer``, elsewhere called ``system``.
-    """
+def _turn(message: schemas.Message) -> dict[str, Any]:
+    """A message as templates expect it: without empty fields, arguments of calls as objects."""
     turn = message.model_dump(exclude_none=True, exclude={"refusal", "reasoning", "function_call"})
-    role = {"function": "tool"} if has_developer else {"function": "tool", "developer": "system"}
-    turn["role"] = role.get(message.role, message.role)
+    turn["role"] = "tool" if message.role == "function" else message.role
     turn["content"] = _text(message)
     if message.reasoning is not None:
         turn.setdefault("reasoning_content", message.reasoning)
@@ -261,7 +258,7 @@ class RequestParser:
     def chat(self, body: schemas.ChatRequest) -> list[GenerationRequest]:
         """The requests of a chat. Errors: DraftwiseError, ValueError."""
         self._check_num(body.n)
-        prompt = self.codec.chat(body.messages, body.offered, body.template_options)
+        prompt = self.codec.chat(body.messages, body.offered, body.template_options, body.end)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar, predicted = self._chat_grammar(body), body.prediction
         requests = self._requests(body, [prompt], grammar, body.budget, logprobs)

@@ -95,6 +95,7 @@ class Reply:
         self.requests, self._service, self._codec = requests, service, service.parser.codec
         self._model = body.model or service.models[0]
         self.is_stream = body.stream
+        self._has_ids, self._names_ids = body.return_token_ids, body.return_tokens_as_token_ids
         self.stream_options = body.stream_options or schemas.StreamOptions()
         self.id, self._created = f"{self.kind}-{uuid.uuid4().hex}", int(time.time())
         self.num_prompt_tokens = sum(len(ask.prompt) for ask in requests[:: body.n])
@@ -113,6 +114,12 @@ class Reply:
     def choice(self, index: int, part: RequestOutput, *, is_whole: bool) -> dict[str, Any]:
         """A choice of the response, for a whole answer or for the delta of a chunk."""
         raise NotImplementedError
+
+    def _name(self, token: int, text: str | None = None) -> str:
+        """How log-probabilities name a token. text: what it adds; default: inside any text."""
+        if self._names_ids:
+            return f"token_id:{token}"
+        return self._codec.text_of(token) if text is None else self._codec.name_of(token, text)
 
     def chunk_choices(self, index: int, delta: RequestOutput) -> Iterator[dict[str, Any]]:
         """The choices of an answer's next chunks; none if there is nothing to send yet."""
@@ -167,11 +174,13 @@ class Reply:
             "draftwise": {name: getattr(all_, name) for name in names},
         }
 
-    def _pieces(self, index: int, part: RequestOutput) -> dict[str, Any]:
-        if not self._attributions:
-            return {}
-        pieces = self._attributions[index].grow(part, self.outputs[index].text)
-        return {"draftwise": {"pieces": pieces}}
+    def _extras(self, index: int, part: RequestOutput) -> dict[str, Any]:
+        """What the client asked for beside the text: vLLM's token ids, draftwise's pieces."""
+        found: dict[str, Any] = {"token_ids": part.tokens} if self._has_ids else {}
+        if self._attributions:
+            pieces = self._attributions[index].grow(part, self.outputs[index].text)
+            found["draftwise"] = {"pieces": pieces}
+        return found
 
 
 class CompletionReply(Reply):
@@ -220,8 +229,14 @@ class CompletionReply(Reply):
             if self._has_logprobs
             else None,
             "finish_reason": REASONS.get(part.finish_reason or ""),
-            **self._pieces(index, part),
+            **self._extras(index, part),
         }
+
+    def _extras(self, index: int, part: RequestOutput) -> dict[str, Any]:
+        found = super()._extras(index, part)
+        if self._has_ids and len(part.tokens) == len(self.outputs[index].tokens):  # the first part
+            found["prompt_token_ids"] = list(self.requests[index].prompt)
+        return found
 
     def _logprobs(
         self, tokens: Sequence[int], texts: Sequence[str],
@@ -231,7 +246,7 @@ class CompletionReply(Reply):
 
         offset: characters of the text before these tokens; negative if these begin before it.
         """
-        names = [self._codec.name_of(*pair) for pair in zip(tokens, texts, strict=True)]
+        names = [self._name(*pair) for pair in zip(tokens, texts, strict=True)]
         starts = itertools.accumulate(map(len, texts), initial=offset)
         both = list(zip(names, found, starts, strict=False))
         return {
@@ -248,7 +263,7 @@ class CompletionReply(Reply):
         """
         found: dict[str, float] = {}
         for token, logprob in [*one.top, (one.token, one.logprob)]:
-            text = name if token == one.token else self._codec.text_of(token)
+            text = name if token == one.token else self._name(token)
             found[text] = _finite(max(logprob, found.get(text, logprob)))
         return found
 
@@ -261,12 +276,17 @@ class ChatReply(Reply):
     def __init__(self, service: Service, body: ChatRequest, requests: Requests) -> None:
         super().__init__(service, body, requests)
         self._has_logprobs = body.logprobs
-        names = [tool.function.name for tool in body.offered]
+        tools = {tool.function.name: tool.function.parameters for tool in body.offered}
         self._is_old = bool(body.functions)  # calls are ``function_call``, one at most
         most = None if body.parallel_tool_calls and not self._is_old else 1
-        self._parsers = [CallParser(names, most) for _ in requests] if names else []
+        self._parsers = [CallParser(tools, most) for _ in requests] if tools else []
         self._nums_calls = [0 for _ in requests]
         self._opened: set[int] = set()
+        self._untold = {"prompt_token_ids": list(requests[0].prompt)} if self._has_ids else {}
+
+    def _head(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
+        untold, self._untold = self._untold, {}
+        return super()._head(kind, choices) | untold
 
     def chunk_choices(self, index: int, delta: RequestOutput) -> Iterator[dict[str, Any]]:
         if index not in self._opened:
@@ -297,7 +317,7 @@ class ChatReply(Reply):
             "message" if is_whole else "delta": said,
             "logprobs": self._logprobs(part) if self._has_logprobs else None,
             "finish_reason": self._reason(index, part.finish_reason),
-            **self._pieces(index, part),
+            **self._extras(index, part),
         }
 
     def _reason(self, index: int, reason: str | None) -> str | None:
@@ -310,17 +330,16 @@ class ChatReply(Reply):
 
     def _logprobs(self, part: RequestOutput) -> dict[str, Any]:
         content = [
-            self._entry(one.token, one.logprob, self._codec.name_of(one.token, text))
+            self._entry(one.token, one.logprob, text)
             | {"top_logprobs": [self._entry(*alternative) for alternative in one.top]}
             for one, text in zip(part.logprobs, part.token_texts, strict=True)
         ]
         return {"content": content, "refusal": None}
 
-    def _entry(self, token: int, logprob: float, name: str | None = None) -> dict[str, Any]:
-        """name: of a token in its text; default: inside any text."""
-        name = self._codec.text_of(token) if name is None else name
-        raw = list(self._codec.bytes_of(token, name))
-        return {"token": name, "logprob": _finite(logprob), "bytes": raw}
+    def _entry(self, token: int, logprob: float, text: str | None = None) -> dict[str, Any]:
+        codec, name = self._codec, self._name(token, text)
+        own = codec.text_of(token) if text is None else codec.name_of(token, text)
+        return {"token": name, "logprob": _finite(logprob), "bytes": [*codec.bytes_of(token, own)]}
 
 
 class AnswerStreams:

@@ -1,10 +1,11 @@
 """Request schemas: OpenAI's fields, those of other servers that mean the same, and draftwise's own.
 
-What cannot change an answer is ignored: ``null``, empty values, ``IGNORED`` fields, and values of
-``NEUTRAL`` fields that switch a feature off. What the server can honour is a field of a schema. Any
-other field is refused by the name that the client gave it, since ignoring it would silently change
-the answer. In messages and tools an unknown field goes to the chat template, which alone decides
-what it means; those in ``_CARRIERS``, which hold content, are refused.
+What cannot change an answer is ignored: ``null``, empty values, ``IGNORED`` fields, ``false`` where
+it switches a feature off, and the ``NEUTRAL`` values of other fields. What the server can honour is
+a field of a schema. Any other field is refused by the name that the client gave it, since ignoring
+it would silently change the answer. In messages and tools an unknown field goes to the chat
+template, which alone decides what it means; those in ``_CARRIERS``, which hold content, are
+refused.
 
 Every list and object has a maximum size, and validation stops at its first invalid item: a body of
 8 MB would otherwise take minutes to refuse (``tests/serve/test_hostile.py`` checks every field).
@@ -35,18 +36,15 @@ _OFF: Sequence[tuple[Sequence[Any], str]] = (
     (
         (0,),
         "mirostat mirostat_mode top_a dynatemp_range smoothing_factor xtc_probability n_keep "
-        "dry_multiplier n_probs min_keep n_indent t_max_predict_ms no_repeat_ngram_size",
+        "dry_multiplier n_probs min_keep n_indent n_discard t_max_predict_ms no_repeat_ngram_size "
+        "min_length min_new_tokens penalty_alpha top_n_tokens",
     ),
+    ((-1,), "reasoning_budget thinking_budget thinking_token_budget"),
     ((0, 1), "repeat_penalty epsilon_cutoff eta_cutoff"),
     ((0, -1), "top_n_sigma nsigma truncate_prompt_tokens prompt_logprobs"),
-    (
-        (False,),
-        "use_beam_search early_stopping continue_final_message echo "
-        "return_hidden_states return_routed_experts return_token_ids return_tokens_as_token_ids "
-        "no_stop_trim raw ban_eos_token return_full_text logprobs",
-    ),
-    ((True,), "spaces_between_special_tokens do_sample add_generation_prompt"),
+    ((True,), "spaces_between_special_tokens do_sample detokenize parse_tool_calls"),
     ((True, False), "add_special_tokens"),  # a chat's template writes them, whatever this says
+    (("disabled",), "truncation"),
     ((["text"],), "modalities"),
 )
 NEUTRAL = {name: values for values, names in _OFF for name in names.split()}
@@ -55,16 +53,18 @@ NEUTRAL = {name: values for values, names in _OFF for name in names.split()}
 _IGNORED = (
     # OpenAI's own service, and hints that any answer satisfies
     "metadata store verbosity service_tier safety_identifier moderation",
-    "prompt_cache_key prompt_cache_retention prompt_cache_options",
+    "prompt_cache_key prompt_cache_retention prompt_cache_options cache_control timeout",
     # other servers: ids, caches, queues, back ends, and what a response reports beside the answer
     "request_id rid session_id conversation_id cache_prompt id_slot slot_id keep_alive priority",
     "kv_transfer_params guided_decoding_backend chat_template_content_format timings_per_token",
     "return_progress include_reasoning separate_reasoning stream_reasoning reasoning_format usage",
+    "skip_reading_prefix_cache return_cached_tokens_details data_parallel_rank",
     # parameters of samplers; what switches such a sampler on is refused
     "mirostat_tau mirostat_eta repeat_last_n dynatemp_exponent smoothing_curve xtc_threshold",
     "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers penalize_nl",
     # what only a chat's template reads; in a chat these are fields
-    "reasoning_effort enable_thinking think chat_template_kwargs parallel_tool_calls tool_choice",
+    "reasoning_effort reasoning enable_thinking think thinking chat_template_kwargs",
+    "add_generation_prompt continue_final_message parallel_tool_calls tool_choice",
 )
 IGNORED = frozenset(name for names in _IGNORED for name in names.split())
 """Accepted and unused."""
@@ -74,6 +74,8 @@ _CARRIERS = frozenset(
     | {"input_audio", "attachments", "prefix", "partial"}
 )
 """Fields of a message whose content no template is given."""
+_NAMES = frozenset({"id", "name", "tool_call_id", "type"})
+"""Fields that are never empty; in other fields of a message "" is a text."""
 
 
 def _whole(given: Any) -> Any:
@@ -161,7 +163,7 @@ class ForTemplates(StrictModel):
     def _without_empty_fields(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        known = cls.model_fields
+        known = cls.model_fields.keys() - _NAMES
         kept = {k: v for k, v in data.items() if v is not None and (k in known or v not in _EMPTY)}
         for name in kept.keys() & _CARRIERS:
             if kept[name] is not False:
@@ -268,6 +270,7 @@ class BaseRequest(ModelRequest):
     """Fields that both endpoints accept. Sampling fields that are not given are the server's."""
 
     max_tokens: Annotated[int, Whole, Field(ge=-1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Whole, Field(ge=-1, lt=2**31)] | None = None
     n_predict: Annotated[int, Whole, Field(ge=-1, lt=2**31)] | None = None
     min_tokens: Annotated[int, Whole, Field(ge=0, lt=2**31)] = 0
     n: Annotated[int, Whole, Field(ge=1, le=64)] = 1
@@ -294,6 +297,8 @@ class BaseRequest(ModelRequest):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     user: Name | None = None
     cache_salt: Name | None = None
     response_format: ResponseFormat | None = None
@@ -322,6 +327,8 @@ class BaseRequest(ModelRequest):
             raise ValueError("give response_format or structured_outputs, not both")
         if self.min_tokens and (self.has_form or self.stops):
             raise ValueError("min_tokens: it does not go with stop or a form, which end the answer")
+        if len({self.max_tokens, self.max_completion_tokens, self.n_predict} - {None}) > 1:
+            raise ValueError("max_tokens, max_completion_tokens and n_predict differ: give one")
         return self
 
     @property
@@ -343,7 +350,8 @@ class BaseRequest(ModelRequest):
     @property
     def budget(self) -> int | None:
         """Maximum tokens of the answer; None = the default, -1 = as many as there is room for."""
-        return self.n_predict if self.max_tokens is None else self.max_tokens
+        given = (self.max_completion_tokens, self.max_tokens, self.n_predict)
+        return next((num for num in given if num is not None), None)
 
     @property
     def tenant(self) -> str | None:
@@ -450,6 +458,34 @@ def _choice(given: Any) -> Any:
     return "required" if given == "any" else given
 
 
+class ForTemplate(StrictModel):
+    """What a client says to the chat template, beside the messages.
+
+    continue_final_message: the prompt ends inside the last message, the assistant's.
+    add_generation_prompt: whether it ends at the start of the assistant's turn; None = unless it
+    continues a message.
+    """
+
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[Name, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _ends_once(self) -> ForTemplate:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("continue_final_message: it goes with add_generation_prompt: false")
+        return self
+
+    @property
+    def end(self) -> dict[str, bool]:
+        """How the prompt ends, as arguments of ``apply_chat_template``."""
+        if self.continue_final_message:
+            return {"continue_final_message": True}
+        own = self.add_generation_prompt
+        return {} if own is None else {"add_generation_prompt": own}
+
+
 class Prediction(Extensible):
     """OpenAI's predicted output: a text that the answer probably resembles."""
 
@@ -461,25 +497,41 @@ class Prediction(Extensible):
         return text_of(self.content)
 
 
-class ChatRequest(BaseRequest):
+class Thinking(StrictModel):
+    """Whether the model is to think, and how much, as OpenRouter, Z.ai and Anthropic write it.
+
+    exclude, summary: what a response shows of it.
+    """
+
+    type: Literal["enabled", "disabled", "adaptive"] | None = None
+    enabled: bool | None = None
+    effort: Name | None = None
+    exclude: Any = None
+    summary: Any = None
+
+    @property
+    def is_on(self) -> bool | None:
+        return self.enabled if self.type is None else self.type != "disabled"
+
+
+class ChatRequest(BaseRequest, ForTemplate):
     """Body of ``/v1/chat/completions``."""
 
     messages: Messages
-    max_completion_tokens: Annotated[int, Whole, Field(ge=-1, lt=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | NamedTool | None, BeforeValidator(_choice)
     ] = None
     parallel_tool_calls: bool = True
     functions: Annotated[list[Function], Field(max_length=128, fail_fast=True)] | None = None
     function_call: Literal["none", "auto"] | NamedFunction | None = None
-    chat_template_kwargs: dict[Name, Any] = Field(default_factory=dict)
     prediction: Prediction | None = None
     reasoning_effort: Name | None = None
+    reasoning: Thinking | None = None
     enable_thinking: bool | None = None
     think: bool | Name | None = None
+    thinking: Thinking | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -526,23 +578,15 @@ class ChatRequest(BaseRequest):
     @property
     def template_options(self) -> dict[str, Any]:
         """What the client says to the chat template, and how much it wants the model to think."""
-        thinks = {
-            "enable_thinking": self.enable_thinking,
-            "reasoning_effort": self.reasoning_effort,
-        }
-        if isinstance(self.think, str):
-            thinks["reasoning_effort"] = self.think
-        elif self.think is not None:
-            thinks["enable_thinking"] = self.think
-        if self.reasoning_effort == "none":
-            thinks["enable_thinking"] = False
+        objects = [one for one in (self.thinking, self.reasoning) if one is not None]
+        efforts = [self.reasoning_effort, *(one.effort for one in objects)]
+        switches = [self.enable_thinking, *(one.is_on for one in objects)]
+        (efforts if isinstance(self.think, str) else switches).append(self.think)  # type: ignore[arg-type]
+        effort = next((one for one in efforts if one is not None), None)
+        is_on = False if effort == "none" else next((b for b in switches if b is not None), None)
+        thinks = {"enable_thinking": is_on, "reasoning_effort": effort}
         given = {name: value for name, value in thinks.items() if value is not None}
         return given | self.chat_template_kwargs
-
-    @property
-    def budget(self) -> int | None:
-        own = self.max_completion_tokens
-        return super().budget if own is None else own
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
@@ -551,9 +595,6 @@ class ChatRequest(BaseRequest):
         if self.choice not in (None, "auto", "none") and not self.forced:
             names = sorted(tool.function.name for tool in self.offered)
             raise ValueError(f"tool_choice names no tool; the tools are: {names}")
-        both = super().budget is not None and self.max_completion_tokens is not None
-        if both and super().budget != self.max_completion_tokens:
-            raise ValueError("max_tokens and max_completion_tokens differ: give one")
         return self
 
 
@@ -576,16 +617,23 @@ def _asks_for_nothing(key: Any, value: Any, is_known: bool) -> bool:
         return True
     if is_known:
         return key == "logprobs" and value is False
-    return key in IGNORED or any(_is_same(value, one) for one in NEUTRAL.get(key, ()))
+    neutral = NEUTRAL.get(key, ())
+    is_off = value is False and True not in neutral
+    return is_off or key in IGNORED or any(_is_same(value, one) for one in neutral)
 
 
-class TokenizeRequest(ModelRequest):
+class TokenizeRequest(ModelRequest, ForTemplate):
     """Body of vLLM's ``/tokenize``: a text or a conversation."""
 
     prompt: Text | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _is_one(self) -> TokenizeRequest:
