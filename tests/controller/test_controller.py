@@ -191,7 +191,7 @@ def test_plain_decoding_is_measured_while_drafts_pay() -> None:
     for number in range(1500):
         drafted.append(any(engine.chains.values()))
         engine.step(pause_s=-0.0035 if number > 20 and not drafted[-1] else 0.0)
-    assert sum(drafted[20:100]) > 70
+    assert sum(drafted[20:60]) > 35
     assert sum(drafted[-500:]) < 100
 
 
@@ -267,7 +267,7 @@ def test_with_a_model_most_steps_rest_where_nothing_is_drafted(
         return survivals(*args)
 
     monkeypatch.setattr(controller, "_survivals", counted)
-    for _ in range(600):
+    for _ in range(1200):
         engine.step()
     begun, full = engine.drafted, 0
     for _ in range(400):

@@ -251,13 +251,16 @@ class Controller:
         # a longer pause of the host, such as a garbage collection, is not a cost of drafting
         own_s = min(step.own_seconds, plain)
         seconds = counted_s = self.costs.counted_s + own_s
+        proven_s = self.costs.proven_s
         if step.num_tokens - step.num_prefill <= step.num_requests and not step.num_drafted:
-            plain = seconds  # overhead in a plain step is not a loss by drafting
+            plain = proven_s = seconds  # overhead in a plain step is not a loss by drafting
         else:  # prefill takes the same time without drafts
             read_s = self.costs.prefill_seconds(step.num_requests, step.num_prefill)
             seconds = max(seconds - read_s, 0.0)
         batch_s = worth_s = num_emitted / step.num_requests * plain
-        self.guard.observe(num_emitted / step.num_requests, seconds, plain)
+        if self.costs.confirmed is not None:
+            self.guard.settle(self.costs.confirmed)
+        self.guard.observe(num_emitted / step.num_requests, seconds, plain, proven_s=proven_s)
         if advance is not None:  # the slowest request saves whole steps, the others their share
             request_s = self._request_seconds(step.num_requests, context, plain)
             batch_s = advance * (plain - step.num_requests * request_s) + num_emitted * request_s
@@ -344,6 +347,9 @@ class Controller:
             self._num_idle += 1
             self._decide_length(num, plain_s, margin)
             return [[] for _ in names]
+        if margin == math.inf:  # probed tokens teach by the first of them
+            most = min(most, num)
+            seconds = seconds[: most + 1]
         if (left_s := self.batches.step_credit_s) < math.inf:
             num_in = int(np.searchsorted(seconds, plain_s + left_s, "right"))
             most = max(num_in - 1, 0)

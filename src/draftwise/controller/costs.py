@@ -60,7 +60,8 @@ INTERRUPTED = 2.0
 kernel when a shape first occurs, which does not predict the shape's later steps."""
 EXCUSED, EXCUSED_EVERY = 16, 256
 """Interrupted steps with drafts that are excused initially, and one more per EXCUSED_EVERY steps.
-They count as predicted and are not learned from. A shape is not excused twice in a row."""
+They count as predicted and are not learned from. A shape that is interrupted twice in a row is not
+excused: then both steps count."""
 MOST_LOADED = 1e9  # largest number in a state: squares of larger ones can overflow
 FIRST_MIXED = 32
 """Prefill steps that are skipped at the start until a pure decoding step was measured."""
@@ -229,25 +230,35 @@ class StepCosts:
     """The cost model of one engine: ``observe`` learns from steps, ``seconds`` predicts.
 
     State: mean and covariance of the coefficients (a normal distribution), the plain step that
-    scales the prior, the noise, the largest step measured, the excuses left, and the shapes whose
-    latest step was interrupted (bits of its tokens, draft length, prefill).
+    scales the prior, the noise, the largest step measured, the excuses left, the excused seconds
+    of interrupted steps by shape (bits of its tokens, draft length, prefill).
     ``counted_s``: seconds of the latest step; for an interrupted one its predicted seconds if it is
-    excused, otherwise at most PAUSE times these.
+    excused, otherwise at most PAUSE times these, and what the shape's step before was excused.
+
+    Steps with drafts do not show whether plain decoding has become slower, too. Where another
+    program slows only wide steps, the model would price plain decoding too high, and drafts would
+    seem to pay. ``proven_s`` is the latest step's price without drafts by the coefficients after
+    the last plain step, if there was one and it is lower. ``confirmed``: after a plain step, the
+    part of the rise since the plain step before that it has shown, in [0, 1]; otherwise None.
     """
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.largest = 0
         self.longest = 0
-        self.counted_s = 0.0
+        self.counted_s = self.proven_s = 0.0
+        self.confirmed: float | None = None
         self._num_mixed = self._first_tokens = 0
-        self._excused, self._interrupted = float(EXCUSED), set[tuple[int, int, bool]]()
+        self._excused = float(EXCUSED)
+        self._interrupted: dict[tuple[int, int, bool], float] = {}
         self._last_share = 1.0
         self._mean: Floats = np.zeros(SIZE)
+        self._proven: Floats = np.zeros(SIZE)
+        self._is_proven = False
         self._spread: Floats = np.zeros((SIZE, SIZE))
         self._scales = np.ones(NUM_OTHERS)
         self._scalars = np.ones(RATIOS + SCALE_STEPS)
-        self._seconds = np.zeros(1024)
+        self._seconds, self._one = np.zeros(1024), np.zeros(1)
 
     @property
     def is_known(self) -> bool:
@@ -259,7 +270,8 @@ class StepCosts:
 
         A step without tokens or seconds is ignored, and its seconds are returned.
         """
-        self.counted_s = step.seconds
+        self.counted_s = self.proven_s = step.seconds
+        self.confirmed = None
         if step.num_tokens < 1 or not 0.0 < step.seconds < np.inf:
             return step.seconds
         if not self.is_known and step.num_prefill and self._num_mixed < FIRST_MIXED:
@@ -278,16 +290,39 @@ class StepCosts:
         )  # fmt: skip
         self.num_steps += 1
         is_interrupted = step.seconds > INTERRUPTED * believed > 0
+        owed_s = self._interrupted.pop(shape, 0.0)
         if is_interrupted:
-            self._interrupted.add(shape)
-            self.counted_s = believed if may_excuse else min(step.seconds, PAUSE * believed)
-            self._excused -= may_excuse and has_drafts
-        else:
-            self._interrupted.discard(shape)
+            self.counted_s = min(step.seconds, PAUSE * believed) + owed_s
+            self._interrupted[shape] = 0.0
+            if may_excuse:
+                self._interrupted[shape] = self.counted_s - believed
+                self._excused -= has_drafts
+                self.counted_s = believed
         if not (is_interrupted and may_excuse):
             self.largest = max(self.largest, step.num_tokens)
             self.longest = max(self.longest, step.num_drafted)
+            if not has_drafts and not step.num_prefill:
+                self._prove(step, num_context, believed)
+        self.proven_s = plain
+        if self._is_proven:
+            self.proven_s = min(plain, self._plain_seconds(step, num_context))
         return float(plain)
+
+    def _prove(self, step: Step, num_context: int, believed: float) -> None:
+        """Take over the coefficients, lowered if a plain step was faster than they predicted."""
+        rise = believed - self._plain_seconds(step, num_context) if self._is_proven else 0.0
+        shown = step.seconds - believed + rise
+        self.confirmed = min(max(shown / rise, 0.0), 1.0) if rise > 0 else 1.0
+        self._proven[:], self._is_proven = self._mean, True
+        if step.seconds * (1 + SCALE_CHANGE) < believed:
+            self._proven *= step.seconds / believed
+
+    def _plain_seconds(self, step: Step, num_context: int) -> float:
+        """Seconds of the step without drafts, by the coefficients after the last plain step."""
+        fill_seconds(
+            step.num_requests, num_context, 0, 0, EDGES, self._scales, self._proven, self._one
+        )  # fmt: skip
+        return self._one.item()
 
     def _was_slow(self, step: Step) -> bool:
         """Whether the prior's steps were much slower than this one (warm-up, a long prompt)."""
@@ -387,6 +422,7 @@ class StepCosts:
         deviations[[CONTEXT, MIXED, ATTENTION]] = 0.3 * plain, 0.3 * plain, 0.1 * plain
         deviations[[REQUESTS, DRAFTS, LENGTH]] = 0.05 * plain, 0.01 * plain, 0.02 * plain
         self._spread[:] = np.diag(deviations**2)
+        self._is_proven = False
 
     def state(self) -> dict[str, Any]:
         """The state for a later run on the same machine, model and settings."""

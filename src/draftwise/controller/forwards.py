@@ -79,6 +79,16 @@ class MeasuredCostModel:
             self._num_drafted = 0
         return self._target.observe(Step(rows, tokens, seconds), context)
 
+    @property
+    def proven_s(self) -> float:
+        """Seconds of the latest step without drafts, as far as plain steps have shown them."""
+        return self._target.proven_s
+
+    @property
+    def confirmed(self) -> float | None:
+        """As of ``StepCosts``."""
+        return self._target.confirmed
+
     def wants_plain(self, rows: int, context: int) -> bool:
         """Whether to run a plain round, so that its cost is measured instead of extrapolated."""
         return (
@@ -131,7 +141,10 @@ class FixedCostModel:
 
     A target forward over T tokens per row costs ``1 + TOKEN_SHARE (T - 1)``, a draft step the
     drafter's ``relative_cost``. All decisions therefore depend only on the prompt and the seed.
+    proven_s, confirmed: as of ``MeasuredCostModel``.
     """
+
+    proven_s, confirmed = 1.0, None
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
         self._relative = dict(relative_costs)

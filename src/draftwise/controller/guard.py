@@ -36,26 +36,44 @@ class Guard:
         self.balance = 0.0
         self.plain_s = self.spent_s = 0.0
         self.recent_plain_s = self.recent_spent_s = 0.0
-        self._probe_s = self._largest = 0.0
-        self._is_open = False
+        self._probe_s = self._largest = self._doubted_s = 0.0
+        self._is_open = self._is_shut = False
 
     def observe(
-        self, tokens_per_request: float, seconds: float, plain_s: float, num_shares: float = 1.0
-    ) -> None:
+        self, tokens_per_request: float, seconds: float, plain_s: float, num_shares: float = 1.0,
+        proven_s: float = math.inf,
+    ) -> None:  # fmt: skip
         """Record a step; plain_s: seconds of the same step without drafts.
 
-        num_shares: number of accounts that share the credit equally.
+        num_shares: number of accounts that share the credit equally. proven_s: the part of plain_s
+        that plain steps have shown; tokens earn the rest only when ``settle`` confirms it.
         """
         self._largest = credit = self._credit / num_shares * plain_s
         if not self._is_open:
             self.balance, self._is_open = self.balance + credit, True
-        worth = tokens_per_request * plain_s
+        doubted = tokens_per_request * max(plain_s - proven_s, 0.0)
+        self._doubted_s += doubted
+        worth = tokens_per_request * plain_s - doubted
+        if self._is_shut:  # drafts were probes
+            self._probe_s -= max(seconds - worth, 0.0)
         earned = self.balance + worth - seconds + self._share * plain_s
         self.balance = min(credit, earned)
         self.plain_s += worth
         self.spent_s += seconds
         self.recent_plain_s = RECENT * self.recent_plain_s + worth
         self.recent_spent_s = RECENT * self.recent_spent_s + seconds
+
+    def settle(self, confirmed: float) -> None:
+        """Book the doubted seconds after a plain step; confirmed: share that it has confirmed."""
+        seconds, self._doubted_s = confirmed * self._doubted_s, 0.0
+        self.balance = max(self.balance, min(self._largest, self.balance + seconds))
+        self.plain_s += seconds
+        self.recent_plain_s += seconds
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a plain step is due: only doubted seconds could make the balance positive."""
+        return self._is_open and self.balance <= 0.0 < self.balance + self._doubted_s
 
     def charge(self, seconds: float) -> None:
         """Charge seconds spent outside of steps that plain decoding does not need."""
@@ -94,9 +112,11 @@ class Guard:
         promise MARGIN times their price. Otherwise a bad start would end drafting for hundreds of
         steps when few requests provide little evidence.
         """
-        if self.allows_drafts:
-            return 1.0
-        return MARGIN if self.balance > -self._largest / num_requests else math.inf
+        may_overdraw = self.balance > -self._largest / num_requests and not self.is_in_doubt
+        self._is_shut = not (self.allows_drafts or may_overdraw)
+        if self._is_shut:
+            return math.inf
+        return 1.0 if self.allows_drafts else MARGIN
 
     def may_probe(self, seconds: float, price_s: float) -> bool:
         """Whether a probe of price_s is due, after a step in which nothing was drafted."""

@@ -93,9 +93,11 @@ class Loop:
         """
         can_rest = all(r.decider.can_rest or not r.context.is_drafted for r in requests)
         context = sum(len(request.context.tokens) for request in requests)
-        if can_rest and self._pool.cost_model.wants_plain(len(requests), context):
+        guard = self._pool.guard
+        wants_plain = self._pool.cost_model.wants_plain(len(requests), context)
+        if can_rest and (wants_plain or guard.is_in_doubt):
             return True
-        if self._pool.guard.allows_drafts or not can_rest:
+        if guard.allows_drafts or not can_rest:
             self._num_idle = 0
             return False
         self._num_idle += 1
@@ -108,16 +110,21 @@ class Loop:
         has_drafted = any(len(state.draft) or state.waits for state in states)
         if has_drafted:
             self._num_idle = 0
-        plain_s = self._plain_s if has_drafted else seconds - reading_s
+        guard, confirmed = self._pool.guard, self._pool.cost_model.confirmed
+        if confirmed is not None:
+            guard.settle(confirmed)
+        plain_s = proven_s = seconds - reading_s
+        if has_drafted:
+            plain_s, proven_s = self._plain_s, self._pool.cost_model.proven_s
         self._num_pauses = self._num_pauses + 1 if seconds - reading_s > PAUSE * plain_s else 0
         if 0 < self._num_pauses <= MOST_PAUSES:  # a kernel was loaded, or the machine paused
             seconds = plain_s + reading_s
         seconds = min(seconds, PAUSE * plain_s)
         emitted = sum(state.num_emitted for state in states) / len(states)
         # the requests of a batch learn at the same time, so it needs less credit
-        self._pool.guard.observe(emitted, seconds, plain_s, math.sqrt(len(states)))
+        guard.observe(emitted, seconds, plain_s, math.sqrt(len(states)), proven_s)
         self._probe_s += PROBE_SHARE * seconds
-        return plain_s, seconds
+        return min(plain_s, proven_s), seconds
 
     def begin(self, requests: Sequence[Request], num_running: int, seconds: float) -> None:
         """Charge the guard ``seconds`` for scoring new prompts, and credit the new requests."""

@@ -264,8 +264,13 @@ class StepsPolicy:
             return
         self.costs.observe(Step(size, size * (steps + 1), seconds, steps), context)
         seconds = self.costs.counted_s  # a pause is not a cost of drafting
-        plain_s = float(self.costs.seconds(size, context, 0, 0)[-1]) if steps else seconds
-        self.guard.observe(1 + float(accepted.mean()), seconds, plain_s)
+        plain_s = proven_s = seconds
+        if steps:
+            plain_s = float(self.costs.seconds(size, context, 0, 0)[-1])
+            proven_s = self.costs.proven_s
+        if self.costs.confirmed is not None:
+            self.guard.settle(self.costs.confirmed)
+        self.guard.observe(1 + float(accepted.mean()), seconds, plain_s, proven_s=proven_s)
         self._last_s = seconds
 
     @fused

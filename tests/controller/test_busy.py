@@ -1,0 +1,149 @@
+"""Other programs change the prices of steps within seconds: drafts never cost more than credit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from draftwise.controller import Controller, Guard, Limits, MeasuredCostModel, Step, StepCosts
+
+NUM_STEPS, NOISE = 2000, 0.03
+LEAST_S = 1.0 + 0.8 * NOISE  # mean of a plain step of 1 s, with noise
+
+
+class Factors(NamedTuple):
+    """Of the seconds of a plain step, and of what drafts add to it."""
+
+    plain: float = 1.0
+    drafts: float = 1.0
+
+
+Machine = Callable[[float], Factors]  # by the time, in plain steps
+QUIET = Factors()
+MACHINES: dict[str, Machine] = {
+    "everything doubles": lambda t: Factors(2, 2) if t > 300 else QUIET,
+    "drafts become dear": lambda t: Factors(1, 20) if t > 300 else QUIET,
+    "drafts become dearer than plain steps": lambda t: Factors(2, 24) if t > 300 else QUIET,
+    "drafts are dear now and then": lambda t: Factors(1, 20) if int(t / 150) % 2 else QUIET,
+    "everything doubles now and then": lambda t: Factors(2, 2) if int(t / 150) % 2 else QUIET,
+    "drafts become dear slowly": lambda t: Factors(1 + min(t, 1500) / 7500, 1 + min(t, 1500) / 75),
+}
+
+
+class Account:
+    """What a run took, and what plain decoding of its tokens would have taken."""
+
+    def __init__(self, machine: Machine, seed: int) -> None:
+        self.machine, self.rng = machine, random.Random(seed)
+        self.now = self.plain_s = 0.0
+
+    def step(self, tokens: float, extra_s: float) -> float:
+        """The seconds of a step that emits so many tokens for each request."""
+        factors = self.machine(self.now)
+        noise = 1 + abs(self.rng.gauss(0, NOISE))
+        seconds = (factors.plain + extra_s * factors.drafts) * noise
+        self.now += seconds
+        self.plain_s += tokens * factors.plain * LEAST_S
+        return seconds
+
+    @property
+    def speed(self) -> float:
+        return self.plain_s / self.now
+
+
+def of_controller(machine: Machine, num: int, *, model: bool, right: float, seed: int) -> float:
+    """Speed over plain decoding: texts of repeated blocks, and a head of a given accuracy."""
+    account, rng = Account(machine, seed), random.Random(seed + 1)
+    controller = Controller(Limits(max_draft=8, model=model))
+    names = [str(index) for index in range(num)]
+    texts = {name: list(range(40)) for name in names}
+    for name in names:
+        controller.begin(name, texts[name])
+    drafts: list[list[int]] = [[] for _ in names]
+
+    def next_tokens(text: list[int], count: int) -> list[int]:
+        """Blocks of 20 tokens; every other block repeats an earlier one."""
+        found: list[int] = []
+        for at in range(len(text), len(text) + count):
+            block, place = divmod(at, 20)
+            found.append(1000 * block + place if block % 2 else 1000 * (block // 4) + place)
+        return found
+
+    for _ in range(NUM_STEPS):
+        length = controller.num_to_draft
+        emitted = []
+        for name, draft in zip(names, drafts, strict=True):
+            true = next_tokens(texts[name], len(draft) + 1)
+            kept = next((i for i, t in enumerate(draft) if t != true[i]), len(draft))
+            emitted.append(true[: kept + 1])
+        drafted = sum(map(len, drafts))
+        extra_s = 0.025 * drafted + (0.015 + 0.05 * length) * (length > 0)
+        seconds = account.step(sum(map(len, emitted)) / num, extra_s)
+        controller.observe(Step(num, num + drafted, seconds, length), names, emitted)
+        for name, tokens in zip(names, emitted, strict=True):
+            texts[name] += tokens
+        offers = None
+        if length:
+            true_next = (next_tokens(texts[name], length) for name in names)
+            offers = [[t if rng.random() < right else 500_000 for t in each] for each in true_next]
+        drafts = controller.choose(names, [8] * num, offers)
+        controller.work()
+    return account.speed
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    ("num", "model", "right"), [(1, True, 0.5), (8, True, 0.5), (8, True, 0.7), (8, False, 0.0)]
+)
+def test_drafts_never_lose_where_prices_change(
+    machine: str, num: int, model: bool, right: float
+) -> None:
+    speed = of_controller(MACHINES[machine], num, model=model, right=right, seed=0)
+    assert speed >= 0.99
+    if machine.startswith("everything doubles") and num == 1:
+        assert speed > 1.2  # where plain steps slow down as much, drafts go on
+
+
+def of_rounds(machine: Machine, accepted: float, draft_s: float, seed: int) -> float:
+    """Speed of draftwise's own engine's guard and prices, where four tokens are drafted or none."""
+    account, rng = Account(machine, seed), random.Random(seed)
+    costs, guard = MeasuredCostModel({"a": draft_s}), Guard(8.0, 0.004)
+    for number in range(NUM_STEPS):
+        is_plain = costs.wants_plain(1, 100) or guard.is_in_doubt or not guard.allows_drafts
+        kept = 0
+        while not is_plain and kept < 4 and rng.random() < accepted:
+            kept += 1
+        width = 1 if is_plain else 5
+        seconds = account.step(1 + kept, (width - 1) * (0.05 + draft_s))
+        plain_s = costs.record_target_step(1, width, 100 + number % 100, seconds)
+        if costs.confirmed is not None:
+            guard.settle(costs.confirmed)
+        plain_s, proven_s = (seconds, seconds) if is_plain else (plain_s, costs.proven_s)
+        guard.observe(1 + kept, seconds, plain_s, proven_s=proven_s)
+    return account.speed
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("accepted", [0.0, 0.5, 0.8])
+def test_the_account_holds_in_rounds_too(machine: str, accepted: float) -> None:
+    speed = of_rounds(MACHINES[machine], accepted, 0.05, seed=0)
+    assert speed >= 0.99
+    if machine.startswith("everything doubles") and accepted == 0.8:
+        assert speed > 1.5
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_plain_step_confirms_the_part_of_a_rise_that_it_shows(share: float) -> None:
+    costs = StepCosts()
+    for number in range(100):
+        costs.observe(Step(1, 1 + number % 4, 1.0 + 0.1 * (number % 4)), 100)
+    for number in range(40):  # steps with drafts take twice as long
+        costs.observe(Step(1, 2 + number % 3, 2.0 + 0.2 * (number % 3)), 100)
+    assert costs.confirmed is None
+    assert costs.proven_s == pytest.approx(1.0, rel=0.05)
+    risen = costs.seconds(1, 100, 0, 0).item()
+    costs.observe(Step(1, 1, 1.0 + share * (risen - 1.0)), 100)
+    assert costs.confirmed == pytest.approx(share, abs=0.1)
