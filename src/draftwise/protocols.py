@@ -37,7 +37,7 @@ class PricingPolicy(Policy, Protocol):
 
     @property
     def advantage(self) -> float:
-        """Speed of the plan chosen last, relative to plain decoding."""
+        """Expected gain of the plan chosen last over what its seconds would bring without it."""
 
     def drafters_to_probe(self, num_rows: int = 1) -> Sequence[str]:
         """Drafters to score now on the last tokens, which they did not draft.

@@ -8,7 +8,16 @@ from typing import NamedTuple
 
 import pytest
 
-from draftwise.controller import Controller, Guard, Limits, MeasuredCostModel, Step, StepCosts
+from draftwise.controller import (
+    ROUNDS,
+    Controller,
+    Guard,
+    Limits,
+    MeasuredCostModel,
+    Step,
+    StepCosts,
+    Why,
+)
 
 NUM_STEPS, NOISE = 2000, 0.03
 LEAST_S = 1.0 + 0.8 * NOISE  # mean of a plain step of 1 s, with noise
@@ -110,9 +119,9 @@ def test_drafts_never_lose_where_prices_change(
 def of_rounds(machine: Machine, accepted: float, draft_s: float, seed: int) -> float:
     """Speed of draftwise's own engine's guard and prices, where four tokens are drafted or none."""
     account, rng = Account(machine, seed), random.Random(seed)
-    costs, guard = MeasuredCostModel({"a": draft_s}), Guard(8.0, 0.004)
+    costs, guard = MeasuredCostModel({"a": draft_s}), Guard(ROUNDS)
     for number in range(NUM_STEPS):
-        is_plain = costs.wants_plain(1, 100) or guard.is_in_doubt or not guard.allows_drafts
+        is_plain = guard.why_plain(1, costs.is_unmeasured(1, 100)) or guard.margin(1) > 1.0
         kept = 0
         while not is_plain and kept < 4 and rng.random() < accepted:
             kept += 1
@@ -123,6 +132,7 @@ def of_rounds(machine: Machine, accepted: float, draft_s: float, seed: int) -> f
             guard.settle(costs.confirmed)
         plain_s, proven_s = (seconds, seconds) if is_plain else (plain_s, costs.proven_s)
         guard.observe(1 + kept, seconds, plain_s, proven_s=proven_s)
+        guard.num_idle = guard.num_idle + 1 if is_plain else 0
     return account.speed
 
 
@@ -147,3 +157,28 @@ def test_a_plain_step_confirms_the_part_of_a_rise_that_it_shows(share: float) ->
     risen = costs.seconds(1, 100, 0, 0).item()
     costs.observe(Step(1, 1, 1.0 + share * (risen - 1.0)), 100)
     assert costs.confirmed == pytest.approx(share, abs=0.1)
+
+
+def test_where_drafts_pay_plain_steps_are_few_and_become_fewer() -> None:
+    guard, plain = Guard(ROUNDS), []
+    for number in range(3000):
+        is_plain = guard.why_plain(1, is_unmeasured=False) is Why.MEASURE
+        plain += [number] * is_plain
+        guard.num_idle = 0 if not is_plain else 1
+        guard.observe(1.0 if is_plain else 2.0, 1.0, 1.0)
+    assert plain[:3] == pytest.approx([16, 64, 256], abs=3)
+    assert len(plain) < 0.0035 * 3000
+
+
+def test_a_step_rests_where_nothing_was_drafted_for_long_or_nothing_may_be() -> None:
+    guard, kinds = Guard(ROUNDS), []
+    for _ in range(1000):
+        kinds.append(guard.why_plain(1, is_unmeasured=False))
+        guard.num_idle += 1
+        guard.observe(1.0, 1.0, 1.0)
+    assert set(kinds) == {None, Why.REST}
+    assert kinds[:64].count(Why.REST) == 0
+    assert kinds[-80:].count(None) == 10
+    guard.num_idle = 0
+    guard.charge(100.0)
+    assert [guard.why_plain(1, is_unmeasured=False) for _ in range(16)].count(None) == 2

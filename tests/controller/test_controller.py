@@ -13,15 +13,15 @@ import pytest
 
 from controller.kinds import interpreted
 from draftwise.controller import (
-    CREDIT,
     MARGIN,
-    PROBE_SHARE,
-    SHARE,
     Controller,
     Guard,
     Limits,
     Step,
+    Tuning,
 )
+
+CREDIT, SHARE, PROBE_SHARE = Tuning().credit, Tuning().share, Tuning().probe_share
 
 
 class Engine:

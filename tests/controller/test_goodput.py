@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -428,12 +429,14 @@ def test_without_plans_it_ranks_by_seen_values_and_promises_nothing() -> None:
     assert (of.advantage, of.mixer, of.drafters_to_probe()) == (1.0, None, [])
 
 
-def test_the_advantage_is_the_best_plans_speed_over_plain_decoding() -> None:
-    """T = 2, 3, 8: V(1) = 1.55 / 3.1 is exactly plain decoding's 1 / 2, V(2) = 1.8525 / 8.2. With a
-    step of 0 s and T = 2, 2, 8: V(1) = 1.55 / 2."""
+def test_the_advantage_is_what_the_best_plan_adds_over_its_price() -> None:
+    """T = 2, 3, 8: V(1) = 1.55 / 3.2 is below plain decoding's 1 / 2, as is V(2). T = 2, 2.5, 8: a
+    token adds 0.55 tokens and 0.7 s, in which plain decoding brings 0.35. A token that takes no
+    time has no price."""
     of = policy()
     for target_s, step_s, expected in (
-        ([2.0, 3.0, 8.0], 0.2, 1.0), ([2.0, 2.0, 8.0], 0.0, 1.55),
+        ([2.0, 3.0, 8.0], 0.2, 1.0), ([2.0, 2.5, 8.0], 0.2, 0.55 / 0.35),
+        ([2.0, 2.0, 8.0], 0.0, math.inf),
     ):  # fmt: skip
         costs = Costs(np.array(target_s), {"lm": step_s, "lookup": 1.0})
         learn(of, evidence(costs=costs, matches={"lookup": 0}))

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from draftwise.controller import NO_GUARD
 from draftwise.drafters import LMDrafter
 from draftwise.nn import UNLIMITED, Logits, RaggedCache
 from draftwise.registry import Preset
@@ -179,11 +180,12 @@ class Mixing(Playlist):
 
 
 def mixing(made: Speculator, drafter: str, length: int) -> Speculator:
-    """The speculator with a mixing policy in each of its requests."""
+    """The speculator with a mixing policy in each of its requests, and without a guard."""
     seeds = iter(range(10**6))
 
     def policy(prompt: Sequence[int], seed: Any, *_: Any, **options: Any) -> Mixing:
         return Mixing(drafter, length, len(made.plans), next(seeds))
 
     made._learning._policy = policy  # type: ignore[assignment, method-assign]
+    made._pool.guard.tuning = NO_GUARD
     return made

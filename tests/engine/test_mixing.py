@@ -122,7 +122,6 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The guard closes and opens: drafts follow rounds that drafters and policy did not see."""
-    monkeypatch.setattr(loop, "SURE", math.inf)
     made = speculator(pool.split("+"), "goodput", lengths=(1, 4), num_prefixes=0)
     costs = {"eagle": 0.05, "good": 0.05, "lookup": 0.001}
     made._pool.cost_model.costs = lambda rows, num, *_: Costs(np.ones(num), costs)  # type: ignore[method-assign]
@@ -130,7 +129,7 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
 
     def observe(*_: float) -> None:
         """Twenty rounds open, twenty closed."""
-        guard.balance = 1.0 if len(rounds) % 40 < 20 else -1.0
+        guard.balance = 1.0 if len(rounds) % 40 < 20 else -math.inf
 
     guard._is_open, guard.balance = True, 1.0
     guard.observe = observe  # type: ignore[method-assign]
@@ -149,12 +148,12 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
     (result,) = generation.results()
     assert result.tokens == plain_greedy(PROMPTS[0], 200)
     assert result.tokens[: len(seen)] == seen
-    assert len(result.tokens) - len(seen) < 4
+    assert len(result.tokens) - len(seen) < 8
     drafted = [bool(round_.num_drafted) for round_ in rounds]
     assert any(drafted[:20])
     assert any(drafted[40:])
     known = [bool(round_.matches) for round_ in rounds[21:40]]
-    assert known == [True] * 8 + [number % 4 == 0 for number in range(9, 20)], known
+    assert 2 <= sum(known) <= 3, known  # of 19 rounds, every eighth
 
 
 def test_first_and_far_longer_texts_begin_with_plain_rounds(
@@ -173,13 +172,11 @@ def test_first_and_far_longer_texts_begin_with_plain_rounds(
 
 def resting(made: Speculator, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Open and close the guard at random; count the rounds that only decode, and the others."""
-    monkeypatch.setattr(loop, "SURE", math.inf)
-    monkeypatch.setattr(loop, "IDLE_ROUNDS", 0)
     made, rng, seen = cheap(made), np.random.default_rng(0), Counter[str]()
     guard, sound_rests, sound_verify = made._pool.guard, Loop._rests, loop.verify_batch
 
     def rests(self: Loop, requests: Sequence[Any]) -> bool:
-        guard.balance = 1.0 if rng.random() < 0.5 else -1.0
+        guard.balance = 1.0 if rng.random() < 0.5 else -math.inf
         found = sound_rests(self, requests)
         seen["rests" if found else "searches"] += 1
         return found

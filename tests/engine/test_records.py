@@ -178,18 +178,18 @@ def test_each_switch_of_drafting_is_logged_wherever_the_step_makes_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = speculator(POOLS["good"], "goodput")
-    engine, grant = made.engine(), made._pool.guard.grant
+    engine, charge = made.engine(), made._pool.guard.charge
     engine.admit(made.request(PROMPT, max_new_tokens=30))
     with caplog.at_level("INFO", logger="draftwise"):
         engine.step()
-        engine.guard.charge(1e3)
+        charge(1e3)
         engine.step()
         engine.step()
-        monkeypatch.setattr(engine.guard, "grant", lambda _: grant(2e3))  # as prefill ends
+        monkeypatch.setattr(engine.guard, "charge", lambda _: charge(-2e3))  # as prefill ends
         engine.admit(made.request(PROMPT, max_new_tokens=30))
         engine.step()
         engine.step()
-        engine.guard.charge(1e3)
+        charge(1e3)
         engine.step()
     off = "drafting is switched off: the latest drafts"
     on = "drafting is switched on again: drafts have"

@@ -35,18 +35,22 @@ CONSTANTS = {
         "FIRST_STEPS", "OUTLIER", "NEW", "SCALE_STEPS", "SCALE_CHANGE", "PAUSE",
     ),
     "controller": (
-        "RATE_DISCOUNT", "PRICE_DISCOUNT", "FLOOR_SHARE", "FLOOR_CHECK", "IDLE_STEPS", "IDLE_MOST",
-        "WORTH_DISCOUNT", "PROBE_EVERY", "PROBE_LONGER", "FIRST_PLAIN",
-        "PLAIN_SHARE", "LEAST_GAIN",
+        "RATE_DISCOUNT", "PRICE_DISCOUNT", "FLOOR_SHARE", "FLOOR_CHECK", "WORTH_DISCOUNT",
+        "PROBE_EVERY", "PROBE_LONGER",
     ),
-    "guard": ("CREDIT", "SHARE", "PROBE_SHARE", "MARGIN"),
+    "guard": (
+        "credit", "share", "probe_share", "WITH_MODEL", "MARGIN", "PLAIN_SHARE", "LEAST_GAIN",
+        "IDLE_STEPS", "IDLE_MOST",
+    ),
 }  # fmt: skip
 _NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
 
 
 def changed(source: str, name: str, factor: float) -> str:
     """A module's source with all numbers of one constant scaled by a factor."""
-    found = re.search(rf"^((?:[A-Z_]+, )*{name}(?:, [A-Z_]+)*) = (.*)$", source, re.MULTILINE)
+    found = re.search(
+        rf"^ *((?:[A-Z_]+, )*{name}(?:, [A-Z_]+)*)(?:: float)? = (.*)$", source, re.MULTILINE
+    )
     assert found, name
     names = found[1].split(", ")
 

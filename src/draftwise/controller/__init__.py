@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from draftwise.controller.forwards import MeasuredCostModel
     from draftwise.controller.goodput import Goodput
-    from draftwise.controller.guard import CREDIT, MARGIN, PROBE_SHARE, SHARE, Guard
+    from draftwise.controller.guard import MARGIN, NO_GUARD, ROUNDS, Guard, Tuning, Why
     from draftwise.controller.kernels import (
         CATCH_UP, LONGEST_CONTEXT, LONGEST_MATCH, MAX_HITS, NUM_ORDERS, PATIENCE,
     )

@@ -32,7 +32,7 @@ from draftwise.controller.batches import LEAST_CREDIT, Batches
 from draftwise.controller.choice import best_length, choose, mean_surplus
 from draftwise.controller.compiled import warm_up
 from draftwise.controller.costs import Step, StepCosts, like
-from draftwise.controller.guard import Guard
+from draftwise.controller.guard import IDLE_STEPS, WITH_MODEL, Guard, Tuning
 from draftwise.controller.mixing import Hazards, hazards_of
 from draftwise.controller.retrieval import Numbers, Proposals, RetrievalIndex, Tokens
 from draftwise.types import Floats, Ints
@@ -44,21 +44,10 @@ PRICE_DISCOUNT = 0.8  # discount of the average price of a token, for each step
 FLOOR_SHARE = 0.7
 """Share of the average price: a draft is searched for a continuation if its survival exceeds it."""
 FLOOR_CHECK = 64  # steps between two searches for continuations of all drafts
-IDLE_STEPS = 64
-"""Steps without a draft after which only every 2nd step searches texts; after twice as many, only
-every 3rd, and so on."""
-IDLE_MOST = 8  # maximum steps between two searches
 SLICE = 4096  # tokens indexed by one call of ``work``
 WORTH_DISCOUNT = 0.998  # discount of the means of the look-ahead, for each observation
 PROBE_EVERY = 64  # steps between two probes with longer drafts of the model
 PROBE_LONGER = 2  # additional tokens of a probe
-FIRST_PLAIN = 4
-"""Steps with drafts (4 times as many without a model drafter) before the first deliberate step
-without drafts, which separates the cost of drafts from that of the step. The next ones follow after
-4, 16, .. times as many."""
-PLAIN_SHARE, LEAST_GAIN = 0.0015, 0.025
-"""Share of the time for further such steps, and the minimum gain that one is assumed to forgo,
-relative to a plain step. They measure the baseline of drafting."""
 FEW_REQUESTS = 32  # up to this many requests, each has 2 tokens in the second step with drafts
 STATE_VERSION = 5
 
@@ -132,7 +121,7 @@ class Controller:
         self.limits = limits
         length = limits.max_draft
         self.costs = StepCosts()
-        self.guard = Guard()
+        self.guard = Guard(WITH_MODEL if limits.model else Tuning())
         self.batches = Batches(LEAST_CREDIT if limits.model else 0.0)
         self.num_to_draft = 0
         self.price = 0.0
@@ -142,13 +131,12 @@ class Controller:
         self._has_index = limits.retrieval or self._is_reported
         self._index = RetrievalIndex(length, history_tokens) if index is None else index
         self._worth = np.zeros(length + 2)
-        self._num_drafts, self._next_plain = 0, FIRST_PLAIN * (1 if limits.model else 4)
-        self._plain_s, self._is_plain = 0.0, False
+        self._is_plain = False
         self._worth_s = self._spent_s = 0.0, 0.0
         self._price = 0.0
         self._last_s = 0.0
         self._trial = limits.max_draft
-        self._num_choices = self._num_idle = 0
+        self._num_choices = 0
         self._is_weighed = self._is_probe = False
         self._to_learn: tuple[Ints, float] | None = None
         self._slots: dict[str, int] = {}
@@ -344,7 +332,7 @@ class Controller:
         # the model's tokens are already paid for: verify them even if the account is empty
         if most <= 0 or not (width or (margin < math.inf and not is_plain)):
             self.promised += num
-            self._num_idle += 1
+            self.guard.num_idle += 1
             self._decide_length(num, plain_s, margin)
             return [[] for _ in names]
         if margin == math.inf:  # probed tokens teach by the first of them
@@ -361,7 +349,8 @@ class Controller:
         )
         self.promised += num + expected
         # the draft of a probe does not predict the next steps
-        self._num_idle = 0 if drafted and not self._is_probe else self._num_idle + 1
+        guard = self.guard
+        guard.num_idle = 0 if drafted and not self._is_probe else guard.num_idle + 1
         self._price += (1 - PRICE_DISCOUNT) * (price - self._price)
         # just below a stair a token costs what it displaces, elsewhere its marginal seconds
         step = min(2 * num, most - drafted)
@@ -408,7 +397,7 @@ class Controller:
         """Whether a step drafts nothing although the engine has a model drafter: it wrote nothing,
         earlier steps had no drafts either, and no search is due. Decides whether to probe next.
         """
-        if self._num_idle < IDLE_STEPS or any(offers or ()):
+        if self.guard.num_idle < IDLE_STEPS or any(offers or ()):
             return False
         if self._is_search_due(self._num_choices + 1):
             return False
@@ -418,7 +407,7 @@ class Controller:
 
     def _rest(self, num: int) -> None:
         self._num_choices += 1
-        self._num_idle += 1
+        self.guard.num_idle += 1
         self.promised += num
         self._known.facts[:, :LAST] = 0
 
@@ -483,12 +472,7 @@ class Controller:
         return width, context
 
     def _is_search_due(self, number: int) -> bool:
-        """Whether texts are searched in this step: less often after many steps without a draft.
-
-        While an account is empty, rare searches still update the acceptance tables.
-        """
-        every = 1 + self._num_idle // IDLE_STEPS if self.allows_drafts else IDLE_MOST
-        return number % min(every, IDLE_MOST) == 0
+        return self.guard.is_search_due(number, self.allows_drafts)
 
     def _most_tokens(self, num: int) -> int:
         """Maximum drafted tokens of a step, by the engine's limit and the measured range."""
@@ -504,7 +488,7 @@ class Controller:
     def _decide_length(self, num: int, plain_s: float, margin: float) -> None:
         """Set ``num_to_draft``. plain_s: seconds of the next step without drafts."""
         if not self.limits.model:
-            self._is_plain = self._num_idle == 0 and self._is_plain_due(plain_s)
+            self._is_plain = self.guard.num_idle == 0 and self.guard.is_plain_due()
             return
         if not self.costs.is_known:
             self.num_to_draft = 0
@@ -517,24 +501,12 @@ class Controller:
             self._probe()
             return
         self._is_probe = False
-        self._is_plain = self._is_plain_due(plain_s)
+        self._is_plain = self.guard.is_plain_due()
         if self._is_plain:
             length = 0
-        elif self._num_drafts % PROBE_EVERY == 0:  # probe the cost and acceptance of longer drafts
+        elif self.guard.num_drafts % PROBE_EVERY == 0:  # what do longer drafts cost and bring?
             length = min(length + PROBE_LONGER, longest)
         self.num_to_draft = length
-
-    def _is_plain_due(self, plain_s: float) -> bool:
-        """Whether a deliberate step without drafts is due, which forgoes the gain of drafting."""
-        gain = self._worth_s[1] / self._spent_s[1] - 1.0 if self._spent_s[1] else 0.0
-        self._num_drafts += 1
-        self._plain_s += PLAIN_SHARE * self._last_s
-        if self._num_drafts == self._next_plain:
-            self._next_plain *= 4
-        elif self._plain_s < max(gain, LEAST_GAIN) * plain_s:
-            return False
-        self._plain_s = 0.0
-        return True
 
     def _probe(self) -> None:
         price_s = self.costs.draft_seconds(1)
@@ -593,7 +565,7 @@ class Controller:
                 f"the state is of drafts of up to {state.get('max_draft')!r} tokens,"
                 f" not {self.limits.max_draft}"
             )
-        costs, guard = StepCosts(), Guard()
+        costs, guard = StepCosts(), Guard(self.guard.tuning)
         try:
             learnt = state["acceptance"]
             tables = acceptance.Tables(

@@ -18,8 +18,6 @@ PLAIN_ROUNDS = 2
 """Plain rounds measured before any draft at each batch size (in powers of two), and again once the
 context exceeds twice the longest measured one by FAR_TOKENS."""
 FAR_TOKENS = 512
-PLAIN_EVERY = 16, 1024
-"""Drafted rounds before the next plain one: initial and maximum interval; it grows 4-fold."""
 
 
 class _Samples:
@@ -59,25 +57,24 @@ class MeasuredCostModel:
         self._draft = {name: defaultdict[int, _Samples](_Samples) for name in relative_costs}
         self._read = defaultdict[str, _Samples](_Samples)
         self._plain = Counter[int]()
-        self._longest = self._num_far = self._num_drafted = 0
-        self._next_plain = PLAIN_EVERY[0]
+        self._longest = self._num_far = 0
 
     def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
         """Record a target forward; return the seconds of the same step without drafts.
 
         tokens: fed in all rows, including padding. context: tokens of all sequences before it.
         """
-        if tokens > rows:
-            self._num_drafted += 1
-        else:
+        if tokens <= rows:
             self._plain[rows.bit_length()] += 1
             if self._is_far(context):
                 self._num_far = (self._num_far + 1) % PLAIN_ROUNDS
                 self._longest = self._longest if self._num_far else context
-            if self._num_drafted >= self._next_plain:
-                self._next_plain = min(4 * self._next_plain, PLAIN_EVERY[1])
-            self._num_drafted = 0
         return self._target.observe(Step(rows, tokens, seconds), context)
+
+    @property
+    def counted_s(self) -> float:
+        """Seconds of the latest target forward, without the machine's pauses."""
+        return self._target.counted_s
 
     @property
     def proven_s(self) -> float:
@@ -89,13 +86,9 @@ class MeasuredCostModel:
         """As of ``StepCosts``."""
         return self._target.confirmed
 
-    def wants_plain(self, rows: int, context: int) -> bool:
-        """Whether to run a plain round, so that its cost is measured instead of extrapolated."""
-        return (
-            self._plain[rows.bit_length()] < PLAIN_ROUNDS
-            or self._is_far(context)
-            or self._num_drafted >= self._next_plain
-        )
+    def is_unmeasured(self, rows: int, context: int) -> bool:
+        """Whether the cost of a plain round would be extrapolated, far from the measured ones."""
+        return self._plain[rows.bit_length()] < PLAIN_ROUNDS or self._is_far(context)
 
     def _is_far(self, context: int) -> bool:
         return context > 2 * self._longest + FAR_TOKENS
@@ -141,10 +134,10 @@ class FixedCostModel:
 
     A target forward over T tokens per row costs ``1 + TOKEN_SHARE (T - 1)``, a draft step the
     drafter's ``relative_cost``. All decisions therefore depend only on the prompt and the seed.
-    proven_s, confirmed: as of ``MeasuredCostModel``.
+    counted_s, proven_s, confirmed: as of ``MeasuredCostModel``.
     """
 
-    proven_s, confirmed = 1.0, None
+    counted_s, proven_s, confirmed = 0.0, 1.0, None  # the clock has the seconds of forwards
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
         self._relative = dict(relative_costs)
@@ -153,7 +146,7 @@ class FixedCostModel:
     def clock(self) -> float:
         return self._now
 
-    def wants_plain(self, rows: int, context: int) -> bool:
+    def is_unmeasured(self, rows: int, context: int) -> bool:
         return False
 
     def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -101,8 +102,15 @@ class Goodput:
 
     @property
     def advantage(self) -> float:
-        """Expected speed of the best plan relative to plain decoding; 1 without evidence."""
-        return 1.0 if self._is_blind else float(self._prices().max()) * self._costs.target_s[0]
+        """Expected tokens that the best plan adds, over those that its additional seconds would
+        bring by plain decoding; 1 without evidence.
+        """
+        if self._is_blind:
+            return 1.0
+        best, costs = int((prices := self._prices()).argmax()), self._costs
+        added = float(costs.seconds[best]) / costs.target_s[0] - 1.0
+        gained = float(prices[best] * costs.seconds[best]) - 1.0
+        return gained / added if added > 0.0 else math.inf if gained > 0.0 else 1.0
 
     def drafters_to_probe(self, num_rows: int = 1) -> list[str]:
         """Idle LM drafters to probe on the last tokens now.

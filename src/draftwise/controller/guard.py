@@ -5,38 +5,74 @@ estimated rewards: a step that emits ``n`` tokens for ``b`` requests in ``s`` se
 ``n / b * plain - s``, where ``plain`` is the time of the same step without drafts. Drafting is
 allowed while the account is positive.
 
-Bound: the account starts at CREDIT plain steps, never exceeds them, and receives SHARE of the time.
-One step can overdraw it by the step's loss. Over any period drafting therefore loses at most SHARE
-of the period, CREDIT plain steps, CREDIT / requests more by drafts that promise a multiple of their
-price (``margin``), and the loss of one step, if ``plain`` is accurate.
+Bound: the account starts at a credit of a few plain steps, never exceeds it, and receives a small
+share of the time.
+One step can overdraw it by the step's loss. Over any period drafting therefore loses at most the
+share of the period, the credit, the credit / requests more by drafts that promise a multiple of
+their price (``margin``), and the loss of one step, if ``plain`` is accurate.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-CREDIT = 4.0  # initial and largest balance, in plain steps
-SHARE = 0.001  # share of the time that the account receives
-PROBE_SHARE = 0.0015  # share of the time for probes of a model drafter that does not pay at present
 MARGIN = 2.0  # minimum gain of drafts, relative to their price, while the account is empty
 RECENT = 0.995  # discount of the recent speed, for each step
+PLAIN_SHARE, LEAST_GAIN = 0.0015, 0.025
+"""Share of the time for plain steps on purpose while drafts pay, and the minimum gain that one is
+assumed to forgo, relative to a plain step. They measure the baseline of drafting."""
+IDLE_STEPS = 64
+"""Steps without a draft after which only every 2nd step searches for one; after twice as many, only
+every 3rd, and so on."""
+IDLE_MOST = 8  # maximum steps between two searches
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What differs by engine: with longer steps and fewer answers, learning costs more of them."""
+
+    credit: float = 4.0  # initial and largest balance, in plain steps; infinite: no guard
+    share: float = 0.001  # share of the time that the account receives
+    probe_share: float = 0.0015  # share of the time for probes of drafters that do not pay
+    first_plain: int = 16
+    """Steps with drafts before the first plain step on purpose, which separates the cost of drafts
+    from that of the step. The next ones follow after 4, 16, .. times as many."""
+
+
+ROUNDS = Tuning(credit=8.0, share=0.004, probe_share=0.01)  # of draftwise's own engine
+NO_GUARD = Tuning(credit=math.inf, probe_share=0.01)
+WITH_MODEL = Tuning(first_plain=4)  # of vLLM with a model drafter, which drafts in every step
+
+
+class Why(Enum):
+    """Why a step drafts nothing, whatever its texts are."""
+
+    MEASURE = "the cost of plain decoding is measured"
+    REST = "nothing was worth drafting lately, or drafts cost more than they saved"
 
 
 class Guard:
     """One account for all requests: the gains of one request cover the losses of another.
 
-    credit, share: replace CREDIT and SHARE. State: ``balance`` in seconds; ``plain_s`` (seconds
-    that plain decoding would have taken) and ``spent_s``, since the start and recently.
+    State: ``balance`` in seconds; ``plain_s`` (seconds
+    that plain decoding would have taken) and ``spent_s``, since the start and recently;
+    ``num_idle``, steps since the latest draft; ``num_drafts``, steps in which drafts seemed to pay;
+    ``probe_s``, seconds that probes may take, negative if they took more; when plain steps are due.
     """
 
-    def __init__(self, credit: float = CREDIT, share: float = SHARE) -> None:
-        self._credit, self._share = credit, share
-        self.balance = 0.0
+    def __init__(self, tuning: Tuning = Tuning()) -> None:
+        self.tuning = tuning
+        self.balance = self.probe_s = 0.0
+        self.num_idle = self.num_steps = self.num_drafts = 0
+        self._next_plain, self._plain_budget_s = tuning.first_plain, 0.0
+        self._last_s = self._last_plain_s = 0.0
         self.plain_s = self.spent_s = 0.0
         self.recent_plain_s = self.recent_spent_s = 0.0
-        self._probe_s = self._largest = self._doubted_s = 0.0
+        self._largest = self._doubted_s = 0.0
         self._is_open = self._is_shut = False
 
     def observe(
@@ -48,15 +84,16 @@ class Guard:
         num_shares: number of accounts that share the credit equally. proven_s: the part of plain_s
         that plain steps have shown; tokens earn the rest only when ``settle`` confirms it.
         """
-        self._largest = credit = self._credit / num_shares * plain_s
+        self._largest = credit = self.tuning.credit / num_shares * plain_s
+        self._last_s, self._last_plain_s = seconds, plain_s
         if not self._is_open:
             self.balance, self._is_open = self.balance + credit, True
         doubted = tokens_per_request * max(plain_s - proven_s, 0.0)
         self._doubted_s += doubted
         worth = tokens_per_request * plain_s - doubted
         if self._is_shut:  # drafts were probes
-            self._probe_s -= max(seconds - worth, 0.0)
-        earned = self.balance + worth - seconds + self._share * plain_s
+            self.probe_s -= max(seconds - worth, 0.0)
+        earned = self.balance + worth - seconds + self.tuning.share * plain_s
         self.balance = min(credit, earned)
         self.plain_s += worth
         self.spent_s += seconds
@@ -85,9 +122,6 @@ class Guard:
         """Correct the speeds: earlier steps saved fewer plain seconds than recorded."""
         self.plain_s = max(0.0, self.plain_s - seconds)
         self.recent_plain_s = max(0.0, self.recent_plain_s - seconds)
-
-    def grant(self, seconds: float) -> None:
-        self.balance += seconds
 
     def state(self) -> dict[str, float]:
         """The speed so far as plain JSON; the balance restarts with every run."""
@@ -120,11 +154,47 @@ class Guard:
 
     def may_probe(self, seconds: float, price_s: float) -> bool:
         """Whether a probe of price_s is due, after a step in which nothing was drafted."""
-        self._probe_s += PROBE_SHARE * seconds
-        if self._probe_s < price_s:
+        self.earn_probes(seconds)
+        if self.probe_s < price_s:
             return False
-        self._probe_s = 0.0
+        self.probe_s = 0.0
         return True
+
+    def earn_probes(self, seconds: float) -> None:
+        """Let probes take their share of the seconds."""
+        self.probe_s += self.tuning.probe_share * seconds
+
+    def why_plain(self, num_requests: int, is_unmeasured: bool) -> Why | None:
+        """Why the next step drafts nothing, whatever its texts are; None: it may draft.
+
+        is_unmeasured: the cost of plain decoding is unknown at this size.
+        """
+        self.num_steps += 1
+        if math.isinf(self.tuning.credit):
+            return None
+        if is_unmeasured or self.is_in_doubt or (self.num_idle == 0 and self.is_plain_due()):
+            return Why.MEASURE
+        may_draft = self.margin(num_requests) < math.inf
+        return None if self.is_search_due(self.num_steps, may_draft) else Why.REST
+
+    def is_plain_due(self) -> bool:
+        """Whether a plain step on purpose is due, which forgoes the gain of drafting."""
+        self.num_drafts += 1
+        self._plain_budget_s += PLAIN_SHARE * self._last_s
+        if self.num_drafts == self._next_plain:
+            self._next_plain *= 4
+        elif self._plain_budget_s <= max(self.recent_speed - 1.0, LEAST_GAIN) * self._last_plain_s:
+            return False
+        self._plain_budget_s = 0.0
+        return True
+
+    def is_search_due(self, number: int, may_draft: bool) -> bool:
+        """Whether the step of this number searches for drafts: less often after many without one.
+
+        Where none may be drafted, rare searches still teach what drafts would be worth.
+        """
+        every = 1 + self.num_idle // IDLE_STEPS if may_draft else IDLE_MOST
+        return number % min(every, IDLE_MOST) == 0
 
     @property
     def speed(self) -> float:

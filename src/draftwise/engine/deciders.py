@@ -77,7 +77,7 @@ class Bandits:
 
     @property
     def advantage(self) -> float:
-        """Expected speed of the plan chosen last, relative to plain decoding."""
+        """Expected gain of the plan chosen last, relative to its price; 0 = no draft pays."""
         return 0.0
 
     @property

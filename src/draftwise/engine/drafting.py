@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from draftwise.controller.forwards import CostModel, FixedCostModel, MeasuredCostModel
-from draftwise.controller.guard import Guard
+from draftwise.controller.guard import NO_GUARD, ROUNDS, Guard
 from draftwise.drafters.protocol import (
     CatchingUpSession,
     Context,
@@ -37,8 +36,6 @@ T = TypeVar("T")
 Row = TypeVar("Row", Request, RoundState)
 
 SHARE_STEP = 0.2  # smoothing factor of the fraction of requests that a drafter drafts for
-CREDIT, SHARE = 12.0, 0.0025
-"""Larger than the guard's defaults: rounds take longer and answers are fewer than on a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +67,8 @@ def pool_of(
     if deterministic:
         fixed = FixedCostModel(prices)
         # a limited credit would let one answer influence the next
-        return Pool(target, drafters, fixed, fixed.clock, fixed.clock, Guard(math.inf))
-    measured, guard = MeasuredCostModel(prices), Guard(CREDIT, SHARE)
+        return Pool(target, drafters, fixed, fixed.clock, fixed.clock, Guard(NO_GUARD))
+    measured, guard = MeasuredCostModel(prices), Guard(ROUNDS)
     return Pool(target, drafters, measured, clock, cost_clock, guard)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from draftwise.controller.guard import CREDIT, Guard
+from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import Context
 from draftwise.engine.chunks import PrefillBudget
 from draftwise.engine.drafting import Drafting, Pool
@@ -118,8 +118,9 @@ class Engine:
             if self._was_allowed != (allowed := self.drafting_allowed):
                 self._was_allowed = allowed
                 on = "drafts have earned back what they had lost"
+                credit = self.guard.tuning.credit
                 off = (
-                    f"the latest drafts took longer than plain decoding by more than {CREDIT:g} "
+                    f"the latest drafts took longer than plain decoding by more than {credit:g} "
                     "steps, which is all that may be risked; drafts that promise much go on"
                 )
                 _LOG.info(
@@ -391,7 +392,7 @@ class Engine:
         self._prefill_scheduler.score_prompts(done, len(self._running), may_pay)
         if guarded := [request for request in done if request.decider.is_guarded]:
             seconds = self._pool.cost_clock() - start
-            self._loop.begin(guarded, len(self._running) + len(done), seconds)
+            self._loop.begin(len(guarded), seconds)
         for request in done:
             request.check_callbacks()
         self._loop.end_lap("prefill")

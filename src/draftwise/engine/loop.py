@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftwise.controller.costs import PAUSE
 from draftwise.engine.drafting import Drafting, Nonsense, Pool
 from draftwise.engine.outputs import Round, TokenLogprobs
 from draftwise.engine.request import EMPTY, Request, RoundState
@@ -27,16 +28,6 @@ from draftwise.nn.trees import draft_branches
 from draftwise.nn.verify import DraftTreeBatch, overlaps, ratios, rejection_sample
 from draftwise.types import PLAIN, Costs, Draft, Evidence, Floats, Ints, Scores, Verdict
 
-PAUSE = 8.0  # duration in plain rounds beyond which a round counts as interrupted
-MOST_PAUSES = 2  # consecutive interrupted rounds that are booked at their predicted time
-SURE = 1.3  # least expected speed over plain decoding for drafts on an empty account
-REQUEST_CREDIT = 0.005, 1.0
-"""Credit of a new request, before division by the batch size, in plain rounds: per token that its
-answer may have, and at most."""
-IDLE_ROUNDS, IDLE_PERIOD = 8, 4
-"""Draftless rounds on an empty account, after which only every fourth consults the policies."""
-PROBE_SHARE = 0.01  # fraction of the time that probes of idle drafters may take
-
 
 class Loop:
     """Runs rounds over prefilled requests, which share the target's cache and the drafters."""
@@ -44,8 +35,7 @@ class Loop:
     def __init__(self, pool: Pool, cache: RaggedCache, drafting: Drafting) -> None:
         self._pool, self._cache, self._drafting = pool, cache, drafting
         self.seconds: dict[str, float] = {}  # by phase
-        self._verify_s = self._plain_s = self._probe_s = 0.0
-        self._num_idle = self._num_pauses = 0
+        self._verify_s = self._plain_s = 0.0
         self._lap_start = 0.0
 
     def round(self, requests: Sequence[Request]) -> list[Round]:
@@ -53,7 +43,7 @@ class Loop:
         start = self._pool.cost_clock()
         self.start_lap()
         rests = self._rests(requests)
-        states = choose(requests, self._pool.guard.allows_drafts, rests)
+        states = choose(requests, self._pool.guard.margin(len(requests)), rests)
         self.end_lap("choose")
         drafted = [] if rests else [state for state in states if state.context.is_drafted]
         reading_s = self._catch_up(drafted) if drafted else 0.0  # plain decoding does not need it
@@ -88,52 +78,40 @@ class Loop:
     def _rests(self, requests: Sequence[Request]) -> bool:
         """Whether the round decodes plainly, without policies, which get its tokens later.
 
-        Such rounds measure the cost of plain decoding, before any drafts and rarely between them.
-        While the guard forbids drafts, only every fourth round consults the policies.
+        ``Guard.why_plain`` says why; a request whose decision waits, or whose feedback needs scores
+        of every drafter, cannot rest.
         """
         can_rest = all(r.decider.can_rest or not r.context.is_drafted for r in requests)
         context = sum(len(request.context.tokens) for request in requests)
-        guard = self._pool.guard
-        wants_plain = self._pool.cost_model.wants_plain(len(requests), context)
-        if can_rest and (wants_plain or guard.is_in_doubt):
-            return True
-        if guard.allows_drafts or not can_rest:
-            self._num_idle = 0
-            return False
-        self._num_idle += 1
-        return self._num_idle > IDLE_ROUNDS and self._num_idle % IDLE_PERIOD > 0
+        is_unmeasured = self._pool.cost_model.is_unmeasured(len(requests), context)
+        why = self._pool.guard.why_plain(len(requests), is_unmeasured) if can_rest else None
+        return why is not None
 
     def _account(
         self, states: Sequence[RoundState], seconds: float, reading_s: float
     ) -> tuple[float, float]:
         """Book the round in the guard's account; return its plain and its charged seconds."""
+        guard, model = self._pool.guard, self._pool.cost_model
+        if model.confirmed is not None:
+            guard.settle(model.confirmed)
         has_drafted = any(len(state.draft) or state.waits for state in states)
-        if has_drafted:
-            self._num_idle = 0
-        guard, confirmed = self._pool.guard, self._pool.cost_model.confirmed
-        if confirmed is not None:
-            guard.settle(confirmed)
+        guard.num_idle = 0 if has_drafted else guard.num_idle + 1
+        # a pause of the machine is not a cost of drafting
+        seconds = model.counted_s + min(seconds - self._verify_s, PAUSE * self._plain_s)
         plain_s = proven_s = seconds - reading_s
         if has_drafted:
-            plain_s, proven_s = self._plain_s, self._pool.cost_model.proven_s
-        self._num_pauses = self._num_pauses + 1 if seconds - reading_s > PAUSE * plain_s else 0
-        if 0 < self._num_pauses <= MOST_PAUSES:  # a kernel was loaded, or the machine paused
-            seconds = plain_s + reading_s
-        seconds = min(seconds, PAUSE * plain_s)
+            plain_s, proven_s = self._plain_s, model.proven_s
         emitted = sum(state.num_emitted for state in states) / len(states)
         # the requests of a batch learn at the same time, so it needs less credit
         guard.observe(emitted, seconds, plain_s, math.sqrt(len(states)), proven_s)
-        self._probe_s += PROBE_SHARE * seconds
+        guard.earn_probes(seconds)
         return min(plain_s, proven_s), seconds
 
-    def begin(self, requests: Sequence[Request], num_running: int, seconds: float) -> None:
-        """Charge the guard ``seconds`` for scoring new prompts, and credit the new requests."""
-        guard, plain_s = self._pool.guard, self._plain_s
+    def begin(self, num_requests: int, seconds: float) -> None:
+        """Charge the guard ``seconds`` for scoring new prompts."""
         # much longer than as many plain rounds means that the machine paused
-        guard.charge(min(seconds, PAUSE * len(requests) * plain_s) if plain_s else seconds)
-        share, most = REQUEST_CREDIT
-        credit = sum(min(most, share * request.answer.num_left) for request in requests)
-        guard.grant(credit * plain_s / max(num_running, 1))
+        most = PAUSE * num_requests * self._plain_s
+        self._pool.guard.charge(min(seconds, most) if most else seconds)
 
     def start_lap(self) -> None:
         self._lap_start = self._pool.clock()
@@ -157,10 +135,11 @@ class Loop:
 
     def _probe(self, drafted: Sequence[RoundState]) -> float:
         start = self._pool.cost_clock()
-        has_probed = self._drafting.probe(drafted, self._probe_s > 0.0)
+        guard = self._pool.guard
+        has_probed = self._drafting.probe(drafted, guard.probe_s > 0.0)
         seconds = self._pool.cost_clock() - start
         if has_probed:
-            self._probe_s -= seconds
+            guard.probe_s -= seconds
         return seconds
 
     def _verify(self, states: Sequence[RoundState]) -> None:
@@ -265,12 +244,12 @@ class Loop:
 
 
 def choose(
-    requests: Sequence[Request], may_draft: bool = True, rests: bool = False
+    requests: Sequence[Request], margin: float = 1.0, rests: bool = False
 ) -> list[RoundState]:
     """The policy's decision for each request; a pending decision is kept.
 
-    may_draft: False = guarded requests draft only if they expect SURE times the speed of plain
-    decoding. rests: all requests decode plainly, without a decision.
+    margin: minimum gain of drafts of guarded requests, relative to their price. rests: all requests
+    decode plainly, without a decision.
     """
     states = []
     for request in requests:
@@ -278,7 +257,7 @@ def choose(
         is_resting = rests or not request.context.is_drafted
         if not is_resting:
             decision = decider.choose()
-            is_resting = not may_draft and decider.is_guarded and decider.advantage < SURE
+            is_resting = decider.is_guarded and margin > 1.0 and decider.advantage < margin
         if is_resting:
             decision = decider.plain
         plans = [PLAIN] if is_resting else decider.plays(decision)

@@ -20,7 +20,7 @@ import numpy as np
 
 from draftwise.controller.acceptance import learn_lengths, length_survival, new_slots, new_tables
 from draftwise.controller.costs import Step, StepCosts, like
-from draftwise.controller.guard import Guard
+from draftwise.controller.guard import Guard, Tuning
 from draftwise.errors import DraftwiseError
 from draftwise.files import STATE_BYTES, local_path, read_text, strict_json
 from draftwise.integrations.vllm.adapter import fused
@@ -35,9 +35,9 @@ PERIOD = 4
 """Steps between two choices while the batch size stays the same; a trial lasts one step."""
 SWITCH_GAIN = 0.015
 """Relative speed gain required to change the length, since a change costs SGLang time."""
-CREDIT, SHARE = 8.0, 0.003
-"""Credit and share of the guard, larger than its defaults: with one length for a small batch, the
-policy reacts late to an answer in which drafts fail for dozens of steps."""
+TUNING = Tuning(credit=8.0, share=0.004)
+"""Larger than the guard's defaults: with one length for a small batch, the policy reacts late to an
+answer in which drafts fail for dozens of steps."""
 CLEAN_EVERY = 16
 """Steps right after a prefill are not measured, unless this many in a row are such steps."""
 
@@ -127,7 +127,7 @@ class StepsPolicy:
         agree: Callable[[int], int] = int, state: StateFile | None = None,
     ) -> None:  # fmt: skip
         self.settings = settings
-        self.costs, self.guard = StepCosts(), Guard(CREDIT, SHARE)
+        self.costs, self.guard = StepCosts(), Guard(TUNING)
         self._table = new_tables(max(1, *settings.candidates)).model[0, 0]
         self._known = new_slots(16, 1)
         self.has_failed = False
