@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from draftwise_lab.train.answers import SamplingTask, continuations, read_kept
     from draftwise_lab.train.answers import answers as sample_answers
     from draftwise_lab.train.data import (
-        Text, answer_logits, groups, halved, observe, observed_batches, pad,
+        Text, TextOutputs, answer_logits, groups, halved, observe, observed_batches, pad,
     )
     from draftwise_lab.train.drafter import (
         LOSSES, acceptance, drafter_batches, drafter_settings, first_layers,
@@ -34,5 +34,6 @@ if TYPE_CHECKING:
     )
     from draftwise_lab.train.save import LAYOUTS as HEAD_LAYOUTS, save_head
     from draftwise_lab.train.speedup import MAX_LENGTH, break_even, measure_costs, speedups
+    from draftwise_lab.train.turns import TEMPLATES, made_turns
 
 __getattr__, __dir__ = exports(__name__)

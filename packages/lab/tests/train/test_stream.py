@@ -14,8 +14,10 @@ from draftwise.types import DraftwiseError
 from draftwise_lab.train import (
     Filter,
     SamplingTask,
+    Text,
     continuations,
     make_prompts,
+    observed_batches,
     read_kept,
     runs_of,
     user_prefix,
@@ -154,3 +156,32 @@ def test_prompts_are_sampled_behind_the_bare_prefix_and_kept(tmp_path: Path) -> 
     assert [text for text in kept if text in texts] == texts
     again = make_prompts(model, Letters(), 3, path, longest=200, rows=8)
     assert again == (texts, share)  # loaded from the cache
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3-mixed"])
+def test_states_kept_while_answering_are_those_of_a_forward(kind: str, tmp_path: Path) -> None:
+    """With a shared prefix, pads, rows that leave the batch, and a window."""
+    module, taps = tiny_model(kind), (0, 1, 2)
+    prompts = [[9, 8, *prompt] for prompt in PROMPTS]
+    texts = answers(
+        module, prompts, [0.0, 1.0, 1.0] * 5, tmp_path / "a.jsonl", max_new_tokens=12,
+        eos_token_id=END, seed=3, rows=7, taps=taps, states=tmp_path / "texts",
+    )  # fmt: skip
+    kept, fresh = (
+        observed_batches(module, {"texts": texts}, taps, seed=0, tokens_per_batch=60, keep=keep)
+        for keep in (tmp_path, None)
+    )
+    for step in range(4):
+        ours, theirs = kept(step), fresh(step)
+        assert torch.equal(ours.tokens, theirs.tokens)
+        assert torch.equal(ours.best, theirs.best)
+        assert torch.allclose(ours.last, theirs.last, atol=1e-2)
+        for row, slots in enumerate(slots_of(texts, ours.tokens)):
+            assert torch.allclose(ours.states[row, :slots], theirs.states[row, :slots], atol=1e-2)
+
+
+def slots_of(texts: list[Text], tokens: Any) -> list[int]:
+    """By row: the slots that a head reads, all but the last token's."""
+    lengths = {text.tokens: len(text.tokens) - 1 for text in texts}
+    rows = [tuple(row.tolist()) for row in tokens]
+    return [max(n for own, n in lengths.items() if row[: len(own)] == own) for row in rows]
