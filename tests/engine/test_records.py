@@ -164,14 +164,19 @@ def test_the_speed_relative_to_plain_decoding_is_the_account_of_the_rounds() -> 
     made = speculator(POOLS["good"], "fixed:1", lengths=(4,))
     rounds = list(generation := made.start(PROMPT, max_new_tokens=40))
     (result,) = generation.results()
-    plain_s = sum(round_.num_emitted * round_.plain_s for round_ in rounds)
-    spent_s = sum(round_.spent_s for round_ in rounds)
+    plain_s = sum(round_.num_emitted * round_.plain_s + round_.prompt_s[0] for round_ in rounds)
+    spent_s = sum(round_.spent_s + round_.prompt_s[1] for round_ in rounds)
     assert min(round_.spent_s for round_ in rounds) > 0
+    first, *others = (round_.prompt_s for round_ in rounds)
+    assert set(others) == {(0.0, 0.0)}
+    assert 0 < first[0] <= first[1]
     assert result.stats.speed == pytest.approx(plain_s / spent_s)
     assert result.as_json()["recent_speed"] == result.stats.recent_speed
     off = made.generate(PROMPT, max_new_tokens=40, speculation=False)
     assert off.stats.speed == pytest.approx(1)
-    assert made._engine.guard.spent_s == pytest.approx(spent_s + off.stats.account.spent_s)
+    scoring_s = first[1] - first[0]  # which the guard charges to guarded policies alone
+    spent_s += off.stats.account.spent_s - scoring_s
+    assert made._engine.guard.spent_s == pytest.approx(spent_s)
 
 
 def test_each_switch_of_drafting_is_logged_wherever_the_step_makes_it(

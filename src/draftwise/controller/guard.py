@@ -118,6 +118,13 @@ class Guard:
         self.spent_s += seconds
         self.recent_spent_s += seconds
 
+    def pass_time(self, seconds: float) -> None:
+        """Record seconds that plain decoding takes, too, such as prefill: only for the speeds."""
+        self.plain_s += seconds
+        self.spent_s += seconds
+        self.recent_plain_s += seconds
+        self.recent_spent_s += seconds
+
     def correct(self, seconds: float) -> None:
         """Correct the speeds: earlier steps saved fewer plain seconds than recorded."""
         self.plain_s = max(0.0, self.plain_s - seconds)

@@ -381,7 +381,7 @@ class Engine:
     def _prefill_group(self, requests: Sequence[Request]) -> list[Request]:
         """Prefill one chunk of these prompts; return the requests that are complete."""
         self._loop.start_lap()
-        start = self._pool.clock()
+        start, cost_start = self._pool.clock(), self._pool.cost_clock()
         is_idle = not self._running
         budget = self._prefill_budget.budget(is_idle)
         num = self._prefill_scheduler.prefill(requests, budget, is_idle)
@@ -390,8 +390,10 @@ class Engine:
         start = self._pool.cost_clock()
         may_pay = self._pool.guard.allows_drafts
         self._prefill_scheduler.score_prompts(done, len(self._running), may_pay)
+        seconds = self._pool.cost_clock() - start
+        scores = any(request.decider.scores_prompt for request in done)
+        self._loop.prefilled(start - cost_start, seconds if scores else 0.0)
         if guarded := [request for request in done if request.decider.is_guarded]:
-            seconds = self._pool.cost_clock() - start
             self._loop.begin(len(guarded), seconds)
         for request in done:
             request.check_callbacks()

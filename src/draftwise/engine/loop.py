@@ -37,6 +37,7 @@ class Loop:
         self.seconds: dict[str, float] = {}  # by phase
         self._verify_s = self._plain_s = 0.0
         self._lap_start = 0.0
+        self._prompt_s = 0.0, 0.0
 
     def round(self, requests: Sequence[Request]) -> list[Round]:
         """Run one round; return one record per request."""
@@ -70,8 +71,9 @@ class Loop:
         self.end_lap("learn")
         charged = self._account(states, self._pool.cost_clock() - start, reading_s)
         seconds, self.seconds = self.seconds, {}  # every request is charged the whole round
+        prompt_s, self._prompt_s = self._prompt_s, (0.0, 0.0)
         return [
-            state.request.record(state, facts, seconds, len(states), charged)
+            state.request.record(state, facts, seconds, len(states), charged, prompt_s)
             for state, facts in zip(states, evidence, strict=True)
         ]
 
@@ -112,6 +114,12 @@ class Loop:
         # much longer than as many plain rounds means that the machine paused
         most = PAUSE * num_requests * self._plain_s
         self._pool.guard.charge(min(seconds, most) if most else seconds)
+
+    def prefilled(self, seconds: float, scoring_s: float) -> None:
+        """Book a chunk of prefill, which plain decoding takes, too, and scoring for drafters."""
+        plain_s, spent_s = self._prompt_s
+        self._prompt_s = plain_s + seconds, spent_s + seconds + scoring_s
+        self._pool.guard.pass_time(seconds)
 
     def start_lap(self) -> None:
         self._lap_start = self._pool.clock()

@@ -20,7 +20,7 @@ RECENT = 0.95
 class Account:
     """Measured seconds of steps, and estimated seconds of plain decoding for the same tokens.
 
-    Both exclude prefill; the recent sums are discounted by ``RECENT`` per step.
+    Both include prefill. The recent sums are discounted by ``RECENT`` per step.
     """
 
     plain_s: float = 0.0
@@ -55,7 +55,8 @@ class Round:
     tokens, sources: the emitted tokens and the drafter of each (``target`` for the bonus token).
     seconds: by phase; each request of a batch is charged the whole time. estimates: [K] values of
     the policy after learning. scores: new scores by drafter. plain_s, spent_s: estimated seconds of
-    the round without drafts, and seconds booked by the guard. label: of the request.
+    the round without drafts, and seconds booked by the guard. prompt_s: seconds of prefill since
+    the last round, without and with what drafters read of it. label: of the request.
     """
 
     request: int
@@ -75,6 +76,7 @@ class Round:
     matches: Mapping[str, int]
     plain_s: float = 0.0
     spent_s: float = 0.0
+    prompt_s: tuple[float, float] = (0.0, 0.0)
     label: str = ""
 
     def __repr__(self) -> str:
@@ -91,7 +93,8 @@ class Round:
     def charge(self, account: Account) -> None:
         """Add this round to an account, if the cost of plain decoding is known."""
         if self.plain_s > 0:
-            account.add(self.num_emitted * self.plain_s, self.spent_s)
+            plain_s, spent_s = self.prompt_s
+            account.add(plain_s + self.num_emitted * self.plain_s, spent_s + self.spent_s)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -188,7 +191,7 @@ class Stats:
 
     @property
     def speed(self) -> float | None:
-        """Tokens per second relative to plain decoding, without prefill; None = unknown."""
+        """Tokens per second relative to plain decoding, prefill included; None = unknown."""
         return self.account.speed
 
     @property

@@ -140,6 +140,7 @@ class Request:
         seconds: Mapping[str, float],
         batch_size: int,
         charged: tuple[float, float],
+        prompt_s: tuple[float, float],
     ) -> Round:
         num_emitted, sources = state.num_emitted, self.outbox.sources
         round_ = Round(
@@ -160,6 +161,7 @@ class Request:
             matches=evidence.matches,
             plain_s=charged[0],
             spent_s=charged[1],
+            prompt_s=prompt_s,
             label=self.label,
         )
         self.stats.add(round_)
