@@ -185,6 +185,8 @@ class Second:
     tokens: Counts[str] = field(default_factory=Counts)
     pulls: Counts[str] = field(default_factory=Counts)
     busy_s: float = 0.0
+    plain_s: float = 0.0  # that plain decoding would have taken, and what was spent
+    spent_s: float = 0.0
     verify_s: float = 0.0
     draft_s: float = 0.0
     num_rounds: int = 0
@@ -214,6 +216,9 @@ class History(Observer):
             second.running, second.waiting = engine.num_running, engine.num_waiting
             seconds = rounds[0].seconds  # shared by the rows of a step
             second.busy_s += sum(seconds.values())
+            first, num = rounds[0], sum(round_.num_emitted for round_ in rounds)
+            second.plain_s += first.prompt_s[0] + first.plain_s * num / len(rounds)
+            second.spent_s += first.prompt_s[1] + first.spent_s
             second.verify_s += seconds.get("verify", 0.0)
             second.draft_s += seconds.get("draft", 0.0)
             for round_ in rounds:
