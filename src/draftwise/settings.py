@@ -66,7 +66,9 @@ DRAFTER_HELP: Mapping[str, DrafterHelp] = {
 }
 """A test holds options and sentences against the code."""
 
+RESEARCH = "Research: how the policy chooses (draftwise models lists all names)"
 _models, _learning = partial(option, panel="Models"), partial(option, panel="Learning")
+_research = partial(option, panel=RESEARCH)
 
 
 def read_lengths(text: str | None) -> list[int] | None:
@@ -87,7 +89,9 @@ class Hardware:
         "the target over all devices (accelerate).",
         metavar="DEVICE", panel="Models", known=("auto", "cpu", "cuda", "map:auto"), kind=str,
     )  # fmt: skip
-    threads: int = _models(1, "Number of torch threads.")
+    threads: int = _models(
+        1, "Number of torch threads. All cores are fastest where no other program runs."
+    )
 
     def __post_init__(self) -> None:
         check_hardware(self.dtype, self.device)
@@ -123,26 +127,26 @@ class Settings(Models):
     """All settings of a ``Speculator``; None = the default of the preset or the target."""
 
     preset: str = _learning("draftwise", f"{', '.join(PRESETS)}.", metavar="NAME", known=PRESETS)
-    policy: str | None = _learning(
+    policy: str | None = _research(
         None,
         "Chooses drafter and length: `goodput`, `ucb1:beta=0.01`, `fixed:0`, ...; `draftwise "
         f"models` lists all {len(POLICIES)}.",
         "--policy", "-p", metavar="SPEC", known=POLICIES,
     )  # fmt: skip
-    lengths: Sequence[int] | None = _learning(
+    lengths: Sequence[int] | None = _research(
         None, "Draft lengths to choose from: `1,2,4,8`.", "--plan-lengths",
         metavar="N,N", kind=str | None, read=read_lengths,
     )  # fmt: skip
-    reward: str | None = _learning(None, f"{', '.join(REWARDS)}.", metavar="SPEC", known=REWARDS)
-    feedback: str | None = _learning(
+    reward: str | None = _research(None, f"{', '.join(REWARDS)}.", metavar="SPEC", known=REWARDS)
+    feedback: str | None = _research(
         None, f"{', '.join(FEEDBACKS)}.", metavar="SPEC", known=FEEDBACKS
     )
-    rules: Sequence[str] | None = _learning(
+    rules: Sequence[str] | None = _research(
         None,
         f"Stop rule, which ends drafts early: {', '.join(GUIDES)}; repeatable.",
         "--rule", "--guide", metavar="SPEC", known=GUIDES, kind=list[str] | None,
     )  # fmt: skip
-    trees: Sequence[str] | None = _learning(
+    trees: Sequence[str] | None = _research(
         None,
         "Draft shape: `chain`, or TOP_KxTOTAL_TOKENS such as `4x16`; repeatable.",
         "--tree", metavar="SHAPE", kind=list[str] | None,
@@ -158,7 +162,12 @@ class Settings(Models):
     )
     seed: int | None = option(None, SEED_HELP, panel="Sampling")
     num_prefixes: int | None = option(None)
-    deterministic: bool = option(False)
+    deterministic: bool = option(
+        False,
+        "Repeat the answers of a seed, whatever else runs: costs are assumed instead of measured, "
+        "and no prefixes are shared.",
+        panel="Sampling",
+    )
 
     @property
     def learning(self) -> registry.Preset:

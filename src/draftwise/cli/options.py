@@ -22,6 +22,7 @@ from draftwise.engine.memory import REQUEST, check_scope
 from draftwise.engine.options import RequestParams
 from draftwise.errors import BadValue, DraftwiseError, shown
 from draftwise.files import local_path
+from draftwise.settings import RESEARCH
 from draftwise.settings import Hardware as Hardware
 from draftwise.settings import Models as Models
 from draftwise.settings import Settings as Settings
@@ -61,9 +62,16 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         with own_warnings():
             function(**values)
 
-    run.__signature__ = inspect.Signature(list(options.values()))  # type: ignore[attr-defined]
-    run.__annotations__ = {option.name: option.annotation for option in options.values()}
+    ordered = sorted(options.values(), key=_is_research)
+    run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in ordered}
     return run
+
+
+def _is_research(parameter: inspect.Parameter) -> bool:
+    """Whether the option is for research; ``--help`` shows these last."""
+    found = getattr(parameter.annotation, "__metadata__", ())
+    return any(getattr(one, "rich_help_panel", None) == RESEARCH for one in found)
 
 
 @contextmanager
@@ -157,6 +165,12 @@ MaxNewTokens = Annotated[int, annotated(RequestParams, "max_new_tokens")]
 SEED = option(0, "Random seed.", "--seed", panel="Sampling")
 AS_CHAT = option(
     False, "Send the prompt as a user message through the model's chat template.", "--chat"
+)
+CHAT_OR_RAW = option(
+    None,
+    "Send prompts through the model's chat template, or as text to continue. Default: chat where "
+    "the model has a template.",
+    "--chat/--raw",
 )
 CHAT_TEMPLATE = option(
     None, "Jinja file that replaces the tokenizer's chat template.", panel="Models"

@@ -100,8 +100,8 @@ def _drafter_names(name: str, value: Any) -> tuple[str, ...]:
 _optional = partial(partial, checks.optional)
 _drawn, _running = partial(option, panel="Sampling"), partial(option, panel="Running")
 SEED_HELP = (
-    "Random seed. Default: another one each run. Sampled text repeats only with presets that do "
-    "not depend on measured time (the default does)."
+    "Random seed. Default: another one each run. The default policy depends on measured time: "
+    "sampled text repeats with --deterministic."
 )
 
 
