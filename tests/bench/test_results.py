@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from draftwise.bench import Run, RunStore, cautions, make_sheet, whole_turns
-from draftwise.bench import results_of as results
-from draftwise.types import DraftwiseError
+from draftwise.bench import Run, cautions, make_sheet, summary
 
 SECONDS = {
     "plain": {"a": 4.0, "b": 4.0},
@@ -34,22 +30,21 @@ def made_up(lossy: str = "") -> list[Run]:
                 seconds = by_domain[domain] * disturbance
                 runs.append(
                     Run(method, repeat, item, domain, [[1] * 11 + [token]], [seconds],
-                        [seconds / 2], [4], [3] * 4, 16, 8, {"verify": seconds}, {"x": 4},
-                        [seconds / 4] * 4)
+                        [seconds / 2], [4], [3] * 4, 16, 8, {"x": 8})
                 )  # fmt: skip
     return runs
 
 
 def test_every_key_and_the_right_numbers() -> None:
-    found = results(make_sheet(made_up(), list(SECONDS), can_compare=True))
+    found = summary(make_sheet(made_up(), list(SECONDS), can_compare=True))
     row = found["methods"]["metasd"]
     assert row["speedup"]["median"] == pytest.approx(2.0)
     assert row["speedup"]["ci95"] == [pytest.approx(2.0), pytest.approx(2.0)]
     assert row["mat"] == 3.0
     assert row["lossless"] is True
     assert row["draft_acceptance_rate"] == 0.5
-    assert row["discard_rate"] == pytest.approx(8 / 12)
-    assert row["verification_rate"] == pytest.approx(1 / 3)
+    assert row["written"] == {"x": 64}
+    assert row["num_short"] == 0
     assert set(found["domains"]) == {"a", "b"}
     assert found["domains"]["a"]["draftwise"]["speedup"]["median"] == pytest.approx(4.0)
     assert found["domains"]["b"]["draftwise"]["speedup"]["median"] == pytest.approx(2.0)
@@ -57,47 +52,36 @@ def test_every_key_and_the_right_numbers() -> None:
 
 def test_one_prompt_has_no_interval() -> None:
     runs = [run for run in made_up() if run.item == 0]
-    found = results(make_sheet(runs, list(SECONDS), can_compare=True))
+    found = summary(make_sheet(runs, list(SECONDS), can_compare=True))
     assert found["methods"]["metasd"]["speedup"]["ci95"] is None
-    assert found["comparisons"]["best preset"]["ci95"] is None
 
 
 @pytest.mark.parametrize(
-    ("num", "is_complete", "said"),
+    ("num", "is_complete", "num_short", "said"),
     [
-        (1, True, ["1 prompt there is no"]),
-        (3, False, ["It ended before", "3 prompts"]),
-        (10, True, []),
+        (1, True, 0, ["1 prompt there is no"]),
+        (3, False, 0, ["It ended before", "3 prompts"]),
+        (10, True, 0, []),
+        (10, True, 1, ["1 answer has fewer than 8 tokens"]),
+        (10, True, 5, ["5 answers have fewer than 8 tokens"]),
     ],
 )
-def test_what_a_reader_must_know_is_said(num: int, is_complete: bool, said: list[str]) -> None:
-    settings = {"num_items_measured": num}
-    found = cautions({"settings": settings, "is_complete": is_complete})
+def test_what_a_reader_must_know_is_said(
+    num: int, is_complete: bool, num_short: int, said: list[str]
+) -> None:
+    found = cautions(
+        {
+            "settings": {"num_items_measured": num},
+            "is_complete": is_complete,
+            "methods": {"plain": {"num_short": num_short}},
+        }
+    )
     assert len(found) == len(said)
     assert all(word in line for word, line in zip(said, found, strict=True))
 
 
-def test_others_are_chosen_in_hindsight() -> None:
-    found = results(make_sheet(made_up(), list(SECONDS), can_compare=True))["comparisons"]
-    assert found["best preset"]["methods"] == ["metasd"]
-    assert found["best peer"]["methods"] == ["transformers:xx5"]
-    assert found["model.generate"]["median"] == pytest.approx(10.0 / 3.0, rel=0.05)
-    assert found["best assisted generation"]["methods"] == ["transformers:xx5"]
-    each = found["best fixed plan of each domain"]
-    assert each["methods"] == {"a": "fixed:xx2", "b": "fixed:yx2"}
-    assert each["median"] == pytest.approx(2.0 / 3.0, rel=0.05)
-
-
-def test_others_are_chosen_within_each_domain() -> None:
-    found = results(make_sheet(made_up(), list(SECONDS), can_compare=True))["domain_comparisons"]
-    assert found["a"]["best fixed plan"]["methods"] == ["fixed:xx2"]
-    assert found["b"]["best fixed plan"]["methods"] == ["fixed:yx2"]
-    assert found["b"]["best fixed plan"]["median"] == pytest.approx(0.5)
-    assert "best fixed plan of each domain" not in found["a"]
-
-
 def test_one_wrong_token_of_one_answer_is_seen() -> None:
-    found = results(make_sheet(made_up("metasd"), list(SECONDS), can_compare=True))
+    found = summary(make_sheet(made_up("metasd"), list(SECONDS), can_compare=True))
     assert found["methods"]["metasd"]["lossless"] is False
     assert found["methods"]["metasd"]["same_tokens"] == 7 / 8
     assert found["domains"]["a"]["metasd"]["lossless"] is False
@@ -106,34 +90,8 @@ def test_one_wrong_token_of_one_answer_is_seen() -> None:
 
 
 def test_sampled_answers_are_not_called_lossy() -> None:
-    found = results(make_sheet(made_up("metasd"), list(SECONDS), can_compare=False))
+    found = summary(make_sheet(made_up("metasd"), list(SECONDS), can_compare=False))
     assert found["methods"]["metasd"]["lossless"] is None
-
-
-def test_runs_come_back_and_torn_turns_do_not(tmp_path: Path) -> None:
-    runs = made_up()
-    store = RunStore(tmp_path / "new" / "folder")
-    assert store.settings() is None
-    store.begin({"tokens": 12})
-    store.add(runs[:14])
-    with (store.folder / "runs.jsonl").open("a") as file:
-        file.write('{"method": "plain", "repeat": 0, "it')
-    assert store.load(7) == runs[:14]
-    store.add(runs[14:17])  # a turn in which some runs are missing
-    assert store.load(7) == runs[:14]
-    store.add(runs[14:21])
-    assert RunStore(store.folder).load(7) == runs[:21]
-    assert store.settings() == {"tokens": 12}
-    assert whole_turns(runs[:9], 7) == runs[:7]
-
-
-def test_folders_that_cannot_be(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DraftwiseError, match="results cannot go to"):
-        RunStore(tmp_path / "file" / "folder")
-    (tmp_path / "runs.jsonl").write_text("something else\n")
-    with pytest.raises(DraftwiseError, match="no file of a bench"):
-        RunStore(tmp_path).settings()
 
 
 def test_seconds_of_the_process_alone() -> None:
@@ -141,3 +99,13 @@ def test_seconds_of_the_process_alone() -> None:
     wall = make_sheet(runs, list(SECONDS), can_compare=True).timing.tok_per_s("plain")
     own = make_sheet(runs, list(SECONDS), can_compare=True, clock="cpu").timing.tok_per_s("plain")
     assert own == pytest.approx(2 * wall)
+
+
+def test_answers_too_short_to_say_anything_are_counted() -> None:
+    runs = [
+        Run(name, 0, item, "a", [[1] * num], [1.0], [1.0], [num], [1] * num)
+        for item, num in enumerate((1, 7, 8))
+        for name in ("plain", "draftwise")
+    ]
+    found = summary(make_sheet(runs, ["plain", "draftwise"], can_compare=True))
+    assert found["methods"]["plain"]["num_short"] == 2

@@ -9,6 +9,7 @@ import pytest
 
 from draftwise import zoo
 from draftwise.bench import load_suite
+from draftwise.cli import read_batch
 from draftwise.types import DraftwiseError
 
 
@@ -34,6 +35,24 @@ def test_spec_bench_groups_categories_and_keeps_turns(questions: Path) -> None:
     assert len(load_suite(str(questions), 1).items) == 2
 
 
+def test_one_loader_takes_texts_conversations_and_turns(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    asked = {"role": "user", "content": "b"}
+    lines = [{"prompt": "a"}, {"messages": [asked]}, {"turns": ["c", "d"]}, {"turns": ["e"]}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    items = load_suite(str(file)).items
+    assert [item.turns for item in items] == [("a",), ([asked],), ("c", "d"), ("e",)]
+    assert [item.first for item in items] == ["a", [asked], [{"role": "user", "content": "c"}], "e"]
+    assert [item.text for item in items] == ["a", "b", "c", "e"]
+    assert items[2].where == f"{file}, line 3"
+    assert [given.prompt for given in read_batch(file)] == [item.first for item in items]
+
+
+def test_ten_questions_of_five_kinds_are_always_there() -> None:
+    suite = load_suite("questions")
+    assert len(suite.items) == 2 * len(suite.domains) == 10
+
+
 def test_any_file_of_prompts(tmp_path: Path) -> None:
     text = tmp_path / "prompts.txt"
     text.write_text("one\n\ntwo\n")
@@ -51,6 +70,10 @@ def test_any_file_of_prompts(tmp_path: Path) -> None:
         (["{"], "line 1: this is not JSON"),
         ([json.dumps({"prompt": "a"}), json.dumps({"text": "b"})], "line 2: no text under"),
         ([json.dumps({"turns": []})], "line 1: no text"),
+        ([json.dumps({"turns": ["a", ""]})], "line 1: no text"),
+        ([json.dumps({"prompt": ""})], "line 1: no text"),
+        ([json.dumps({"messages": [{"content": "a"}, "b"]}), "[1]"], "line 2: no text"),
+        ([json.dumps({"messages": ["a"]})], 'line 1: "messages" is no list of messages'),
         ([], "has no prompts"),
     ],
 )
@@ -72,5 +95,5 @@ def test_unknown_suites(tmp_path: Path) -> None:
         load_suite("nope")
     with pytest.raises(DraftwiseError, match="spec-bench:FILE"):
         load_suite("spec-bench")
-    with pytest.raises(DraftwiseError, match="cannot be read"):
+    with pytest.raises(DraftwiseError, match="No such file"):
         load_suite(f"spec-bench:{tmp_path}/gone.jsonl")

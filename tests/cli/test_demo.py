@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cli.conftest import Ran, run_command
 from draftwise import zoo
-from draftwise.cli import CHATS, Lane, Pair, Stage, choose_prompts, colours
+from draftwise.cli import Lane, Pair, Stage, choose_prompts, colours
 from draftwise.cli import demo_report as report
 from draftwise.cli import run_race as race
 from draftwise.colours import PALETTE
@@ -159,10 +159,9 @@ def test_panels_stand_side_by_side_where_there_is_room(width: int, titles_a_line
 
 
 def test_a_chat_model_is_asked_questions_and_others_get_texts() -> None:
-    class Chats:
-        chat_template = "yes"
-
-    asked = choose_prompts(7, Chats())
-    assert [one.domain for one in asked[:6]] == [*CHATS, next(iter(CHATS))]
-    assert asked[0].prompt == [{"role": "user", "content": asked[0].text}]
-    assert all(isinstance(one.prompt, str) for one in choose_prompts(3))
+    asked = choose_prompts(7, is_chat=True)
+    kinds = [one.domain for one in asked]
+    assert len(set(kinds[:5])) == 5
+    assert kinds[5:] == kinds[:2]
+    assert all(isinstance(one.first, str) for one in choose_prompts(3, is_chat=False))
+    assert [one.domain for one in choose_prompts(3, is_chat=False)] == list(zoo.prompts())[:3]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import entry_points
-from pathlib import Path
 
 import pytest
 
 from cli.conftest import run_command
-from cli.models_on_disk import save_pair
 from draftwise.cli import LAB_COMMANDS, LAB_GROUP, find_part
 from draftwise.install import lab_hint
 from modules import module_of
@@ -44,26 +42,9 @@ def test_without_the_lab_the_list_leaves_its_commands_out() -> None:
     assert run_command("nonesuch").code == 2
 
 
-@pytest.mark.usefixtures("_no_lab")
-def test_a_bench_without_the_lab(tmp_path: Path) -> None:
-    target, drafter = save_pair(tmp_path / "models")
-    (tmp_path / "prompts.txt").write_text("a b a b\n")
-    line = (
-        "bench", "--suite", tmp_path / "prompts.txt", "--target", target, "--drafter",
-        f"small=lm:{drafter}", "--tokens", 4, "--repeats", 1,
-    )  # fmt: skip
-    named = run_command(*line, "--out", tmp_path / "x", "--method", "fixed")
-    assert "--method fixed:DRAFTERxLENGTH" in named.refusal
-    ran = run_command(*line, "--out", tmp_path / "out", "--method", "peers")
-    assert ran.code == 0, ran.err
-    assert "transformers:smallx5" in (tmp_path / "out" / "results.json").read_text()
-    assert lab_hint() in ran.err
-    assert not list((tmp_path / "out").glob("*.html"))
-
-
 def test_the_lab_has_every_command_that_is_announced() -> None:
     names = {entry.name for entry in entry_points(group=LAB_GROUP)}
-    assert set(LAB_COMMANDS) | {"bench.studio", "models.check"} == names
+    assert set(LAB_COMMANDS) | {"models.check"} == names
     listed = run_command("--help").out
     assert all(f" {name} " in listed for name in LAB_COMMANDS)
 

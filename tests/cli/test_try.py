@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from cli.conftest import run_command
-from draftwise.cli import TrialPair as Pair
+from draftwise.bench import Run
 from draftwise.cli import paste, verdict
-from draftwise.cli import trial_speed as speed
 
 
-def result(num: int, source: str = "lookup", first: int = 0) -> Any:
-    return SimpleNamespace(tokens=list(range(first, first + num)), sources=[source] * num)
+def run(method: str, item: int, num: int, seconds: float, first: int = 0) -> Run:
+    tokens = [list(range(first, first + num))]
+    return Run(method, 0, item, "x", tokens, [seconds], [seconds], [num], [1] * num, num, num,
+               {"lookup": num})  # fmt: skip
 
 
-def pairs(seconds: list[tuple[float, float]], num: int = 40) -> list[Pair]:
-    """One pair for each (plain, fast) seconds, with equal answers of ``num`` tokens."""
-    return [Pair(result(num), result(num), plain, fast) for plain, fast in seconds]
-
-
-def test_the_speed_is_the_ratio_of_tokens_per_second() -> None:
-    found = speed(pairs([(4.0, 2.0), (4.0, 2.0), (4.0, 2.0)]))
-    assert (found.value, found.low, found.high) == (2.0, 2.0, 2.0)
+def pairs(seconds: list[tuple[float, float]], num: int = 40, first: int = 0) -> list[Run]:
+    """Both runs for each (plain, fast) seconds, with equal answers of ``num`` tokens."""
+    return [
+        run(method, first + item, num, taken)
+        for item, both in enumerate(seconds)
+        for method, taken in zip(("plain", "draftwise"), both, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -44,14 +42,14 @@ def test_the_verdict_follows_the_interval(seconds: list[tuple[float, float]], sa
 
 
 def test_a_difference_from_plain_decoding_is_counted() -> None:
-    found = [*pairs([(4.0, 2.0)] * 3), Pair(result(9), result(9, first=1), 4.0, 2.0)]
+    found = [*pairs([(4.0, 2.0)] * 3), run("plain", 3, 9, 4.0), run("draftwise", 3, 9, 2.0, 1)]
     assert "equal to plain decoding's: 3 of 4" in verdict(found, is_greedy=True)
     assert "equal" not in verdict(found, is_greedy=False)
 
 
 def test_short_answers_are_pointed_out() -> None:
     assert "1 answer of fewer than 8" in verdict(
-        [*pairs([(4.0, 2.0)] * 3), *pairs([(1.0, 1.0)], 7)], is_greedy=True
+        [*pairs([(4.0, 2.0)] * 3), *pairs([(1.0, 1.0)], 7, 3)], is_greedy=True
     )
     assert "fewer than" not in verdict(pairs([(4.0, 2.0)] * 3, 8), is_greedy=True)
 
@@ -62,12 +60,13 @@ def test_the_lines_to_paste_name_the_drafters() -> None:
     assert "from_pretrained('folder', drafters=['lookup', 'lm:small'])" in lines
 
 
-@pytest.mark.parametrize("form", ["text", "prompt", "messages"])
+@pytest.mark.parametrize("form", ["text", "prompt", "turns", "messages"])
 def test_the_command_answers_every_prompt_of_a_file(form: str, tmp_path: Path) -> None:
     texts = [f"### math\nAdd {n} and 3." for n in (4, 5, 6)]
     entries: dict[str, list[str]] = {
         "text": [text.replace("\n", " ") for text in texts],
         "prompt": [json.dumps({"prompt": text}) for text in texts],
+        "turns": [json.dumps({"turns": [text]}) for text in texts],
         "messages": [
             json.dumps({"messages": [{"role": "user", "content": text}]}) for text in texts
         ],

@@ -37,7 +37,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     heads = {n: load_head(spec.partition(":")[2], target).eval() for n, spec in specs.items()}
     items, found, rows = load_suite(args.suite, args.prompts).items, dict[str, Any](), []
     for domain in dict.fromkeys(item.domain for item in items):
-        texts_of = [item.turns[0] for item in items if item.domain == domain]
+        texts_of = [item.text for item in items if item.domain == domain]
         asked = [encode(one, tokenizer).tokens for one in as_asked(texts_of, tokenizer)]
         for heat in (0.0, 1.0):
             with tempfile.TemporaryDirectory() as folder:

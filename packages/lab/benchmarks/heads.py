@@ -147,7 +147,7 @@ def held_out(
     items = load_suite(args.suite, args.held_out).items
     found: dict[str, dict[float, list[Text]]] = {}
     for domain in dict.fromkeys(item.domain for item in items):
-        turns = [item.turns[0] for item in items if item.domain == domain]
+        turns = [item.text for item in items if item.domain == domain]
         asked = [encode(one, tokenizer).tokens[:1024] for one in as_asked(turns, tokenizer)]
         found[domain] = {
             heat: answers(

@@ -312,7 +312,7 @@ def times(seconds: list[float]) -> dict[str, float]:
 def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
     """Run honest clients alone, under two attacks, and alone again."""
     never, todo = threading.Event(), attacks(pipe)
-    honest = Honest(port, [item.turns[0] for item in load_suite("zoo", 2).items], tokens)
+    honest = Honest(port, [item.text for item in load_suite("zoo", 2).items], tokens)
     honest.ask_until(never, 8)  # warm-up: one-time allocations happen here
     alone, kib = honest.ask_until(never, 12), [settled(port, pid)]
     attackers, under = Attackers(port), list[float]()

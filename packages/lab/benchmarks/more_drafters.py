@@ -82,7 +82,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         for name, pool in pools.items():
             made[name] = Speculator.from_pretrained(args.target, pool, **how)
     items = load_suite(args.suite, args.prompts).items
-    asked = as_asked([item.turns[0] for item in items], made["plain"].tokenizer)
+    asked = as_asked([item.text for item in items], made["plain"].tokenizer)
     options = {"max_new_tokens": args.tokens, "seed": 0}
     ways = {name: method(m, **options) for name, m in made.items()}
     timing = measure(ways, asked, "plain")

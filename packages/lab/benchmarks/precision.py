@@ -63,7 +63,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     for kind, name in (("plain", LLAMA), ("lookup", "llama.cpp, its lookup")):
         methods[name] = llama_method(args, kind, spent)
     tokenizer = load_tokenizer(resolve_target(args.target)[0])
-    texts = [item.turns[0] for item in load_suite(args.suite, args.prompts).items]
+    texts = [item.text for item in load_suite(args.suite, args.prompts).items]
     prompts = [list(encode(one, tokenizer).tokens) for one in as_asked(texts, tokenizer)]
 
     def clock() -> float:

@@ -111,7 +111,7 @@ def overhead(side: Side, prompts: Sequence[str], tokens: int) -> float:
 
 
 def serve(args: argparse.Namespace) -> dict[str, Any]:
-    prompts = [item.turns[0] for item in load_suite(args.suite, args.prompts).items]
+    prompts = [item.text for item in load_suite(args.suite, args.prompts).items]
     most = 1 if args.learn else max(args.at)
     if most > len(prompts):
         sys.exit(f"{most} at once need as many prompts; there are {len(prompts)}: --prompts")

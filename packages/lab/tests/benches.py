@@ -1,4 +1,4 @@
-"""The files of one run of ``draftwise bench``."""
+"""The files of one run of ``draftwise contest``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Bench:
-    """The files written by ``draftwise bench``."""
+    """The files written by ``draftwise contest``."""
 
     folder: Path
     arguments: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Benchmarks: prompt suites, methods and baselines, paired timing."""
+"""Benchmarks: prompts from any source, methods, paired timing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise.bench.environment import commit, versions
-    from draftwise.bench.methods import DEFAULT, Known, Ours, Peer, check_methods, expand
-    from draftwise.bench.methods import parse_method
-    from draftwise.bench.results import Timing, cautions, make_sheet, ratio, turns
-    from draftwise.bench.results import results as results_of
-    from draftwise.bench.runs import BenchSettings, Run, RunStore, prepare, whole_turns
-    from draftwise.bench.session import (
-        TRACE, Asked, Contest, Contestant, Encoder, Question, TimedReply, make_contestants, measure,
+    from draftwise.bench.methods import (
+        DEFAULT, GRAMMAR, PLAIN, Method, drafter_and_length, parse_method, with_plain,
     )
-    from draftwise.bench.suites import Item, Suite, load_suite
+    from draftwise.bench.results import (
+        FEW_PROMPTS, SHORT_TOKENS, Ratio, Row, Run, Sheet, Timing, cautions, extent, interval,
+        make_sheet, ratio, rounded, rows, summary, turns,
+    )
+    from draftwise.bench.session import (
+        Asked, Contestant, Encoder, OurContestant, TimedReply, as_run, contest,
+    )
+    from draftwise.bench.suites import Item, Suite, in_turn, load_suite, read_items
 
 __getattr__, __dir__ = exports(__name__)

@@ -16,10 +16,42 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.bench.methods import DEFAULT, LOOKUP, PLAIN, TRANSFORMERS
-from draftwise.bench.runs import Run
-from draftwise.registry import PRESETS
+from draftwise.bench.methods import PLAIN
 from draftwise.types import Bools, Floats
+
+FEW_PROMPTS = 10  # with fewer prompts, a bootstrap interval is reported as rough
+SHORT_TOKENS = 8  # answers of fewer tokens have nothing to draft
+Row = dict[str, Any]  # one method, flat; the keys are documented in docs/bench.md
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One method's answer to one item.
+
+    item: index in the suite. tokens, seconds, cpu_s, num_rounds: by turn. emitted: tokens of every
+    round, over all turns. num_drafted, num_accepted: None if unknown. written: tokens by drafter.
+    """
+
+    method: str
+    repeat: int
+    item: int
+    domain: str
+    tokens: list[list[int]]
+    seconds: list[float]
+    cpu_s: list[float]
+    num_rounds: list[int]
+    emitted: list[int]
+    num_drafted: int | None = None
+    num_accepted: int | None = None
+    written: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+    def by_clock(self, clock: str) -> float:
+        """Seconds of all turns: ``wall`` time, or ``cpu`` time of this process."""
+        return sum(self.cpu_s if clock == "cpu" else self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +128,6 @@ def turns(
             yield repeat, prompt, order
 
 
-FEW_PROMPTS = 10  # with fewer prompts, a bootstrap interval is reported as rough
-Row = dict[str, Any]  # one method, flat; the keys are documented in docs/bench.md
-
-
 @dataclass(frozen=True, slots=True)
 class Sheet:
     """Runs as arrays: seconds and tokens are medians of the repeats, by method and item."""
@@ -109,6 +137,16 @@ class Sheet:
     runs: Mapping[str, list[Run]]
     can_compare: bool
     clock: str
+
+    def by_domain(self) -> dict[str, Sheet]:
+        runs, names = [run for found in self.runs.values() for run in found], self.timing.names
+        return {
+            domain: make_sheet(
+                [run for run in runs if run.domain == domain],
+                names, can_compare=self.can_compare, clock=self.clock,
+            )
+            for domain in dict.fromkeys(self.domains)
+        }  # fmt: skip
 
 
 def make_sheet(
@@ -126,25 +164,8 @@ def make_sheet(
     return Sheet(timing, list(domains.values()), by_method, can_compare, clock)
 
 
-def results(sheet: Sheet) -> dict[str, Any]:
-    """``methods`` and ``comparisons``, in total and for every domain."""
-    domains = list(dict.fromkeys(sheet.domains))
-    parts = {
-        domain: make_sheet(
-            [run for found in sheet.runs.values() for run in found if run.domain == domain],
-            sheet.timing.names, can_compare=sheet.can_compare, clock=sheet.clock,
-        )
-        for domain in domains
-    }  # fmt: skip
-    return {
-        "methods": rows(sheet),
-        "domains": {domain: rows(part) for domain, part in parts.items()},
-        "comparisons": comparisons(sheet, parts),
-        "domain_comparisons": {domain: comparisons(part, {}) for domain, part in parts.items()},
-    }
-
-
 def rows(sheet: Sheet) -> dict[str, Row]:
+    """A row for each method; ``speedup`` is relative to ``plain``."""
     plain = {(run.repeat, run.item): run.tokens for run in sheet.runs[PLAIN]}
     return {name: _row(sheet, name, plain) for name in sheet.timing.names}
 
@@ -154,73 +175,29 @@ def _row(sheet: Sheet, name: str, plain: Mapping[tuple[int, int], list[list[int]
     same = sum(run.tokens == plain[run.repeat, run.item] for run in runs) / max(1, len(runs))
     tokens = sum(run.num_tokens for run in runs)
     num_rounds = sum(sum(run.num_rounds) for run in runs)
-    row: Row = {
+    drafted = sum(run.num_drafted or 0 for run in runs)
+    is_known = any(run.num_drafted is not None for run in runs)
+    accepted = sum(run.num_accepted or 0 for run in runs)
+    return {
         "tok_per_s": sheet.timing.tok_per_s(name),
         "mat": tokens / num_rounds if num_rounds else 0.0,
         "speedup": sheet.timing.compare(name, PLAIN).as_json(),
         "lossless": same == 1.0 if sheet.can_compare else None,
         "same_tokens": same,
         "num_answers": len(runs),
-        "verification_rate": num_rounds / tokens if tokens else 0.0,
-        "s_per_round": sum(run.by_clock(sheet.clock) for run in runs) / max(1, num_rounds),
+        "num_short": sum(len(turn) < SHORT_TOKENS for run in runs for turn in run.tokens),
+        "draft_acceptance_rate": accepted / max(1, drafted) if is_known else None,
+        "written": dict(sum((Counter(run.written) for run in runs), Counter[str]())),
     }
-    return row | _of_the_engine(runs, tokens, sheet.clock)
 
 
-def _of_the_engine(runs: Sequence[Run], tokens: int, clock: str) -> Row:
-    if all(run.num_drafted is None for run in runs):
-        return {"draft_acceptance_rate": None, "discard_rate": None, "phases": {}, "pulls": {}}
-    drafted = sum(run.num_drafted or 0 for run in runs)
-    accepted = sum(run.num_accepted or 0 for run in runs)
-    phases: Counter[str] = Counter()
-    pulls: Counter[str] = Counter()
-    for run in runs:
-        scale = run.scale(clock) / max(1, tokens)
-        phases.update({phase: seconds * scale for phase, seconds in run.phases.items()})
-        pulls.update(run.pulls)
+def summary(sheet: Sheet) -> dict[str, Any]:
+    """``methods``: a row for each, over everything; ``domains``: the same by domain."""
+    parts = sheet.by_domain()
     return {
-        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
-        "discard_rate": (drafted - accepted) / max(1, tokens),
-        "phases": dict(phases),
-        "pulls": dict(pulls),
+        "methods": rows(sheet),
+        "domains": {domain: rows(part) for domain, part in parts.items()},
     }
-
-
-def comparisons(sheet: Sheet, parts: Mapping[str, Sheet]) -> dict[str, Row]:
-    """Speed of the default relative to other methods; the best of a group is chosen on this run.
-
-    parts: sheets by domain, for the best fixed plan of each domain; empty = no such entry.
-    """
-    timing = sheet.timing
-    if DEFAULT not in timing.names:
-        return {}
-    presets = [n for n in timing.names if n.partition("@")[0] in PRESETS.keys() - {PLAIN, DEFAULT}]
-    peers = [n for n in timing.names if n.startswith(f"{TRANSFORMERS}:")]
-    groups = {
-        "plain decoding": [PLAIN],
-        "model.generate": [TRANSFORMERS],
-        "best peer": peers,
-        "best assisted generation": [n for n in peers if f":{LOOKUP}" not in n],
-        "best preset": presets,
-        "best fixed plan": [n for n in timing.names if n.startswith("fixed:")],
-    }
-    found: dict[str, Row] = {}
-    for label, group in groups.items():
-        if names := [name for name in group if name in timing.names]:
-            best = max(names, key=timing.tok_per_s)
-            found[label] = {"methods": [best], **timing.compare(DEFAULT, best).as_json()}
-    if parts and (fixed := groups["best fixed plan"]):
-        found["best fixed plan of each domain"] = _hindsight(sheet, parts, fixed)
-    return found
-
-
-def _hindsight(sheet: Sheet, parts: Mapping[str, Sheet], fixed: Sequence[str]) -> Row:
-    """Compare the default with an oracle that uses the best fixed plan of each domain."""
-    best = {domain: max(fixed, key=part.timing.tok_per_s) for domain, part in parts.items()}
-    timing, names = sheet.timing, sheet.timing.names
-    picked = [names.index(best[domain]) for domain in sheet.domains], range(len(sheet.domains))
-    theirs = timing.num_tokens[picked], timing.seconds[picked]
-    return {"methods": best, **ratio(*timing.of(DEFAULT), *theirs).as_json()}
 
 
 def interval(ratio: Mapping[str, Any]) -> str:
@@ -234,15 +211,21 @@ def interval(ratio: Mapping[str, Any]) -> str:
 
 
 def cautions(found: Mapping[str, Any]) -> list[str]:
-    """Cautions for readers of ``results.json``, also shown on the terminal and in the report."""
+    """What a reader of the results should know, also shown on the terminal and in the report."""
     num, said = found["settings"]["num_items_measured"], []
     if not found["is_complete"]:
-        said.append("It ended before everything was measured: the same command resumes it.")
+        said.append("It ended before everything was measured.")
     if num == 1:
         said.append("With 1 prompt there is no interval: another prompt may say otherwise.")
     elif num < FEW_PROMPTS:
         why = "a bootstrap cannot see prompts that were not asked."
         said.append(f"With {num} prompts the intervals are rough: {why}")
+    if short := found["methods"][PLAIN]["num_short"]:
+        answers = "1 answer has" if short == 1 else f"{short} answers have"
+        said.append(
+            f"{answers} fewer than {SHORT_TOKENS} tokens: too short to say anything about speed. An"
+            " instruct model needs its chat template (no --raw)."
+        )
     return said
 
 
@@ -256,3 +239,16 @@ def extent(settings: Mapping[str, Any]) -> str:
     often = "once" if repeats == 1 else f"{repeats} times"
     prompts = "1 prompt" if num == 1 else f"{num} prompts"
     return f"{prompts}, at most {settings['tokens']} tokens, measured {often}"
+
+
+def rounded(value: Any) -> Any:
+    """Round all numbers to six significant digits; more would suggest false precision.
+
+    >>> rounded({"a": [1.23456789, 7, None]})
+    {'a': [1.23457, 7, None]}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    return [rounded(part) for part in value] if isinstance(value, list) else value

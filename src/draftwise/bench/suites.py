@@ -1,35 +1,61 @@
-"""Suites of prompts: the zoo's domains, Spec-Bench's questions, or any file."""
+"""Prompts: those of the zoo, ten questions, Spec-Bench's, or any file; one loader for all commands.
+
+A file has a prompt per line (.txt), or a JSON object per line (.jsonl) with ``prompt`` (a text),
+``messages`` (a conversation) or ``turns`` (texts of a user, each sent after the answer to the one
+before), and if wanted ``id``, ``domain`` and ``category``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from draftwise.chat import check_unicode
+from draftwise.chat import Message, check_unicode, is_messages
 from draftwise.files import prompt_lines
 from draftwise.types import DraftwiseError
 
+QUESTIONS = Path(__file__).with_name("questions.jsonl")
+"""Ten questions of five kinds, written for draftwise; no model was trained on them."""
 _MT_BENCH = {
     "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
 }  # fmt: skip
 """Categories that Spec-Bench reports as one, ``mt_bench``."""
 _T = TypeVar("_T")
+Turn = str | Sequence[Message]
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A conversation of one or more user turns, each sent after the previous answer.
+    """A prompt, or a conversation of several turns.
 
-    id: the question's id, or its number. category: as in the file, if it has one.
+    id: the question's id, or its number. turns: texts or messages, each sent after the previous
+    answer. category: as in the file, if it has one. where: file and line, for errors.
     """
 
     id: str
     domain: str
-    turns: tuple[str, ...]
+    turns: tuple[Turn, ...]
     category: str = ""
+    where: str = ""
+
+    @property
+    def text(self) -> str:
+        """The first turn as text: of messages, the last one's."""
+        first = self.turns[0]
+        return first if isinstance(first, str) else str(first[-1]["content"])
+
+    @property
+    def first(self) -> Turn:
+        """What is sent first: a text, or messages; the first of several turns is a message."""
+        first = self.turns[0]
+        return as_messages(first) if len(self.turns) > 1 else first
+
+
+def as_messages(turn: Turn) -> list[Message]:
+    return [{"role": "user", "content": turn}] if isinstance(turn, str) else list(turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +76,15 @@ class Suite:
 
 
 def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] = ()) -> Suite:
-    """Load ``zoo``, ``spec-bench:FILE``, or a file of prompts (.jsonl, or one per line).
+    """Load ``zoo``, ``questions``, ``spec-bench:FILE``, or a file of prompts.
 
-    A jsonl file whose lines have ``turns`` and ``category`` is in Spec-Bench's format; in others
-    ``prompt`` (or ``turns``) is required, ``domain`` and ``id`` are optional. per_domain: maximum
-    items per domain. domains: only these; empty = all. Raises DraftwiseError.
+    per_domain: maximum items per domain. domains: only these; empty = all. Raises DraftwiseError.
     """
     kind, _, rest = name.partition(":")
     if name == "zoo":
         items = zoo_items()
+    elif name == "questions":
+        items = read_items(QUESTIONS)
     elif kind == "spec-bench":
         if not rest:
             why = "spec-bench is read from its question.jsonl: write --suite spec-bench:FILE"
@@ -67,7 +93,7 @@ def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] 
     elif Path(name).is_file():
         items = read_items(Path(name))
     else:
-        what = "zoo, spec-bench:FILE, or a file of prompts (.jsonl, .txt)"
+        what = "zoo, questions, spec-bench:FILE, or a file of prompts (.jsonl, .txt)"
         raise DraftwiseError(f"there is no file {name}; write {what}")
     known = list(dict.fromkeys(item.domain for item in items))
     for domain in domains:
@@ -91,13 +117,27 @@ def zoo_items() -> list[Item]:
     """Held-out prompts of every domain, including ``mixed``, and copy-heavy ones (``copy``)."""
     from draftwise import zoo
 
-    prompts = zoo.prompts()
+    prompts = dict(zoo.prompts())
     # copy-heavy: the code of two edits, and an instruction that changes one line
     codes = [edit.split("\n", 2)[2].rpartition("### answer")[0] for edit in prompts["edit"]]
     prompts["copy"] = [
         f"### edit\nDelete line 2.\n{code}{codes[(i + 5) % len(codes)]}### answer\n"
         for i, code in enumerate(codes)
     ]
+    return _items(prompts)
+
+
+def usual_items(is_chat: bool) -> list[Item]:
+    """The prompts of ``demo``, ``try`` and ``check``, kinds in turn: questions, or the zoo's texts,
+    which models without a chat template continue."""
+    from draftwise import zoo
+
+    found = read_items(QUESTIONS) if is_chat else _items(zoo.prompts())
+    kinds = dict.fromkeys(item.domain for item in found)
+    return in_turn([[item for item in found if item.domain == kind] for kind in kinds])
+
+
+def _items(prompts: Mapping[str, Sequence[str]]) -> list[Item]:
     return [
         Item(f"{domain}-{number}", domain, (prompt,))
         for domain, found in prompts.items()
@@ -110,21 +150,34 @@ def read_items(file: Path) -> list[Item]:
     try:
         return [_item(file, number, entry) for number, entry in prompt_lines(file)]
     except OSError as error:
-        why = error.strerror or error
-        raise DraftwiseError(f"the suite {file} cannot be read: {why}") from error
+        raise DraftwiseError(f"{file}: {error.strerror or error}") from error
     except ValueError as error:
-        raise DraftwiseError(f"the suite cannot be read: {error}") from error
+        raise DraftwiseError(f"{file} cannot be read: {error}") from error
 
 
 def _item(file: Path, number: int, entry: Any) -> Item:
-    if isinstance(entry, str):
-        entry = {"prompt": entry}
-    turns = entry.get("turns", [entry.get("prompt")]) if isinstance(entry, dict) else None
-    if not turns or not isinstance(turns, list) or not all(isinstance(t, str) and t for t in turns):
-        raise DraftwiseError(f'{file}, line {number}: no text under "prompt" or "turns"')
-    check_unicode(f"{file}, line {number}", *turns)
-    category = str(entry.get("category", "")) if "turns" in entry else ""
+    where = f"{file}, line {number}"
+    found = {"prompt": entry} if isinstance(entry, str) else entry
+    turns = _turns(where, found) if isinstance(found, dict) else ()
+    if not turns:
+        raise DraftwiseError(f'{where}: no text under "prompt", "messages" or "turns"')
+    for turn in turns:
+        if isinstance(turn, str):
+            check_unicode(where, turn)
+    category = str(found.get("category", "")) if "turns" in found else ""
     group = "mt_bench" if category in _MT_BENCH else category
-    domain = str(entry.get("domain") or group or file.stem)
-    id_ = entry.get("question_id", entry.get("id", number))
-    return Item(str(id_), domain, tuple(turns), category)
+    domain = str(found.get("domain") or group or file.stem)
+    id_ = found.get("question_id", found.get("id", number))
+    return Item(str(id_), domain, turns, category, where)
+
+
+def _turns(where: str, found: dict[str, Any]) -> tuple[Turn, ...]:
+    """The turns of an entry; none if it has no text."""
+    if "messages" in found:
+        if is_messages(messages := found["messages"]):
+            return (messages,)
+        raise DraftwiseError(f'{where}: "messages" is no list of messages with role and content')
+    turns = found.get("turns", [found.get("prompt")])
+    if isinstance(turns, list) and all(isinstance(turn, str) and turn for turn in turns):
+        return tuple(turns)
+    return ()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise.cli.demo import (
-        CHATS, Lane, Pair, Stage, choose_prompts, race as run_race, report as demo_report,
+        Lane, Pair, Stage, choose_prompts, race as run_race, report as demo_report,
     )
     from draftwise.cli.failures import Output, refused_values, say
     from draftwise.cli.lab import (
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from draftwise.cli.load import alone_in, read_batch, read_template
     from draftwise.cli.show import Bars, Wrap, colours, painted, percentages, total
-    from draftwise.cli.trial import Pair as TrialPair, paste, speed as trial_speed, verdict
+    from draftwise.cli.trial import paste, verdict
 
 __getattr__, __dir__ = exports(__name__)
 COMMANDS: Mapping[str, str] = {
@@ -45,7 +45,7 @@ COMMANDS: Mapping[str, str] = {
         "List models, drafters and policies; with --target or --drafter, load and check these."
     ),
     "check": "Compare answers with and without drafts in this dtype and on this device.",
-    "bench": "Time draftwise, its presets, fixed plans and transformers' own methods side by side.",
+    "bench": "Time presets and fixed plans against plain decoding, on your prompts.",
     "doctor": "Print what is installed, what will be used, and what is missing.",
     "datastore": "Build a datastore to draft from.",
 }

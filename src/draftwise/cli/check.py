@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from draftwise.chat import has_template
 from draftwise.checks import comma_separated, option
 from draftwise.cli import options as o
 from draftwise.cli.demo import choose_prompts, plain_like
@@ -35,7 +36,8 @@ def check(
     *,
     models: o.Models = MODELS,
     prompts: Path | None = option(
-        None, "One per line, or jsonl with `prompt` or `messages`. Default: the prompts of `demo`.",
+        None, "One per line, or jsonl with `prompt`, `messages` or `turns`. Default: the "
+        "prompts of `demo`.",
         "--prompts", "--batch", "-b",
     ),
     is_chat: bool = o.AS_CHAT,
@@ -69,7 +71,9 @@ def check(
     from draftwise.engine import LosslessnessReport
 
     if prompts is None:
-        given = [Given(one.prompt) for one in choose_prompts(_NUM_PROMPTS, base.tokenizer)]
+        is_chat = has_template(base.tokenizer)
+        given = [Given(one.first) for one in choose_prompts(_NUM_PROMPTS, is_chat)]
+        given = [as_chat(one, None) for one in given] if is_chat else given
     report = LosslessnessReport(base.target, sizes)
     counts = _answer_all(base, given, max_new_tokens, seed, report)
     found = report.as_json() | {"model": wanted.target} | counts

@@ -18,9 +18,8 @@ from rich.rule import Rule
 from rich.table import Column, Table
 from rich.text import Text
 
-from draftwise import zoo
-from draftwise.bench.suites import in_turn
-from draftwise.chat import Message
+from draftwise.bench.suites import Item, as_messages, usual_items
+from draftwise.chat import has_template
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, refused_values, say
@@ -35,70 +34,11 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 
-_CODE = """\
-```python
-def mean_and_spread(values):
-    total = 0.0
-    for value in values:
-        total += value
-    mean = total / len(values)
-    spread = 0.0
-    for value in values:
-        spread += (value - mean) ** 2
-    return mean, (spread / len(values)) ** 0.5
-```"""
-_PASSAGE = (
-    "The lighthouse on the northern cape was built in 1871 after three ships had been lost in one "
-    "winter. Its lamp burned rape oil at first, paraffin from 1889, and has been electric since "
-    "1936. The keeper and two assistants lived in the house below the tower with their families "
-    "until the light was automated in 1982. Since then the house has been a small museum, which is "
-    "open from May to September and is run by volunteers from the village."
-)
-CHATS: Mapping[str, Sequence[str]] = {
-    "code edit": (
-        f"Rename `total` to `amount` and give me the whole function again.\n{_CODE}",
-        f"Add a docstring to this function and repeat all of it.\n{_CODE}",
-    ),
-    "passage": (
-        f"{_PASSAGE}\n\nWhen was the lighthouse built, and who lived in the house below the tower?",
-        f"Correct the spelling of this text, and write out all of it:\n\n{_PASSAGE}",
-    ),
-    "chat": (
-        "What should I see in Lisbon in two days?",
-        "How do I keep my houseplants alive while I am away for three weeks?",
-    ),
-    "arithmetic": (
-        "A train leaves at 9:40 and arrives at 13:05. How long does the journey take? Explain.",
-        "Six boxes hold 14 apples each, and 9 apples are bad. How many good apples are there?",
-    ),
-    "summary": (
-        f"Summarise this in two sentences:\n\n{_PASSAGE}",
-        f"List the years in this text and what happened in each of them:\n\n{_PASSAGE}",
-    ),
-}
-"""Kind -> questions, written for this demo; no model was trained on them."""
-
-
-@dataclass(frozen=True, slots=True)
-class DemoPrompt:
-    """A prompt. domain: its kind; text: as shown; prompt: as passed to the target."""
-
-    domain: str
-    text: str
-    prompt: str | Sequence[Message]
-
-
-def choose_prompts(num: int, tokenizer: Any = None) -> list[DemoPrompt]:
-    """The first prompt of each kind, then the second; chat questions if there is a template."""
+def choose_prompts(num: int, is_chat: bool) -> list[Item]:
+    """The first prompt of each kind, then the second; questions for a chat model."""
     if num < 1:
         raise DraftwiseError(f"--prompts {num}: it must be 1 or more")
-    takes_chats = getattr(tokenizer, "chat_template", None)
-    kinds = CHATS if takes_chats else zoo.prompts()
-    pairs = in_turn([[(domain, text) for text in texts] for domain, texts in kinds.items()])
-    return [
-        DemoPrompt(domain, text, [{"role": "user", "content": text}] if takes_chats else text)
-        for domain, text in pairs[:num]
-    ]
+    return usual_items(is_chat)[:num]
 
 
 WIDE = 100  # minimum number of columns for panels side by side
@@ -289,13 +229,14 @@ def demo(
     wanted = models.settings(seed=seed, preset=preset, policy=policy)
     params = o.request({"temperature": temperature}, max_new_tokens=max_new_tokens, seed=seed)
     with refused_values():
-        choose_prompts(prompts)
+        choose_prompts(prompts, is_chat=False)
         o.check(wanted)
         if svg is not None:
             svg.open("a").close()  # refuse an unwritable output before anything runs
         fast = o.load(wanted)
-        chosen = choose_prompts(prompts, fast.tokenizer)
-    show = Show(fast, preset, params)
+        is_chat = has_template(fast.tokenizer)
+        chosen = choose_prompts(prompts, is_chat)
+    show = Show(fast, preset, params, is_chat)
     with graceful() as is_stopped:
         show.run(chosen, is_stopped)
         if svg is not None:
@@ -316,7 +257,8 @@ def plain_like(fast: Speculator) -> Speculator:
 class Show:
     """Runs both decoders on each prompt: live on a terminal, else as plain text."""
 
-    def __init__(self, fast: Speculator, title: str, params: RequestParams) -> None:
+    def __init__(self, fast: Speculator, title: str, params: RequestParams, is_chat: bool) -> None:
+        self._is_chat = is_chat
         self._fast, self._plain, self._title = fast, plain_like(fast), title
         self._params, self._console = replace(params, token_texts=True), Output()
         # a second console, which records the picture
@@ -325,13 +267,13 @@ class Show:
         )
         self._styles = colours([drafter.name for drafter in fast.drafters])
 
-    def run(self, prompts: Sequence[DemoPrompt], is_stopped: Callable[[], bool]) -> None:
+    def run(self, prompts: Sequence[Item], is_stopped: Callable[[], bool]) -> None:
         self._print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
         self._print(legend(self._styles))
         # warm up, so that neither decoder is charged for the allocator and lazy imports
         for speculator in (self._plain, self._fast):
             short = replace(self._params, max_new_tokens=_WARM_UP_TOKENS)
-            speculator.generate(prompts[0].prompt, short)
+            speculator.generate(self._prompt(prompts[0]), short)
         pairs: list[Pair] = []
         for number, asked in enumerate(prompts, 1):
             heading = Text(f"{number}/{len(prompts)} {asked.domain}", "bold")
@@ -339,7 +281,7 @@ class Show:
             for line in asked.text.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
                 self._print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
             lanes = [
-                Lane(title, one.start(asked.prompt, self._params))
+                Lane(title, one.start(self._prompt(asked), self._params))
                 for title, one in (("plain decoding", self._plain), (self._title, self._fast))
             ]
             # the first decoder to step alternates; plain decoding is always shown on the left
@@ -351,6 +293,9 @@ class Show:
         if pairs:
             is_greedy = self._params.sampling.temperature == 0
             self._print(report(pairs, self._styles, self._title, is_greedy))
+
+    def _prompt(self, item: Item) -> Any:
+        return as_messages(item.turns[0]) if self._is_chat else item.turns[0]
 
     def _print(self, shown: RenderableType) -> None:
         self._console.print(shown)

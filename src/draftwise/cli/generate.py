@@ -40,7 +40,7 @@ def generate(
     system: str | None = option(None, "System message; implies --chat.", metavar="TEXT"),
     file: Path | None = option(None, "Read the prompt from a file.", "--file", "-f"),
     batch: Path | None = option(
-        None, "File with one prompt per line, or jsonl with `prompt` or `messages`.",
+        None, "File with one prompt per line, or jsonl with `prompt`, `messages` or `turns`.",
         "--batch", "-b",
     ),
     as_json: bool = o.AS_JSON,

@@ -1,4 +1,4 @@
-"""Entry points of the package ``draftwise-lab``: commands, parts of ``bench`` and ``models``."""
+"""Entry points of the package ``draftwise-lab``: commands, and parts of ``models``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from draftwise.install import lab_hint
 GROUP = "draftwise.commands"
 """Entry points of this group: ``COMMAND = "module:function or app"``, ``COMMAND.PART = ...``."""
 COMMANDS: Mapping[str, str] = {
+    "contest": "Time draftwise against transformers' methods, with a report; resumes.",
     "simulate": "Compare policies on simulated text, without a model.",
     "sweep": "Compare fixed draft lengths with acceptance heads at many thresholds.",
     "replay": "Play other policies on recorded traffic.",

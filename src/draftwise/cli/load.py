@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwise import chat, zoo
-from draftwise.chat import Message, check_unicode, is_messages
+from draftwise.bench.suites import read_items
+from draftwise.chat import Message, check_unicode
 from draftwise.cli.failures import NOT_WRITTEN, Said, say, waiting
-from draftwise.files import TRACE_BYTES, holding, prompt_lines, read_text
+from draftwise.files import TRACE_BYTES, holding, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.settings import ZOO, check_spec
 from draftwise.types import DraftwiseError
@@ -173,7 +174,9 @@ def alone_in(folder: Path) -> AbstractContextManager[None]:
 def loading(what: str, threads: int) -> Iterator[None]:
     """Import torch and load something, with a spinner; what transformers logs is said once."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with waiting(f"loading {what}", is_load=True):
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    used = f" (on {threads} of {cores} cores; --threads N)" if threads < (cores or 1) else ""
+    with waiting(f"loading {what}{used}", is_load=True):
         import torch
         from transformers.utils import logging
 
@@ -220,9 +223,8 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 
 
 def read_batch(file: Path) -> list[Given]:
-    """The prompts of a file: one per line, or ``prompt`` or ``messages`` of each jsonl line."""
-    places = ((f"{file}, line {number}", entry) for number, entry in prompt_lines(file))
-    return [Given(_prompt_of(where, entry), where) for where, entry in places]
+    """The prompts of a file (``bench.suites``); of several turns, the first."""
+    return [Given(item.first, item.where) for item in read_items(file)]
 
 
 def as_chat(given: Given, system: str | None) -> Given:
@@ -236,18 +238,6 @@ def as_chat(given: Given, system: str | None) -> Given:
             raise DraftwiseError(f"{given.where}: there is a system message; leave out --system")
         messages = [{"role": "system", "content": system}, *messages]
     return replace(given, prompt=messages)
-
-
-def _prompt_of(where: str, entry: Any) -> str | Sequence[Message]:
-    if isinstance(entry, dict) and "messages" in entry:
-        messages: Sequence[Message] = entry["messages"]
-        if is_messages(messages):
-            return messages
-        raise DraftwiseError(f'{where}: "messages" is no list of messages with role and content')
-    prompt = entry.get("prompt") if isinstance(entry, dict) else entry
-    if not isinstance(prompt, str):
-        raise DraftwiseError(f'{where}: no text under "prompt", and no "messages"')
-    return _checked(prompt, where)
 
 
 def _checked(prompt: str, where: str) -> str:

@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
-from draftwise.bench.results import Ratio, ratio
+from draftwise.bench.methods import DEFAULT, PLAIN, parse_method
+from draftwise.bench.results import SHORT_TOKENS, Ratio, Run, make_sheet, rows, turns
+from draftwise.bench.suites import read_items, usual_items
 from draftwise.checks import option
-from draftwise.cli import load
 from draftwise.cli import options as o
-from draftwise.cli.demo import choose_prompts, plain_like
 from draftwise.cli.failures import INTERRUPTED, graceful, refused_values, say
+from draftwise.cli.load import check_chat
 from draftwise.cli.show import Bars, counted, percentages
-from draftwise.engine.options import RequestParams
 
 if TYPE_CHECKING:
-    from draftwise.engine.generation import Result
+    from draftwise.bench.session import Asked, Encoder
+    from draftwise.bench.suites import Item
     from draftwise.speculator import Speculator
 
 FEWEST_PROMPTS = 3  # an interval over fewer prompts says nothing
-SHORT_TOKENS = 8  # answers of fewer tokens have nothing to draft
 PAYS = 1.03  # a gain below this is not worth a change of a program
-WARM_UP_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The answers to one prompt, plain and with drafts, and the wall seconds of both."""
-
-    plain: Result
-    fast: Result
-    plain_s: float
-    fast_s: float
+METHODS = (PLAIN, DEFAULT)
 
 
 @o.command
@@ -48,7 +35,8 @@ def trial(
     prompts: Annotated[
         Path | None,
         typer.Argument(
-            help="A prompt per line, or jsonl with `prompt` or `messages`. Default: ten questions."
+            help="A prompt per line, or jsonl with `prompt`, `messages` or `turns`. Default: ten "
+            "questions."
         ),
     ] = None,
     drafters: list[str] | None = option(
@@ -57,9 +45,7 @@ def trial(
     seconds: float = option(60.0, "Time after which no further prompt is begun.", least=1.0),
     max_new_tokens: o.MaxNewTokens = 100,
     temperature: o.Temperature = 0.0,
-    is_raw: bool = option(
-        False, "Continue the prompts as text, although the model has a chat template.", "--raw"
-    ),
+    is_chat: bool | None = o.CHAT_OR_RAW,
     seed: int = o.SEED,
     hardware: o.Hardware,
 ) -> None:
@@ -70,92 +56,72 @@ def trial(
     interval, who wrote the tokens, and the lines that use it.
     """
     wanted = hardware.settings(target=model, drafters=drafters, seed=seed)
-    params = o.request({"temperature": temperature}, max_new_tokens=max_new_tokens, seed=seed)
     with refused_values():
         o.check(wanted)
-        given = None if prompts is None else load.read_batch(prompts)
+        o.request({"temperature": temperature}, max_new_tokens=max_new_tokens, seed=seed)
+        items = None if prompts is None else read_items(prompts)
+        if is_chat:
+            check_chat(model)
     fast = o.load(wanted)
-    pairs, is_stopped = measure(fast, _asked(fast, given, is_raw), params, seconds, seed)
-    if not pairs:
+    from draftwise.bench.session import Asked, Encoder
+
+    asked = Asked(max_new_tokens, temperature)
+    encoder = Encoder(fast, asked, is_chat)
+    chosen = usual_items(encoder.is_chat)[:10] if items is None else items
+    runs, is_stopped = measure(fast, chosen, asked, encoder, seconds, seed)
+    if not runs:
         say("interrupted before the first prompt was answered twice", style="yellow")
         raise SystemExit(INTERRUPTED)
-    print(verdict(pairs, temperature == 0))
+    print(verdict(runs, is_greedy=temperature == 0))
     print(paste(model, drafters or ()))
     if is_stopped:
         raise SystemExit(INTERRUPTED)
 
 
-def _asked(fast: Speculator, given: Sequence[load.Given] | None, is_raw: bool) -> list[Any]:
-    """The prompts in the form that the model expects: messages if it has a chat template."""
-    has_template = getattr(fast.tokenizer, "chat_template", None) is not None and not is_raw
-    if given is None:
-        return [chosen.prompt for chosen in choose_prompts(10, fast.tokenizer)]
-    chats = [load.as_chat(one, None) if has_template else one for one in given]
-    return [one.encoded(fast) for one in chats]
-
-
 def measure(
-    fast: Speculator, prompts: Sequence[Any], params: RequestParams, seconds: float, seed: int
-) -> tuple[list[Pair], bool]:
-    """Answer the prompts, each with and without drafts; return the pairs, and whether Ctrl-C
-    ended the run. No prompt is begun after ``seconds``.
+    base: Speculator, items: Sequence[Item], asked: Asked, encoder: Encoder, seconds: float,
+    seed: int,
+) -> tuple[list[Run], bool]:  # fmt: skip
+    """Answer the prompts, each with and without drafts; return the runs, and whether Ctrl-C ended
+    it. No prompt is begun after ``seconds``.
     """
-    plain, rng, pairs = plain_like(fast), np.random.default_rng(seed), list[Pair]()
-    for one in (plain, fast):  # allocators and lazy imports are charged to neither
-        one.generate(prompts[0], replace(params, max_new_tokens=WARM_UP_TOKENS))
+    from draftwise.bench.session import OurContestant, contest
+
+    contestants = [OurContestant(parse_method(name), base, asked) for name in METHODS]
+    begin, runs = time.monotonic(), list[Run]()
     with graceful() as is_stopped, Bars("prompts") as progress:
-        task, begin = progress.add_task("", total=len(prompts)), time.perf_counter()
-        for prompt in prompts:
-            if is_stopped() or time.perf_counter() - begin > seconds:
+        task = progress.add_task("", total=len(items))
+        plan = turns(METHODS, len(items), 1, seed)
+        for turn in contest(contestants, items, encoder, plan, seed, lambda: not is_stopped()):
+            runs += turn
+            progress.advance(task)
+            if time.monotonic() - begin > seconds:
                 break
-            order = [plain, fast] if rng.random() < 0.5 else [fast, plain]
-            found = {id(one): _timed(one, prompt, params) for one in order}
-            (slow, slow_s), (quick, quick_s) = found[id(plain)], found[id(fast)]
-            pairs.append(Pair(slow, quick, slow_s, quick_s))
-            progress.update(task, advance=1)
-        return pairs, is_stopped()
+        return runs, is_stopped()
 
 
-def _timed(speculator: Speculator, prompt: Any, params: RequestParams) -> tuple[Result, float]:
-    start = time.perf_counter()
-    result: Result = speculator.generate(prompt, params)
-    return result, time.perf_counter() - start
-
-
-def speed(pairs: Sequence[Pair]) -> Ratio:
-    """Tokens per second with drafts relative to without, with a 95% interval over the prompts."""
-    fast_tokens, fast_s, plain_tokens, plain_s = np.array(
-        [
-            (len(pair.fast.tokens), pair.fast_s, len(pair.plain.tokens), pair.plain_s)
-            for pair in pairs
-        ]
-    ).T
-    return ratio(fast_tokens, fast_s, plain_tokens, plain_s)
-
-
-def verdict(pairs: Sequence[Pair], is_greedy: bool) -> str:
+def verdict(runs: Sequence[Run], *, is_greedy: bool) -> str:
     """What was measured, in a few lines."""
-    found, num = speed(pairs), counted(len(pairs), "prompt")
-    tokens = [len(pair.fast.tokens) for pair in pairs]
-    rates = [sum(tokens) / sum(pair.fast_s for pair in pairs)]
-    rates.append(sum(len(p.plain.tokens) for p in pairs) / sum(p.plain_s for p in pairs))
-    lines = [_gain(found, len(pairs))]
-    lines.append(f"{num}, {rates[0]:.1f} against {rates[1]:.1f} tokens per second")
-    written = Counter(source for pair in pairs for source in pair.fast.sources)
-    lines.append(f"written by: {percentages(written)}")
+    sheet = make_sheet(runs, METHODS, can_compare=is_greedy)
+    plain, fast = (rows(sheet)[name] for name in METHODS)
+    num = fast["num_answers"]
+    lines = [_gain(sheet.timing.compare(DEFAULT, PLAIN))]
+    rates = f"{fast['tok_per_s']:.1f} against {plain['tok_per_s']:.1f} tokens per second"
+    lines.append(f"{counted(num, 'prompt')}, {rates}")
+    lines.append(f"written by: {percentages(fast['written'])}")
     if is_greedy:
-        same = sum(pair.plain.tokens == pair.fast.tokens for pair in pairs)
-        lines.append(f"answers equal to plain decoding's: {same} of {len(pairs)}")
-    if short := sum(number < SHORT_TOKENS for number in tokens):
+        same = round(num * fast["same_tokens"])
+        lines.append(f"answers equal to plain decoding's: {same} of {num}")
+    if short := fast["num_short"]:
         lines.append(
             f"{counted(short, 'answer')} of fewer than {SHORT_TOKENS} tokens: too short to gain; "
-            "an instruct model may need its chat template"
+            "an instruct model needs its chat template"
         )
     return "\n".join(lines)
 
 
-def _gain(found: Ratio, num: int) -> str:
-    if num < FEWEST_PROMPTS:
+def _gain(found: Ratio) -> str:
+    if found.num_prompts < FEWEST_PROMPTS:
         return f"{found.value:.2f} times plain decoding, on too few prompts to be sure"
     interval = (
         f"{found.value:.2f} times plain decoding (95% interval {found.low:.2f} to {found.high:.2f})"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftwise.bench.runs import Run
 from draftwise.colours import PALETTE
 from draftwise.types import Floats
+from draftwise_lab.bench.records import ContestRun
 
 if TYPE_CHECKING:
     from draftwise_lab.bench.scout import Hindsight
@@ -281,7 +281,7 @@ _MOST_PANELS = 8
 _MOST_ARMS = 9
 
 
-def courses(runs: Sequence[Run], colours: Mapping[str, str]) -> Any:
+def courses(runs: Sequence[ContestRun], colours: Mapping[str, str]) -> Any:
     """Each arm's estimate by round, with the arm played below; one panel per policy."""
     able = [run for run in runs if run.course and len(run.course["arms"]) > 1]
     shown = sorted(able, key=lambda run: (run.method != "draftwise", run.method))[:_MOST_PANELS]
@@ -297,7 +297,7 @@ def courses(runs: Sequence[Run], colours: Mapping[str, str]) -> Any:
     return made
 
 
-def _course(top: Any, strip: Any, run: Run, colours: Mapping[str, str]) -> None:
+def _course(top: Any, strip: Any, run: ContestRun, colours: Mapping[str, str]) -> None:
     assert run.course is not None
     values, arms = np.array(run.course["values"]), list(run.course["arms"])
     played = run.course["played"]
@@ -316,7 +316,7 @@ def _course(top: Any, strip: Any, run: Run, colours: Mapping[str, str]) -> None:
     strip.xaxis.get_major_locator().set_params(integer=True)
 
 
-def best_arm(runs: Sequence[Run], hindsight: Hindsight) -> Any:
+def best_arm(runs: Sequence[ContestRun], hindsight: Hindsight) -> Any:
     """Share of rounds that used the prompt's best drafter in hindsight, by round."""
     made = figure(3.4)
     axes = made.subplots()
@@ -332,7 +332,7 @@ def best_arm(runs: Sequence[Run], hindsight: Hindsight) -> Any:
     return made
 
 
-def _hits(run: Run, hindsight: Hindsight) -> list[bool] | None:
+def _hits(run: ContestRun, hindsight: Hindsight) -> list[bool] | None:
     """Whether the best drafter played in each round; None if the method had no choice."""
     if run.course is None or family(run.method) == "fixed":
         return None
@@ -353,7 +353,7 @@ def _running_share(hits: Sequence[Sequence[bool]]) -> Floats:
     return mean
 
 
-def regret(runs: Sequence[Run], names: Sequence[str], best: str, clock: str) -> Any:
+def regret(runs: Sequence[ContestRun], names: Sequence[str], best: str, clock: str) -> Any:
     """Rounds and milliseconds lost to the best fixed plan over all items, by tokens emitted."""
     made = figure(3.6)
     panels = made.subplots(1, 2)
@@ -373,7 +373,7 @@ def regret(runs: Sequence[Run], names: Sequence[str], best: str, clock: str) -> 
     return made
 
 
-def _regret(pairs: Sequence[tuple[Run, Run]], clock: str | None) -> Floats | None:
+def _regret(pairs: Sequence[tuple[ContestRun, ContestRun]], clock: str | None) -> Floats | None:
     """[T] mean regret over items, up to the median item's length; clock None = in rounds."""
     if not pairs or not all(a.round_s and b.round_s for a, b in pairs):
         return None
@@ -387,7 +387,7 @@ def _regret(pairs: Sequence[tuple[Run, Run]], clock: str | None) -> Floats | Non
     return mean
 
 
-def _cost_to_reach(run: Run, length: int, clock: str | None) -> Floats:
+def _cost_to_reach(run: ContestRun, length: int, clock: str | None) -> Floats:
     """[length + 1] rounds (or milliseconds) until each number of tokens was emitted."""
     ends = np.cumsum([0, *run.emitted])
     cost = np.arange(float(len(ends)))

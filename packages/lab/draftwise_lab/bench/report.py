@@ -7,13 +7,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench import DEFAULT, TRACE, Run, Suite
+from draftwise.bench import DEFAULT, Suite
 from draftwise.bench.results import cautions, extent, interval
 from draftwise.colours import drafter_colours
 from draftwise.engine.attribution import attributed
 from draftwise.engine.outputs import TARGET
 from draftwise.types import NONE
 from draftwise_lab.bench import charts
+from draftwise_lab.bench.records import TRACE, ContestRun
 from draftwise_lab.bench.scout import Hindsight, look_back
 
 STYLE = Path(__file__).with_name("report.css").read_text("utf-8")
@@ -52,7 +53,7 @@ _TINT = "59"
 
 
 def samples(
-    runs: Sequence[Run], suite: Suite, tokenizer: Any, drafters: Mapping[str, str]
+    runs: Sequence[ContestRun], suite: Suite, tokenizer: Any, drafters: Mapping[str, str]
 ) -> list[str]:
     """A caption, and the default's answers (or the first learning method's) to one prompt per
     domain. drafters: their colours."""
@@ -71,7 +72,7 @@ def samples(
     return [words, _keys(colours, everyone), *answers]
 
 
-def _sources(run: Run) -> list[str]:
+def _sources(run: ContestRun) -> list[str]:
     return list((run.course or {}).get("sources", []))
 
 
@@ -86,9 +87,9 @@ def _keys(colours: Mapping[str, str], everyone: Sequence[str]) -> str:
     return f'<div class="keys">{"".join(marks)}</div>'
 
 
-def _answer(run: Run, suite: Suite, tokenizer: Any, colours: Mapping[str, str]) -> str:
+def _answer(run: ContestRun, suite: Suite, tokenizer: Any, colours: Mapping[str, str]) -> str:
     item = suite.items[run.item]
-    lines = item.turns[0].rstrip("\n").split("\n")
+    lines = item.text.rstrip("\n").split("\n")
     asked = "\n".join(["..."] * (len(lines) > _PROMPT_LINES) + lines[-_PROMPT_LINES:])
     tokens = [token for ids in run.tokens for token in ids]
     pieces = []
@@ -119,7 +120,7 @@ SECTIONS = {
 """Anchors and titles of the sections, in order."""
 
 
-def report_colours(drafters: Iterable[str], runs: Sequence[Run]) -> dict[str, str]:
+def report_colours(drafters: Iterable[str], runs: Sequence[ContestRun]) -> dict[str, str]:
     """Assign each drafter one colour for the whole report; plain decoding gets a muted one. Stop
     rules and fixed plans, which some policies choose among, get the colours after those."""
     arms = {arm for run in runs if run.course for arm in run.course["arms"]}
@@ -127,7 +128,11 @@ def report_colours(drafters: Iterable[str], runs: Sequence[Run]) -> dict[str, st
 
 
 def write_report(
-    results: Mapping[str, Any], runs: Sequence[Run], suite: Suite, tokenizer: Any, folder: Path
+    results: Mapping[str, Any],
+    runs: Sequence[ContestRun],
+    suite: Suite,
+    tokenizer: Any,
+    folder: Path,
 ) -> Path:
     hindsight = look_back(folder / TRACE)
     colours = report_colours(results["drafters"], runs)
@@ -154,7 +159,7 @@ def write_report(
             _section("environment", _environment(results)),
         ]  # fmt: skip
     path = folder / FILE
-    path.write_text(page(f"draftwise bench: {results['suite']}", parts), "utf-8")
+    path.write_text(page(f"draftwise contest: {results['suite']}", parts), "utf-8")
     return path
 
 
@@ -170,7 +175,7 @@ def _top(results: Mapping[str, Any]) -> str:
         )
     links = " ".join(f'<a href="#{key}">{escape(title)}</a>' for key, title in SECTIONS.items())
     top = (
-        f"<h1>draftwise bench: {escape(results['suite'])}</h1>"
+        f"<h1>draftwise contest: {escape(results['suite'])}</h1>"
         f'<p class="soft">{extent(settings)}, temperature {settings["temperature"]:g}, all methods '
         "interleaved.</p>"
     )
@@ -258,7 +263,7 @@ def _by_domain(results: Mapping[str, Any]) -> str:
     return f"<details><summary>every method in every domain</summary>{whole}</details>"
 
 
-def _learning(runs: Sequence[Run], hindsight: Hindsight, colours: Mapping[str, str]) -> str:
+def _learning(runs: Sequence[ContestRun], hindsight: Hindsight, colours: Mapping[str, str]) -> str:
     learners = [run for run in runs if run.course and charts.family(run.method) != "fixed"]
     several = [run for run in learners if len((run.course or {})["arms"]) > 1]
     if not several:
@@ -279,7 +284,7 @@ def _learning(runs: Sequence[Run], hindsight: Hindsight, colours: Mapping[str, s
     )  # fmt: skip
 
 
-def _regret(results: Mapping[str, Any], runs: Sequence[Run]) -> str:
+def _regret(results: Mapping[str, Any], runs: Sequence[ContestRun]) -> str:
     order = _by_speed(results)
     best = next((name for name in order if charts.family(name) == "fixed"), None)
     if best is None:

@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.bench import Asked, Known, Question
+from draftwise.bench import Asked
 from draftwise.drafters import EagleDrafter, LMDrafter
 from draftwise.registry import MAX_LENGTH, Preset
 from draftwise.settings import name_and_spec
 from draftwise.speculator import Speculator
 from draftwise.types import Floats, Plan
 from draftwise_lab.bench.advice import Source
+from draftwise_lab.bench.peers import Known
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.match import best_by_drafter, fixed_path, make_plans, totals
 from draftwise_lab.sim.text import Text
@@ -87,6 +88,12 @@ def _oracle_rounds(text: Text, drafters: Sequence[str], longest: int) -> int:
         position += int(reach[position]) + 1
         rounds += 1
     return rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    domain: str
+    prompt: Sequence[int]
 
 
 LENGTHS = (1, 2, 4, 8, 16)

@@ -1,4 +1,4 @@
-"""The lab's part of ``draftwise bench``: reports, and answer files in Spec-Bench's format."""
+"""What a contest writes: reports, and answer files in Spec-Bench's format."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench.runs import Run
-from draftwise.bench.suites import Item
+from draftwise.bench import Item, Run
 from draftwise_lab.bench.report import write_report
 from draftwise_lab.bench.scout import look, scout
 from draftwise_lab.plotting import require_matplotlib

@@ -77,7 +77,7 @@ def advise_(
         ),
     ] = None,
     prompts: Path | None = option(
-        None, "Answer these first: one per line, or jsonl with `prompt` or `messages`.",
+        None, "Answer these first: one per line, or jsonl with `prompt`, `messages` or `turns`.",
         *("--prompts", "--batch", "-b"), metavar="FILE",
     ),
     engines: Engines = None,
@@ -142,10 +142,10 @@ def _after_a_run(
         if any(not isinstance(one.prompt, str) for one in given):
             check_chat(wanted.target)
     base = o.load(wanted)
-    from draftwise.bench import Asked, Question
+    from draftwise.bench import Asked
     from draftwise.engine.options import encode_all
     from draftwise.pool import resolve_target
-    from draftwise_lab.bench.scout import scout, sources_of, time_batches
+    from draftwise_lab.bench.scout import Question, scout, sources_of, time_batches
 
     texts = [list(encode_all(one.prompt, base.tokenizer, base.target)[0].tokens) for one in given]
     specs = expand(wanted.drafters or resolve_target(wanted.target)[1])

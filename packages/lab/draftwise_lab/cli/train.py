@@ -41,7 +41,7 @@ MOST_KEPT_BYTES = 4 << 30  # if the target's hidden states take more, every epoc
 SELF = "self"  # instead of a file: the model writes the prompts
 PROMPTS = option(
     ...,
-    "Prompts like your users': one per line, or jsonl with `prompt` or `messages`. `self`: an "
+    "Prompts like your users': one per line, or jsonl (docs/cli.md). `self`: an "
     "instruct model writes its own.",
 )
 OUT = option(

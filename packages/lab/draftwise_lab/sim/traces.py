@@ -40,7 +40,7 @@ def read_records(path: Path) -> list[Record]:
             why = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
             raise DraftwiseError(
                 f"{path}, line {number}: this is no round of a trace ({why}); traces are written "
-                "by draftwise generate --trace and draftwise bench"
+                "by draftwise generate --trace and draftwise contest"
             ) from error
     if not records:
         raise DraftwiseError(f"{path} is empty: write a trace with draftwise generate --trace")

@@ -25,6 +25,6 @@ def bench(
         "--drafter", f"small=lm:{pair[1]}", "--drafter", "lookup", "--tokens", "20",
         "--repeats", "2", *(part for method in methods for part in ("--method", method)),
     )  # fmt: skip
-    ran = run_command("bench", *arguments)
+    ran = run_command("contest", *arguments)
     assert ran.code == 0, ran.err
     return Bench(folder, arguments)

@@ -1,4 +1,4 @@
-"""``draftwise bench`` from outside: results.json, answers, the report, and resuming."""
+"""``draftwise contest`` from outside: results.json, answers, the report, and resuming."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_report_stands_alone_and_has_every_section(bench: Bench) -> None:
 
 def test_the_same_command_measures_nothing_again(bench: Bench) -> None:
     before = (bench.folder / "runs.jsonl").read_bytes()
-    ran = run_command("bench", *bench.arguments, "--json")
+    ran = run_command("contest", *bench.arguments, "--json")
     assert ran.code == 0
     assert (bench.folder / "runs.jsonl").read_bytes() == before
     assert json.loads(ran.out)["methods"] == bench.results["methods"]
@@ -103,7 +103,7 @@ def test_the_trace_is_one_to_replay(bench: Bench) -> None:
 
 
 def test_the_table_has_every_method(bench: Bench) -> None:
-    ran = run_command("bench", *bench.arguments, "--no-report")
+    ran = run_command("contest", *bench.arguments, "--no-report")
     assert ran.code == 0
     assert "x plain" in ran.out
     assert "draftwise, times as fast as" in ran.out
@@ -126,7 +126,7 @@ def test_the_table_has_every_method(bench: Bench) -> None:
 )
 def test_refusals_come_before_any_work(tmp_path: Path, options: list[str], message: str) -> None:
     folder = tmp_path / "out"
-    assert message in run_command("bench", "--out", folder, *options).refusal
+    assert message in run_command("contest", "--out", folder, *options).refusal
     assert not folder.exists()
 
 
@@ -134,7 +134,7 @@ def test_a_method_for_a_drafter_that_is_not_there(
     pair: tuple[Path, Path], questions: Path, tmp_path: Path
 ) -> None:
     ran = run_command(
-        "bench", "--suite", questions, "--out", tmp_path / "out", "--target", pair[0],
+        "contest", "--suite", questions, "--out", tmp_path / "out", "--target", pair[0],
         "--drafter", "lookup", "--method", "fixed:gonex3", "--tokens", 4,
     )  # fmt: skip
     assert ran.code == 2
@@ -143,7 +143,7 @@ def test_a_method_for_a_drafter_that_is_not_there(
 
 def test_no_time_at_all(pair: tuple[Path, Path], questions: Path, tmp_path: Path) -> None:
     ran = run_command(
-        "bench", "--suite", questions, "--out", tmp_path / "out", "--target", pair[0],
+        "contest", "--suite", questions, "--out", tmp_path / "out", "--target", pair[0],
         "--drafter", "lookup", "--minutes", 0,
     )  # fmt: skip
     assert "give more --minutes" in ran.refusal
@@ -161,7 +161,7 @@ def test_ctrl_c_keeps_what_was_measured(
     monkeypatch.setattr(Bars, "show", update)
     arguments = [*bench.arguments, "--method", "plain", "--repeats", "1"]
     arguments[arguments.index("--out") + 1] = str(tmp_path)
-    ran = run_command("bench", *arguments)
+    ran = run_command("contest", *arguments)
     assert ran.code == 130
     assert "the same command resumes it" in ran.err
     found = json.loads((tmp_path / "results.json").read_text())

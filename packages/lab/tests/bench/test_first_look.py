@@ -5,21 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from draftwise import Speculator
-from draftwise.bench import BenchSettings, measure, prepare
-from draftwise.cli import find_part
-
-STUDIO = find_part("bench.studio")
+from draftwise_lab.bench import ContestSettings, measure, prepare
 
 
 def test_it_is_counted_before_the_turns(
     speculator: Speculator, questions: Path, tmp_path: Path
 ) -> None:
-    wish = BenchSettings(str(questions), tmp_path, ("plain", "fixed"), tokens=4, repeats=1)
+    wish = ContestSettings(str(questions), tmp_path, ("plain", "fixed"), tokens=4, repeats=1)
     suite, store = prepare(wish)
     told: list[tuple[str, int, int]] = []
-    found = measure(
-        wish, suite, store, speculator, lambda: True, lambda *facts: told.append(facts), STUDIO
-    )
+    found = measure(wish, suite, store, speculator, lambda: True, lambda *facts: told.append(facts))
     assert found is not None
     assert [facts for facts in told if facts[0] == "first look"] == [
         ("first look", 1, 3), ("first look", 2, 3), ("first look", 3, 3),
@@ -31,7 +26,7 @@ def test_it_is_counted_before_the_turns(
 def test_ended_early_it_measures_nothing_and_leaves_no_trace(
     speculator: Speculator, questions: Path, tmp_path: Path
 ) -> None:
-    wish = BenchSettings(str(questions), tmp_path, ("plain",), tokens=4, repeats=1)
+    wish = ContestSettings(str(questions), tmp_path, ("plain",), tokens=4, repeats=1)
     suite, store = prepare(wish)
     left = [2]
 
@@ -39,7 +34,7 @@ def test_ended_early_it_measures_nothing_and_leaves_no_trace(
         left[0] -= 1
         return left[0] > 0
 
-    assert measure(wish, suite, store, speculator, goes_on, lambda *_: None, STUDIO) is None
+    assert measure(wish, suite, store, speculator, goes_on, lambda *_: None) is None
     assert not (tmp_path / "trace.jsonl").exists()
 
 
@@ -47,10 +42,10 @@ def test_without_a_report_and_groups_that_need_it_there_is_none(
     speculator: Speculator, questions: Path, tmp_path: Path
 ) -> None:
     for number, methods in enumerate([("plain",), ("plain", "fixed")]):
-        wish = BenchSettings(str(questions), tmp_path / str(number), methods, tokens=4, repeats=1)
+        wish = ContestSettings(str(questions), tmp_path / str(number), methods, tokens=4, repeats=1)
         suite, store = prepare(wish)
         found = measure(
-            wish, suite, store, speculator, lambda: True, lambda *_: None, STUDIO, explores=False
+            wish, suite, store, speculator, lambda: True, lambda *_: None, explores=False
         )
         assert found is not None
         assert (wish.out / "trace.jsonl").exists() == ("fixed" in methods)

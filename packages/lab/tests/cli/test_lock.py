@@ -32,7 +32,7 @@ def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path: Path) -
     assert holder.stdout.readline() == b"held\n"
     with pytest.raises(DraftwiseError, match="another draftwise is at work"), t.keeping(tmp_path):
         pass
-    refusal = run_command("bench", "--out", tmp_path, "--suite", "zoo").refusal
+    refusal = run_command("contest", "--out", tmp_path, "--suite", "zoo").refusal
     assert "another draftwise is at work" in refusal
     holder.kill()  # the lock is released however the process ends
     holder.communicate()

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from draftwise import Speculator
-from draftwise.bench import (
-    Asked,
-    BenchSettings,
-    Contest,
-    Contestant,
-    Encoder,
-    Item,
+from draftwise.bench import Asked, Contestant, Encoder, Item, TimedReply, contest, make_sheet, turns
+from draftwise.chat import Prompt
+from draftwise.types import DraftwiseError
+from draftwise_lab.bench import (
+    ContestSettings,
+    Recorder,
     RunStore,
-    TimedReply,
+    contest_results,
     make_contestants,
-    make_sheet,
     measure,
     prepare,
 )
-from draftwise.bench import results_of as results
-from draftwise.types import DraftwiseError
 
 ITEMS = [Item("0", "x", ("abc abc abc",)), Item("1", "y", ("Hello", "And?"), "writing")]
 ASKED = Asked(12)
@@ -46,9 +41,12 @@ class Lossy:
     def begin(self) -> None:
         self._inner.begin()
 
-    def answer(self, prompt: Sequence[int], seed: int) -> TimedReply:
+    def warm_up(self, prompt: Prompt, seed: int) -> None:
+        self._inner.warm_up(prompt, seed)
+
+    def answer(self, prompt: Prompt, seed: int) -> TimedReply:
         reply = self._inner.answer(prompt, seed)
-        reply.tokens[-1] ^= len(prompt) > 12
+        reply.tokens[-1] ^= len(prompt.tokens) > 12
         return reply
 
 
@@ -65,11 +63,14 @@ def test_everybody_says_the_same_and_a_planted_liar_is_found(
     assert left_out == {}
     store, names = store_in(tmp_path), [*METHODS, "lossy"]
     contestants: list[Contestant] = [*made, Lossy(made[1])]
-    contest = Contest(contestants, ITEMS, Encoder(speculator, ASKED), store, seed=0)
-    contest.run(1, [], lambda: True, lambda: None)
+    recorder = Recorder(ITEMS, lambda: None)
+    plan = turns(names, len(ITEMS), 1, 0)
+    encoder = Encoder(speculator, ASKED)
+    for found in contest(contestants, ITEMS, encoder, plan, 0, lambda: True, recorder):
+        store.add(found)
     runs = store.load(len(names))
     assert len(runs) == len(names) * len(ITEMS)
-    found = results(make_sheet(runs, names, can_compare=True))
+    found = contest_results(make_sheet(runs, names, can_compare=True))
     lossless = {name: row["lossless"] for name, row in found["methods"].items()}
     assert lossless == dict.fromkeys(METHODS, True) | {"lossy": False}
     assert found["domains"]["x"]["lossy"]["lossless"] is True
@@ -86,9 +87,9 @@ def test_everybody_says_the_same_and_a_planted_liar_is_found(
 
 def test_turns_go_on_behind_the_answers(speculator: Speculator) -> None:
     encoder = Encoder(speculator, ASKED)
-    first = encoder.prompt(ITEMS[1], [])
+    first = encoder.prompt(ITEMS[1], []).tokens
     answer = speculator.generate("Hello", max_new_tokens=5).tokens
-    second = encoder.prompt(ITEMS[1], [answer])
+    second = encoder.prompt(ITEMS[1], [answer]).tokens
     text = speculator.tokenizer.decode(second)
     assert second[: len(first)] == first
     assert text.startswith("Hello\n\n")
@@ -98,7 +99,7 @@ def test_turns_go_on_behind_the_answers(speculator: Speculator) -> None:
 def test_long_prompts_lose_their_beginning_and_are_counted(speculator: Speculator) -> None:
     encoder = Encoder(speculator, ASKED)
     long = Item("long", "x", ("ab" * 400,))
-    ids = encoder.prompt(long, [])
+    ids = encoder.prompt(long, []).tokens
     assert len(ids) == speculator.target.max_positions - 12
     assert encoder.cut == {"long"}
     with pytest.raises(DraftwiseError, match="is empty"):
@@ -115,9 +116,9 @@ def test_who_cannot_take_part_is_left_out_unless_named(speculator: Speculator) -
         make_contestants(["fixed:gonex2"], speculator, ASKED, ["fixed:gonex2"])
 
 
-def wish_for(folder: Path, questions: Path) -> BenchSettings:
+def wish_for(folder: Path, questions: Path) -> ContestSettings:
     methods = ("draftwise", "fixed:smallx3")
-    return BenchSettings(str(questions), folder, methods, tokens=8, repeats=2)
+    return ContestSettings(str(questions), folder, methods, tokens=8, repeats=2)
 
 
 def test_an_end_in_the_middle_keeps_what_was_measured_and_goes_on(
@@ -132,14 +133,22 @@ def test_an_end_in_the_middle_keeps_what_was_measured_and_goes_on(
         left[0] -= 1
         return left[0] > 0
 
-    found = measure(wish, suite, store, speculator, goes_on, lambda *_: None)
+    found = measure(wish, suite, store, speculator, goes_on, lambda *_: None, explores=False)
     assert found is not None
     assert found.results["is_complete"] is False
     assert found.results["settings"]["num_items_measured"] == 2
     assert len(found.runs) == 2 * 3
     suite, store = prepare(wish)
     told: list[tuple[str, int, int]] = []
-    more = measure(wish, suite, store, speculator, lambda: True, lambda *facts: told.append(facts))
+    more = measure(
+        wish,
+        suite,
+        store,
+        speculator,
+        lambda: True,
+        lambda *facts: told.append(facts),
+        explores=False,
+    )
     assert more is not None
     assert more.results["is_complete"] is True
     assert more.runs[: len(found.runs)] == found.runs
@@ -154,7 +163,10 @@ def test_an_end_before_anything_was_measured(
 ) -> None:
     wish = wish_for(tmp_path, questions)
     suite, store = prepare(wish)
-    assert measure(wish, suite, store, speculator, lambda: False, lambda *_: None) is None
+    assert (
+        measure(wish, suite, store, speculator, lambda: False, lambda *_: None, explores=False)
+        is None
+    )
     assert not (tmp_path / "results.json").exists()
 
 
@@ -163,7 +175,7 @@ def test_sampled_answers_are_compared_by_speed_alone(
 ) -> None:
     wish = replace(wish_for(tmp_path, questions), methods=("draftwise", "peers"), temperature=1.0)
     suite, store = prepare(wish)
-    found = measure(wish, suite, store, speculator, lambda: True, lambda *_: None)
+    found = measure(wish, suite, store, speculator, lambda: True, lambda *_: None, explores=False)
     assert found is not None
     rows = found.results["methods"]
     assert {row["lossless"] for row in rows.values()} == {None}

@@ -1,0 +1,122 @@
+"""Runs of a contest, their file, from which a later run resumes, and a policy's course."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftwise.bench import Run
+from draftwise.engine.outputs import Round
+from draftwise.files import write_text
+from draftwise.types import NONE, DraftwiseError, Plan
+
+TRACE = "trace.jsonl"  # trace of the exploration run, in the contest's folder
+
+
+@dataclass(frozen=True, slots=True)
+class ContestRun(Run):
+    """A run with what the report shows.
+
+    phases: seconds of the engine. pulls: rounds by drafter. round_s: seconds of every round.
+    course: plans and estimates of a policy, recorded for a few runs (``course``).
+    """
+
+    phases: dict[str, float] = field(default_factory=dict)
+    pulls: dict[str, int] = field(default_factory=dict)
+    round_s: list[float] = field(default_factory=list)
+    course: dict[str, Any] | None = None
+
+    def scale(self, clock: str) -> float:
+        """The factor from the engine's seconds, which are wall time, to seconds of a clock."""
+        return self.by_clock(clock) / self.by_clock("wall")
+
+
+class RunStore:
+    """The folder of a benchmark; its file has the settings in the first line, then runs by turn."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / "runs.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._path.open("a").close()
+        except OSError as error:
+            raise DraftwiseError(f"results cannot go to {folder}: {error.strerror}") from error
+
+    def settings(self) -> dict[str, Any] | None:
+        """The settings of an earlier run; None if there was none."""
+        with self._path.open(encoding="utf-8") as file:
+            first = file.readline()
+        if not first.strip():
+            return None
+        try:
+            found: dict[str, Any] = json.loads(first)["settings"]
+        except (ValueError, KeyError, TypeError):
+            why = f"{self._path} is no file of a bench: give another --out"
+            raise DraftwiseError(why) from None
+        return found
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        self._path.write_text(json.dumps({"settings": settings}) + "\n", "utf-8")
+
+    def load(self, num_methods: int) -> list[ContestRun]:
+        """Load all complete turns, and remove incomplete ones from the file."""
+        header, *lines = self._path.read_text("utf-8", errors="replace").splitlines()
+        found = list[ContestRun]()
+        for line in lines:
+            with suppress(ValueError, TypeError):
+                found.append(ContestRun(**json.loads(line)))
+        whole = whole_turns(found, num_methods)
+        if len(whole) < len([line for line in lines if line.strip()]):
+            write_text(self._path, "\n".join([header, *map(_line, whole)]) + "\n")
+        return whole
+
+    def add(self, runs: Sequence[Run]) -> None:
+        """Append the runs of one turn, and sync the file to disk."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(_line(run) + "\n" for run in runs)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _line(run: Run) -> str:
+    return json.dumps(asdict(run))
+
+
+def whole_turns(runs: Sequence[ContestRun], num_methods: int) -> list[ContestRun]:
+    """The turns in which every method answered; the others cannot be compared."""
+    counts = Counter((run.repeat, run.item) for run in runs)
+    return [run for run in runs if counts[run.repeat, run.item] == num_methods]
+
+
+def course(rounds: Sequence[Round], plans: Sequence[Plan]) -> dict[str, Any]:
+    """A policy's choices and estimates by round, and the source of each token.
+
+    Plans are grouped into arms by the first of stop rule, drafter and length that differs.
+    values [R][arms]: the best estimate of each arm's plans; played [R]: the arm of each round.
+    """
+    arms = _arms(plans)
+    names = list(dict.fromkeys(arms))
+    members = [[i for i, arm in enumerate(arms) if arm == name] for name in names]
+    return {
+        "arms": names,
+        "played": [names.index(arms[round_.plan_index]) for round_ in rounds],
+        "values": [[float(one.estimates[own].max()) for own in members] for one in rounds],
+        "plans": [str(round_.plan) for round_ in rounds],
+        "sources": [source for round_ in rounds for source in round_.sources],
+    }
+
+
+def _arms(plans: Sequence[Plan]) -> list[str]:
+    real = [plan for plan in plans if plan.drafter != NONE]
+    if len({plan.rule for plan in real}) > 1:
+        return [NONE if plan.drafter == NONE else plan.rule for plan in plans]
+    if len({plan.drafter for plan in real}) > 1:
+        return [plan.drafter for plan in plans]
+    return [str(plan) for plan in plans]
