@@ -28,7 +28,7 @@ POOLS = {
 }
 NUM = 24
 WAITS = 2
-"""Synchronisations in a round with drafts of fixed length (docs/performance.md)."""
+"""Synchronisations in a round with drafts of fixed length (docs/lab/reproduction/engine.md)."""
 
 
 @cache

@@ -54,7 +54,7 @@ class EagleDrafter:
     Source: EAGLE (Li et al. 2024) for chains; EAGLE-2 (Li et al. 2024), section 4, for trees
     (``grow``); EAGLE-3 (Li et al. 2025). Differs: chains are sampled from q, where the authors
     draft greedily. Verified text is always processed with the target's hidden states, never with
-    those of a draft (``docs/kv_cache.md``). Memory: keys and values of one layer; D floats per
+    those of a draft (``docs/caches.md``). Memory: keys and values of one layer; D floats per
     token and tapped layer, shared by all heads. probs: as ``LMDrafter``.
 
     max_length, tree: limits and shape for its plans; None = those of the plan.

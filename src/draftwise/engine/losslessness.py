@@ -32,7 +32,7 @@ def rounding_bound(model: CausalModel) -> float:
     accumulator (float32 in half precision), n the longest sum of a product. Source: errors of n
     operations grow as sqrt(n) (Higham and Mary, A new approach to probabilistic rounding error
     analysis, SIAM J. Sci. Comput. 41(5), 2019); two forwards differ by sqrt(2) times that. Measured
-    in docs/losslessness.md.
+    in docs/lab/reproduction/engine.md.
     """
     unit = torch.finfo(model.dtype).eps / 2
     sums = unit if model.dtype == torch.float64 else torch.finfo(torch.float32).eps / 2

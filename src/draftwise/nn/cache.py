@@ -95,7 +95,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
     ``lengths``: valid tokens of each row, 0 if closed; no forward attends beyond them, so rollback
     lowers a number. Storage grows by blocks and is freed when its row is closed
-    (``docs/kv_cache.md``). capacity: maximum tokens of a row. states: of recurrent layers.
+    (``docs/caches.md``). capacity: maximum tokens of a row. states: of recurrent layers.
     """
 
     def __init__(

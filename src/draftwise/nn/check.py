@@ -16,7 +16,7 @@ from draftwise.nn.trees import branches
 from draftwise.types import DraftwiseError
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 0.1}
-"""Maximum relative error of a logit; a wrong mask or position exceeds it (docs/kv_cache.md)."""
+"""Maximum relative error of a logit; a wrong mask or position exceeds it (docs/caches.md)."""
 _WIDE = 4 * STEPS
 """Tokens of a text whose widest forward exceeds those whose steps ``States.finish`` keeps."""
 _FAR = 400
@@ -30,7 +30,7 @@ def check_model(model: CausalModel) -> None:
     that matter only after many tokens (windows, chunks, recurrent kernels)
     are checked on a tiny twin of the same configuration. Cost: a few forwards over at most ten
     tokens (64 for a model with states), and a few tenths of a second for the twin. Source:
-    docs/kv_cache.md.
+    docs/caches.md.
 
     Raises DraftwiseError if no way is correct. A model that serves chains but no trees (states,
     attention by slot) loads with ``serves_trees`` unset.
@@ -48,8 +48,8 @@ def check_model(model: CausalModel) -> None:
             break
     if found:
         raise DraftwiseError(
-            f"cannot speculate with {model.name}: {found}. docs/models.md lists the types that are "
-            "served."
+            f"cannot speculate with {model.name}: {found}. docs/lab/models.md lists the types that "
+            "are served."
         )
     # is_alone: the model counts slots, which differ from positions in a tree
     model.serves_trees = not (model.has_states or model.is_alone) and all(

@@ -72,7 +72,7 @@ def cache_argument(module: Any) -> tuple[str, Collection[str]]:
             return found[0], names
     raise DraftwiseError(
         f"cannot speculate with {module.__class__.__name__}: its forward takes no KV cache "
-        f"({', '.join(CACHE_NAMES)}). docs/models.md lists the types that are served."
+        f"({', '.join(CACHE_NAMES)}). docs/lab/models.md lists the types that are served."
     )
 
 

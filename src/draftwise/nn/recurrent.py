@@ -2,7 +2,7 @@
 
 Rollback of keys and values lowers a number. A recurrent state cannot be cut, so each row keeps the
 state before a forward and the arguments of the kernels, from which the state after the accepted
-tokens is computed when the row continues (``docs/hybrid.md`` has a diagram).
+tokens is computed when the row continues (``docs/caches.md`` has a diagram).
 
 A layer calls a kernel of transformers with inputs per token: plain decoding the step kernel for one
 token, everything else the chunk kernel. Here a short input that continues a state goes through the
