@@ -99,7 +99,7 @@ def advise_(
 ) -> None:  # fmt: skip
     """Find the best fixed setting for engines that do not adapt, and what adapting would gain.
 
-    Reads a trace (`generate --trace`, `serve --trace`, `bench`), or answers --prompts once, with
+    Reads a trace (`generate --trace`, `serve --trace`, `contest`), or answers --prompts once, with
     drafters and lengths drawn at random. Prints settings for vLLM, SGLang, llama.cpp and
     transformers, the expected gain, and what the gain excludes.
     """
@@ -117,7 +117,7 @@ def advise_(
         print(json.dumps(found))
         return
     Output().print(_advice_table(found))
-    _tell(_unit_note(found["unit"]), a.EXCLUDED)
+    _tell(_unit_note(found["unit"]), a.EXCLUDED, a.OF_TEXTS)
     for name, advice in found["engines"].items():
         _print_advice(name, advice)
     num = found["num_requests"]
