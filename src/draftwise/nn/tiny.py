@@ -78,7 +78,10 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     },
     "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {
-        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in _TWO},
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 4]}
+            for kind in _TWO
+        },
         "layer_types": _TWO,
     },
     "dbrx": {
@@ -137,7 +140,7 @@ def tiny_config(config: Any) -> Any:
         for name, size in _SIZES.items()
         if isinstance(given.get(name), int) and not isinstance(given[name], bool)
     }
-    if given.get("num_key_value_heads") == given.get("num_attention_heads"):
+    if given.get("num_key_value_heads") == given.get("num_attention_heads") is not None:
         made["num_key_value_heads"] = made.get("num_attention_heads", 4)
     made.update(_layers(given))
     if "is_decoder" in given:
