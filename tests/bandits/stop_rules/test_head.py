@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,35 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     assert read_head(tmp_path) is first, "every request makes its own guide"
     save(AcceptanceHead(SIZE, 1), tmp_path)
     assert len(read_head(tmp_path).blocks) == 1
+
+
+@pytest.mark.parametrize("how", ["renamed", "written over", "another folder of that name"])
+def test_another_head_of_the_same_name_size_and_time_is_read(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``cp -p`` and ``rsync -t`` leave them."""
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for seed, folder in enumerate(folders):
+        torch.manual_seed(seed)
+        save(AcceptanceHead(SIZE, 1), folder / "head")
+        for file in (folder / "head").iterdir():
+            os.utime(file, ns=(10**18, 10**18))
+    files = [folder / "head" / "model.safetensors" for folder in folders]
+    assert files[0].stat().st_size == files[1].stat().st_size
+    wanted = [read_head(folder / "head").blocks[0][0] for folder in folders]
+    monkeypatch.chdir(folders[0])
+    assert np.array_equal(read_head(Path("head")).blocks[0][0], wanted[0])
+    if how == "renamed":
+        os.replace(files[1], files[0])
+    elif how == "written over":
+        files[0].write_bytes(files[1].read_bytes())
+        os.utime(files[0], ns=(10**18, 10**18))
+    else:
+        monkeypatch.chdir(folders[1])
+    assert np.array_equal(read_head(Path("head")).blocks[0][0], wanted[1])
+    (Path("head") / "config.json").write_text("{}")
+    with pytest.raises(DraftwiseError, match="hidden_size"):
+        read_head(Path("head"))
 
 
 @pytest.mark.parametrize(

@@ -55,11 +55,10 @@ def _sigmoid(x: Any) -> Any:
 
 
 def read_head(folder: Path) -> HeadWeights:
-    """The head in ``folder``, cached while its file is unchanged; DraftwiseError without one."""
+    """The head in ``folder``, cached while its files are unchanged; DraftwiseError without one."""
     weights = folder / "model.safetensors"
     if weights.exists():
-        found = weights.stat()
-        return _load(folder, found.st_mtime_ns, found.st_size)
+        return _load(folder.absolute(), *map(_mark, (weights, folder / "config.json")))
     if (folder / "pytorch_model.bin").exists():
         raise DraftwiseError(
             f"{folder} holds its head as pytorch_model.bin: rewrite it once with `python -c 'from "
@@ -71,9 +70,18 @@ def read_head(folder: Path) -> HeadWeights:
     )
 
 
+def _mark(file: Path) -> tuple[int, ...]:
+    """What differs after a file was replaced, even by one of the same name, size and time."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size
+
+
 @functools.lru_cache(maxsize=32)
-def _load(folder: Path, changed_ns: int, num_bytes: int) -> HeadWeights:
-    """Cached by file time and size, since every request creates a rule."""
+def _load(folder: Path, *marks: tuple[int, ...]) -> HeadWeights:
+    """Cached by the files' marks, since every request creates a rule."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         config = config.get("config", config)
