@@ -42,7 +42,7 @@ def load_drafters(
     (or tokenizer) that differs from the target's.
     """
     named: dict[str, Drafter] = {}
-    if isinstance(device, dict) or device.startswith("map:"):
+    if isinstance(device, dict) or str(device).startswith("map:"):
         device = str(target.device)
     if not isinstance(specs, (str, Path, list, tuple)):
         raise BadValue("drafters", specs, 'a spec such as "lookup", or a list of specs and models')

@@ -15,7 +15,7 @@ from draftwise.checks import comma_separated, option
 from draftwise.engine.options import SEED_HELP
 from draftwise.errors import BadValue, DraftwiseError
 from draftwise.files import local_path, looks_local
-from draftwise.nn.folder import DTYPES, check_hardware, place
+from draftwise.nn.folder import DTYPES, hardware, place
 from draftwise.registry import DRAFTERS, FEEDBACKS, GUIDES, POLICIES, PRESETS, REWARDS
 
 ZOO = "zoo"
@@ -94,7 +94,7 @@ class Hardware:
     )
 
     def __post_init__(self) -> None:
-        check_hardware(self.dtype, self.device)
+        hardware(self.dtype, self.device)
         checks.whole("threads", self.threads, 1, 16 * (os.cpu_count() or 1))
 
     def settings(self, **more: Any) -> Settings:

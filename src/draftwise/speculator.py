@@ -134,7 +134,7 @@ class Speculator:
         trees: Sequence[str] | None = DEFAULTS.trees,
         tokenizer: Any = None,
         dtype: Any = DEFAULTS.dtype,
-        device: str | dict[str, Any] = DEFAULTS.device,
+        device: Any = DEFAULTS.device,
         scope: str = DEFAULTS.scope,
         seed: int | None = DEFAULTS.seed,
         num_prefixes: int | None = DEFAULTS.num_prefixes,
@@ -148,8 +148,9 @@ class Speculator:
             the zoo ``["zoo", "lookup"]``.
         trees: draft shapes such as ``"4x16"`` (children x tokens) and ``"chain"``.
         preset: sets policy, reward, feedback and lengths, unless these are passed.
-        dtype: ``auto``, a name such as ``bfloat16``, or a ``torch.dtype``. device: as in torch, or
-            ``map:auto``, ``map:balanced``, or a dict: the target's ``device_map``.
+        dtype: ``auto`` or None, a name such as ``bfloat16``, or a ``torch.dtype``. device: as in
+            torch, or None for ``auto``, or ``map:auto``, ``map:balanced``, or a dict: the target's
+            ``device_map``.
         seed: for calls without a seed, each of which draws new numbers; None = random.
         scope: ``auto`` = a request starts from what earlier ones learned; ``request`` = from
             scratch; ``session``, ``task:LABEL`` = all share one policy. ``memory.save`` and

@@ -45,6 +45,30 @@ def test_dtypes_are_taken_as_transformers_takes_them(folder: Path, dtype: Any) -
     )
 
 
+@pytest.mark.parametrize("device", [None, "auto", "cpu", torch.device("cpu"), {"": "cpu"}])
+@pytest.mark.parametrize("dtype", [None, "auto"])
+def test_devices_and_no_dtype_as_transformers_takes_them(
+    folder: Path, dtype: Any, device: Any
+) -> None:
+    model = load_model(folder, dtype=dtype, device=device)
+    assert (model.dtype, model.device.type) == (torch.float32, "cpu")
+    made = Speculator.from_pretrained(folder, [f"lm:{folder}"], dtype=dtype, device=device)
+    assert (made.target.dtype, made.target.device.type) == (torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("device", [True, 1.5, "gpu", torch.device("meta"), ["cpu"]])
+def test_what_is_no_device_is_refused(folder: Path, device: Any) -> None:
+    with pytest.raises(DraftwiseError, match="unknown device"):
+        load_model(folder, device=device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+@pytest.mark.parametrize("device", [0, 7, torch.device("cuda:7")])
+def test_a_gpu_that_is_not_there_is_refused(folder: Path, device: Any) -> None:
+    with pytest.raises(DraftwiseError, match="cuda"):
+        load_model(folder, device=device)
+
+
 @pytest.mark.parametrize("dtype", ["float3", "Tensor", "nn"])
 def test_what_is_no_dtype_is_refused(folder: Path, dtype: str) -> None:
     with pytest.raises(DraftwiseError, match="the dtypes are: auto, float32"):

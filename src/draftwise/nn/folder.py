@@ -99,12 +99,27 @@ def _refuse_escapes(index: Path) -> None:
         raise DraftwiseError(f"{index} names {outside[0]!r}, which is not in its folder")
 
 
-def check_hardware(dtype: Any, device: Any) -> None:
-    """Raise DraftwiseError for an unknown data type, or an unknown or missing device."""
+def hardware(dtype: Any, device: Any) -> tuple[Any, Any]:
+    """A data type and a device; None is ``auto``, and a ``torch.device`` or a GPU's number becomes
+    a name.
+
+    Raises DraftwiseError for an unknown data type, and for an unknown or missing device.
+    """
+    dtype = "auto" if dtype is None else dtype
+    if device is None:
+        device = "auto"
+    elif isinstance(device, int) and not isinstance(device, bool):
+        device = f"cuda:{device}"
+    elif str(type(device)) == "<class 'torch.device'>":  # this module loads no torch
+        device = str(device)
     if str(type(dtype)) != "<class 'torch.dtype'>":
         known("dtype", dtype, DTYPES)
-    if isinstance(device, dict):
-        return
+    if not isinstance(device, dict):
+        _check_device(device)
+    return dtype, device
+
+
+def _check_device(device: Any) -> None:
     kind, _, rest = device.partition(":") if isinstance(device, str) else ("", "", "")
     if kind == "map":
         if rest not in MAPS:

@@ -18,12 +18,14 @@ from draftwise.nn.adapters import base_of, has_tokenizer, merged
 from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
 from draftwise.nn.complete import read_completely
-from draftwise.nn.folder import check_hardware, place
+from draftwise.nn.folder import hardware, place
 from draftwise.nn.layout import lay_out
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
-Device = str | dict[str, Any]  # one device, or how a model is spread over several
+Dtype = str | torch.dtype | None
+Device = str | torch.device | int | dict[str, Any] | None
+"""One device, or how a model is spread over several."""
 _FEW = 256
 """Tokens: a shorter vocabulary may be what the library makes without any file of a tokenizer."""
 _ROUNDING = {"Linear8bitLt", "LinearActivationQuantizedTensor"}
@@ -58,11 +60,12 @@ def in_eval_mode(module: Any) -> Iterator[None]:
 
 
 def load_model(
-    source: str | Path | Any, *, dtype: str | torch.dtype = "auto", device: Device = "auto"
+    source: str | Path | Any, *, dtype: Dtype = "auto", device: Device = "auto"
 ) -> CausalModel:
     """A checked model from a folder, a hub id, or a ``transformers`` module, which stays unchanged.
 
-    dtype: ``auto`` (the checkpoint's) or a torch dtype. device: ``auto`` is CUDA if available;
+    dtype: ``auto`` or None (the checkpoint's), a torch dtype or its name. device: ``auto`` or None
+    is CUDA if available; a ``torch.device``, its name, or a GPU's number;
     ``map:auto``, ``map:balanced``, ... or a dict of devices by module become the library's
     ``device_map``. A PEFT adapter's folder loads its base and merges the adapter. Raises
     DraftwiseError for a model that cannot be found, read or served.
@@ -95,8 +98,8 @@ def load_model(
     return model
 
 
-def _from_pretrained(source: str, dtype: str | torch.dtype, device: Device) -> Any:
-    check_hardware(dtype, device)
+def _from_pretrained(source: str, dtype: Dtype, device: Device) -> Any:
+    dtype, device = hardware(dtype, device)
     spread: Any = device if isinstance(device, dict) else None
     if isinstance(device, str) and device.startswith("map:"):
         spread = device.removeprefix("map:")
