@@ -5,12 +5,14 @@
 
 The data are those of ``gpu_replay``. A step is scheduled when the outputs up to the one before last
 are known. ``head``: only the head drafts. ``A``: the device chooses drafters, the host the lengths
-of each request, by its proposals of two steps ago. ``B``: the host gives a number of tokens for the
-whole step, and the device divides it among the requests by survival. ``sync``: the same scheduling
-time without these delays, drafts on the host. Every rule pays 0.15 ms of scheduling a step (runner
-V2), and those with kernels 0.03 ms more. Retrieval is the host's index, which votes among places;
-the kernels take the latest. vLLM's adaptive verification has pooled acceptance instead of the
-head's confidence, which these data lack: on a GPU it is better than here.
+of each request, by its recent drafts. ``B``: the host gives a number of tokens for the whole step,
+by recent steps, and the device divides it among the requests by survival. ``sync``: the same
+scheduling time without these delays, drafts on the host. Every rule pays 0.15 ms of scheduling a
+step (runner V2), and those with kernels 0.03 ms more. The controller works while the device
+computes; ``counted`` adds its time to every step all the same. Retrieval is the host's index, which
+votes among places; the kernels take the latest. vLLM's adaptive verification has pooled acceptance
+instead of the head's confidence, which these data lack: on a GPU it is better than here.
+``--safety`` replays texts on which drafting may lose instead.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from draftwise.controller import (
     Row as Known,
 )
 from draftwise.integrations.vllm.ahead import NUM_FACTS, Reports
+from draftwise.integrations.vllm.demand import Demand
 
 SCHEDULING_MS, KERNELS_MS = 0.15, 0.03
 HEAD = 5
@@ -138,7 +141,7 @@ class Engine:
         limits = Limits(K, model=True, retrieval=mode != "head", longest_model=HEAD)
         self.controller = Controller(limits, index=self.reports)
         self.source = Source(texts, size, seed, False)
-        self.lengths, self.usual = dict[str, int](), 0.0
+        self.lengths, self.usual, self.demand = dict[str, int](), 0.0, Demand(K)
         self.drafters, self.survivals = dict[str, int](), dict[str, np.ndarray]()
         self.facts: tuple[list[str], np.ndarray] | None = None
         self.under_way: Ended | None = None
@@ -209,6 +212,7 @@ class Engine:
         """End requests, on the host only after their last output, and begin waiting ones."""
         for name in self.begun - set(names):
             self.controller.end(name)
+            self.demand.end(name)
         self.begun &= set(names)
         for row in self.source.rows:
             if row.left <= 0:
@@ -232,7 +236,8 @@ class Engine:
             )
             row.branch = ()
             own[-2] = self.drafters[row.name] = drafter
-            self.survivals[row.name] = alive
+            self.survivals[row.name] = alive = alive[: row.room]
+            own[3 * K : 3 * K + len(alive)] = 1e6 * alive / np.append(1.0, alive[:-1])[: len(alive)]
         self.facts = [row.name for row in rows], facts
 
     def learn(self, ended: Ended, head: int) -> None:
@@ -243,15 +248,26 @@ class Engine:
             slots = controller.slots([ended.facts[0][i] for i in places])
             reports.put(slots, ended.facts[1][places])
         rooms = [K] * len(names)
-        chains = controller.choose(names, rooms, [[0] * head] * len(names))
-        self.lengths = dict(zip(names, map(len, chains), strict=True))
-        self.usual = sum(self.lengths.values()) / max(len(names), 1)
+        self.choose(names, rooms, ended.wrote, head)
         controller.recall(names, rooms, reports.heads(controller.slots(names)))
         pairs = list(zip(ended.verified, ended.drafters, strict=True))
         by_model = [min(num, ended.wrote) * (drafter == BY_MODEL) for num, drafter in pairs]
         by_match = [num - model for num, model in zip(ended.verified, by_model, strict=True)]
         controller.plays(names, by_model, by_match)
         controller.observe(ended.step, names, ended.emitted, ended.verified)
+
+    def choose(self, names: Sequence[str], rooms: Sequence[int], wrote: int, head: int) -> None:
+        """Choose the next lengths, as ``AsyncAdapter`` does."""
+        controller, demand, num = self.controller, self.demand, len(names)
+        demand.observe(names, self.reports.survival(controller.slots(names)), wrote)
+        lengths = list(map(len, controller.choose(names, rooms, [[0] * head] * num)))
+        if controller.terms is not None and demand.knows(head):
+            if self.mode == "B":
+                self.usual = demand.budget(num, head, *controller.terms) / num
+                return
+            lengths = demand.lengths(names, rooms, head, *controller.terms)
+        self.lengths = dict(zip(names, lengths, strict=True))
+        self.usual = sum(lengths) / num
 
 
 def drive(
@@ -265,8 +281,10 @@ def drive(
         if is_full:
             steps.append(step)
     columns = np.array(steps)
+    seconds, own_s = columns[:, :2].sum(0)
     return {
-        "speed": float(columns[:, 3].sum() / columns[:, 0].sum()),
+        "speed": float(columns[:, 3].sum() / seconds),
+        "counted": float(columns[:, 3].sum() / (seconds + own_s)),
         "tokens": float(columns[:, 2].mean()),
         "own_ms": 1e3 * float(columns[:, 1].mean()),
     }
@@ -304,6 +322,7 @@ def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> 
     for mode in ("head", "A", "B"):
         found = [drive(texts, size, prices, seed, mode) for seed in seeds]
         row[mode] = float(np.mean([one["speed"] for one in found]))
+        row[f"{mode}_counted"] = float(np.mean([one["counted"] for one in found]))
     row |= {"own_ms": found[-1]["own_ms"], "A_of_best": row["A"] / row["best_speed"]}
     row |= {"B_of_best": row["B"] / row["best_speed"], "B_of_head": row["B"] / row["head"]}
     return row
@@ -312,12 +331,20 @@ def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> 
 def replay(args: argparse.Namespace) -> dict[str, Any]:
     gpu_replay.SCHEDULING_MS = SCHEDULING_MS
     texts, prices = gpu_replay.load(args.data), Prices(args.data / "step_costs.npz", args.model)
-    cells = []
+    cells, safe = [], []
     for size in args.requests:
         num = min(args.texts or NUM_REQUESTS.get(size, 3 * size), len(texts))
+        if args.safety:
+            for name, some in gpu_replay.strange(texts, size):
+                if name in {"nothing to draft", "head never right"}:
+                    found = {mode: drive(some, size, prices, 0, mode) for mode in ("A", "B")}
+                    speeds = {mode: one["speed"] for mode, one in found.items()}
+                    safe.append({"requests": size, "text": name, **speeds})
+                    show(safe[-1:], args.model)
+            continue
         cells.append(cell(random.Random(100).sample(texts, num), size, prices, args.seeds))
         show(cells[-1:], args.model)
-    return {"model": args.model, "cells": cells}
+    return {"model": args.model, "cells": cells, "safety": safe}
 
 
 def main() -> None:
@@ -325,6 +352,7 @@ def main() -> None:
         __doc__, replay, model="llama8b_bf16_1xh100", requests=[1, 4, 16, 64, 128], seeds=[0, 1, 2],
         data={"type": Path, "required": True, "help": "folder of the data"},
         texts={"type": int, "help": "answers of each run; default: 40 to 420"},
+        safety={"action": "store_true", "help": "only texts where drafting may lose"},
     )  # fmt: skip
 
 

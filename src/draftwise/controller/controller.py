@@ -107,7 +107,9 @@ class Controller:
     contributes the worth that each length would have had for it.
 
     index: replaces the retrieval index. ``price``: expected tokens that a verified token must
-    bring, at the latest choice.
+    bring, at the latest choice. ``terms``: what the choice weighed against expected tokens: seconds
+    by number of drafted tokens (until the next choice), and tokens per second; None: nothing may be
+    drafted.
 
     State: drafts and proposals by slot; acceptance tables, cost model, guard, account of closed
     batches, look-ahead (means by length with the number of steps) and the longest draft while wider
@@ -125,6 +127,7 @@ class Controller:
         self.batches = Batches(LEAST_CREDIT if limits.model else 0.0)
         self.num_to_draft = 0
         self.price = 0.0
+        self.terms: tuple[Floats, float] | None = None
         self.promised = self.kept = 0.0
         self._tables = new_tables(length)
         self._is_reported = index is not None
@@ -313,7 +316,7 @@ class Controller:
 
         rooms: maximum tokens of each draft. offers: tokens that the model drafter wrote.
         """
-        num = len(names)
+        num, self.terms = len(names), None
         if num == 0:
             return []
         if self.rests(num) or self._may_rest(num, offers):
@@ -344,6 +347,7 @@ class Controller:
             seconds = seconds[: most + 1]
         # 4. choice: one price of a token for all requests
         rate = self._rate(0, num, plain_s) * (1.0 if width else margin)
+        self.terms = seconds, rate
         drafted, expected, price = choose(
             slots, self._known, seconds, rate, self._drafts, self._bounds
         )

@@ -207,18 +207,17 @@ def bucket(length: int) -> int:
     return int(acceptance.bucket_of(length))
 
 
-def divide(confidence: Floats, capacities: Ints, budget: int) -> Ints:
+def divide(alive: Floats, capacities: Ints, budget: int) -> Ints:
     """[rows] tokens of each draft that are verified, if the whole step verifies ``budget``.
 
-    confidence: [rows, length]. capacities: [rows]. As vLLM's adaptive verification: tokens in order
-    of their survival, which falls along each draft.
+    alive: [rows, length] survival. capacities: [rows]. As vLLM's adaptive verification: tokens in
+    order of their survival, which falls along each draft.
     """
-    lanes = np.arange(confidence.shape[1])
+    lanes = np.arange(alive.shape[1])
     inside = lanes < capacities[:, None]
-    alive = np.where(inside, np.cumprod(confidence, axis=1), -1.0)
     budget = min(budget, int(inside.sum()))
-    best = np.argsort(-alive, axis=None, kind="stable")[:budget]
-    return np.bincount(best // len(lanes), minlength=len(confidence))
+    best = np.argsort(-np.where(inside, alive, -1.0), axis=None, kind="stable")[:budget]
+    return np.bincount(best // len(lanes), minlength=len(alive))
 
 
 def _retrieved(

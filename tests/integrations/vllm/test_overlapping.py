@@ -74,6 +74,7 @@ class FakeAsync:
         facts = np.full((len(names), 4 * self.longest + NUM_FACTS), -1, np.int32)
         facts[:, 2 * self.longest : 2 * self.longest + told] = 0
         facts[:, 3 * self.longest : -2] = 0
+        facts[:, 3 * self.longest : 3 * self.longest + told] = 1e6 * self.acceptance
         facts[:, -2:] = BY_MODEL if told else BY_NOBODY, told
         earlier, self.written = self.written, Report(names, facts)
         return earlier or Report((), facts[:0])
@@ -294,7 +295,7 @@ def test_many_requests_without_retrieval_use_slots_again() -> None:
 
 
 def test_a_budget_is_divided_as_on_the_device() -> None:
-    confidence = np.array([[0.9, 0.5, 0.9], [0.8, 0.8, 0.1], [0.2, 0.9, 0.9], [0.7, 0.6, 0.5]])
+    alive = np.array([[0.9, 0.5, 0.4], [0.8, 0.6, 0.1], [0.2, 0.18, 0.17], [0.7, 0.6, 0.5]])
     capacities = np.array([3, 3, 3, 0])
     for budget, wanted in (
         (0, [0, 0, 0, 0]),
@@ -302,7 +303,7 @@ def test_a_budget_is_divided_as_on_the_device() -> None:
         (5, [3, 2, 0, 0]),
         (99, [3, 3, 3, 0]),
     ):
-        assert divide(confidence, capacities, budget).tolist() == wanted
+        assert divide(alive, capacities, budget).tolist() == wanted
 
 
 def test_a_worker_that_reports_nothing_has_failed(caplog: pytest.LogCaptureFixture) -> None:
@@ -326,6 +327,7 @@ def test_retrieval_that_the_device_reports_is_learnt_and_chosen() -> None:
             told, names = scheduled.draftwise.head, list(scheduled.num_scheduled_tokens)
             facts = np.full((len(names), 4 * self.longest + NUM_FACTS), -1, np.int32)
             facts[:, : self.longest] = 0
+            facts[:, 3 * self.longest : 4 * self.longest] = 1e6
             facts[:, 4 * self.longest :] = 9, 1, 1, 0, 0, 0, BY_RETRIEVAL, told
             earlier, self.written = self.written, Report(names, facts)
             return earlier or Report((), facts[:0])

@@ -18,6 +18,7 @@ from draftwise.controller.acceptance import Int32
 from draftwise.controller.mixing import Hazards
 from draftwise.controller.retrieval import PROMPT_TAIL, Numbers, Proposals, Tokens
 from draftwise.integrations.vllm.adapter import Adapter, fused, timed, verifies
+from draftwise.integrations.vllm.demand import Demand
 from draftwise.integrations.vllm.options import MODEL, RETRIEVAL
 from draftwise.types import Floats
 
@@ -100,10 +101,11 @@ class Reports:
         """Who drafted, and how many tokens the model wrote."""
         return [(row[-2], max(row[-1], 0)) for row in self._facts[slots].tolist()]
 
-    def confidence(self, slots: Numbers) -> Floats:
-        """[requests, max_draft] confidence of the tokens of the drafts."""
+    def survival(self, slots: Numbers) -> Floats:
+        """[requests, max_draft] probabilities that a draft is accepted up to each token."""
         begin = 3 * self._num
-        return np.asarray(self._facts[slots, begin : begin + self._num] / 1e6)
+        confidence = self._facts[slots, begin : begin + self._num] / 1e6
+        return np.asarray(np.cumprod(confidence, axis=1))
 
     def open(self, slot: int, tokens: Tokens, *, tenant: int = 0, shares: bool = True) -> None:
         self.put([slot], np.zeros((1, self._facts.shape[1]), np.int32))
@@ -158,6 +160,7 @@ class AsyncAdapter(Adapter):
         self._emitted: dict[str, list[int]] = {}
         self._wanted: dict[str, int] = {}
         self._usual, self._told = 0.0, 0
+        self._demand = Demand(self.controller.limits.max_draft)
         self._changed: set[str] = set()
         self._running: dict[str, Any] = {}
         self._answers: list[Answer] = []
@@ -275,8 +278,8 @@ class AsyncAdapter(Adapter):
         self, names: Sequence[str], slots: Numbers, capacities: Sequence[int], budget: int
     ) -> list[int]:
         """How the device has divided a budget: the host does the same, except for ties."""
-        confidence = self._reports.confidence(slots)
-        found = mixing.divide(confidence, np.array(capacities, np.int64), budget).tolist()
+        alive = self._reports.survival(slots)
+        found = mixing.divide(alive, np.array(capacities, np.int64), budget).tolist()
         kept = [len(self._emitted[id_]) - 1 for id_ in names]
         limits = zip(found, kept, capacities, strict=True)
         return [min(max(num, least), most) for num, least, most in limits]
@@ -308,13 +311,24 @@ class AsyncAdapter(Adapter):
     def _choose(self, names: Sequence[str], rooms: Sequence[int]) -> None:
         """Choose lengths for the drafts that the step under way writes.
 
-        Its model's tokens are not known, only their number; retrieval is taken to find what it
-        found for the drafts that came back.
+        They are not known. The controller chooses as if its model's tokens, of which only the
+        number is known, came with the retrieval of the drafts that came back, and names the price;
+        how many tokens are worth it follows from the drafts of recent steps.
         """
-        offers = [[0] * self._told] * len(names) if self.controller.limits.model else None
-        chains = self.controller.choose(names, rooms, offers)
-        self._wanted = dict(zip(names, map(len, chains), strict=True))
-        self._usual = sum(self._wanted.values()) / max(len(names), 1)
+        controller, demand, num = self.controller, self._demand, len(names)
+        offers = [[0] * self._told] * num if controller.limits.model else None
+        slots = controller.slots(names)
+        wrote = max((num_head for _, num_head in self._reports.drafters(slots)), default=0)
+        demand.observe(names, self._reports.survival(slots), wrote)
+        lengths = list(map(len, controller.choose(names, rooms, offers)))
+        given = self._told, *(controller.terms or ())
+        if controller.terms is not None and demand.knows(self._told):
+            if self._divides:
+                self._wanted, self._usual = {}, demand.budget(num, *given) / num
+                return
+            lengths = demand.lengths(names, rooms, *given)
+        self._wanted = dict(zip(names, lengths, strict=True))
+        self._usual = sum(lengths) / max(num, 1)
 
     def _begin(self, request: Any) -> Any:
         self._running[request.request_id] = request
@@ -323,6 +337,7 @@ class AsyncAdapter(Adapter):
     def _end_finished(self) -> None:
         for id_ in [id_ for id_ in self._running if id_ not in self._requests]:
             request, row = self._running.pop(id_), self._rows[id_]
+            self._demand.end(id_)
             if row.shares and request.num_output_tokens:
                 begin = max(request.num_prompt_tokens - PROMPT_TAIL, 0)
                 self._answers.append(Answer(id_, begin, request.num_tokens, row.tenant))
