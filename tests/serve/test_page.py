@@ -73,6 +73,12 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., B
         yield opens
 
 
+def limit(browser: Browser, tokens: str) -> None:
+    """Type the most tokens of an answer, which is one of the folded options."""
+    browser.run("document.querySelector('details').open = true")
+    browser.type("#tokens", tokens)
+
+
 def test_an_answer_is_painted_and_compared(window: Callable[..., Browser]) -> None:
     with serving(
         fake_service(Fake(pace_s=0.002), chat_template="{{ messages[0].content }}")
@@ -81,7 +87,7 @@ def test_an_answer_is_painted_and_compared(window: Callable[..., Browser]) -> No
         browser.go(live.url + "/")
         browser.wait("return document.getElementById('model').textContent === 'parrot'")
         browser.type("#text", "abcde")
-        browser.type("#tokens", "20")
+        limit(browser, "20")
         browser.click("#send")
         browser.wait("return document.querySelector('.plainly')")
         pieces = browser.run(
@@ -123,7 +129,7 @@ def test_stopping_an_answer_frees_its_row(window: Callable[..., Browser]) -> Non
         browser.go(live.url + "/")
         browser.wait("return document.getElementById('title').textContent === 'Continue a text'")
         browser.type("#text", "abc")
-        browser.type("#tokens", "4000")
+        limit(browser, "4000")
         browser.click("#send")
         browser.wait("return document.querySelectorAll('.answer i').length > 3")
         browser.click("#stop")
@@ -191,7 +197,7 @@ def test_what_was_cut_says_so_and_goes_on(window: Callable[..., Browser]) -> Non
         browser.go(live.url + "/")
         browser.wait("return document.getElementById('title').textContent === 'Continue a text'")
         browser.type("#text", "abc")
-        browser.type("#tokens", "5")
+        limit(browser, "5")
         browser.click("#send")
         facts(browser, "Cut off")
         assert browser.run(
@@ -218,7 +224,7 @@ def test_a_stopped_answer_without_a_word_is_not_in_the_history(
         browser.click("#stop")
         facts(browser, "Stopped")
         fake.engine.pace_s = 0.0
-        browser.type("#tokens", "4")
+        limit(browser, "4")
         browser.type("#text", "next" + ENTER)
         browser.wait("return document.querySelector('.plainly')")
     assert fake.tokenizer.decode(fake.rows[-1].prompt) == "next "
@@ -231,11 +237,11 @@ def test_numbers_are_asked_for_in_the_pages_words(window: Callable[..., Browser]
         browser.go(live.url + "/")
         assert int(browser.run("return document.getElementById('tokens').value")) >= 400
         browser.type("#text", "abc")
-        browser.type("#tokens", "")
+        limit(browser, "")
         browser.click("#send")
         assert "tokens an answer may have" in browser.run("return document.body.innerText")
         assert browser.run("return document.getElementById('text').value") == "abc"
-        browser.type("#tokens", "3")
+        limit(browser, "3")
         browser.click("#send")
         browser.wait("return document.querySelector('.plainly')")
         assert browser.run("return document.getElementById('trouble').hidden")
@@ -248,13 +254,13 @@ def test_new_stops_an_answer(window: Callable[..., Browser]) -> None:
         browser = window()
         browser.go(live.url + "/")
         browser.type("#text", "abc")
-        browser.type("#tokens", "4000")
+        limit(browser, "4000")
         browser.click("#send")
         browser.wait("return document.querySelectorAll('.answer i').length > 3")
         browser.click("#clear")
         live.settle()
         assert browser.run("return document.getElementById('log').childElementCount") == 0
-        browser.type("#tokens", "3")
+        limit(browser, "3")
         browser.click("#send")
         browser.wait("return document.querySelector('.plainly')")
         assert browser.run("return document.querySelectorAll('.answer').length") == 1
