@@ -239,6 +239,27 @@ def test_an_answer_can_be_continued() -> None:
         chat.render(ASKED, tokenizer, continue_final_message=True)
 
 
+@pytest.mark.parametrize("end", [[257], [257, 258], [100]])
+def test_a_tokenizer_that_ends_the_message_to_be_continued_is_refused(end: list[int]) -> None:
+    """As mistral-common did, which took the option and wrote the end of the turn."""
+
+    class Ending(type(in_code(chat_tokenizer(None)))):  # type: ignore[misc]
+        def apply_chat_template(self, turns: Any, tokenize: bool = True, **options: Any) -> Any:
+            found = super().apply_chat_template(turns, tokenize, **options)
+            if options.get("continue_final_message"):
+                found["input_ids"][0] += end
+            return found
+
+    tokenizer = in_code(chat_tokenizer(None))
+    ending = Ending(tokenizer_object=tokenizer._tokenizer, bos_token="<bos>", eos_token="<eos>")
+    assert chat.render(ASKED, ending) == chat.render(ASKED, tokenizer)
+    for said in ("Hel", "Hello ", "two\nlines"):
+        begun = [*ASKED, say("assistant", said)]
+        chat.render(begun, tokenizer, continue_final_message=True)
+        with pytest.raises(DraftwiseError, match="ends the last message"):
+            chat.render(begun, ending, continue_final_message=True)
+
+
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize(
     ("tail", "end"),

@@ -56,8 +56,8 @@ def render(
     as Qwen3's does, unless it knows no such field. ``developer`` is ``system`` where the template
     does not know that role.
     Raises DraftwiseError for a tokenizer without a template, a message without role or text, a last
-    message by the assistant that is not to be continued, an order of roles that the template
-    rejects, and a message that the template leaves out.
+    message by the assistant that is not to be continued or that the tokenizer ends all the same, an
+    order of roles that the template rejects, and a message that the template leaves out.
     """
     if not has_template(tokenizer):
         raise DraftwiseError(
@@ -241,6 +241,10 @@ class _Marks:
         self.names.append(name)
         return f"{self.base}{len(self.names) - 1:07}"
 
+    def is_last_in(self, text: str) -> bool:
+        """Whether the text ends with the newest mark."""
+        return text.rstrip().endswith(f"{self.base}{len(self.names) - 1:07}")
+
     def missing(self, text: str) -> Iterator[str]:
         marks = (f"{self.base}{number:07}" for number in range(len(self.names)))
         return (name for name, mark in zip(self.names, marks, strict=True) if mark not in text)
@@ -262,6 +266,12 @@ def _check_presence(turns: Sequence[Message], tokenizer: Any, options: Mapping[s
         raise DraftwiseError(
             f"the chat template leaves out {lost}: this model does not take it there; put what it "
             "says into a user message"
+        )
+    is_said = turns[-1]["content"].strip() and not turns[-1].get("tool_calls")
+    if options.get("continue_final_message") and is_said and not marks.is_last_in(text):
+        raise DraftwiseError(
+            "continue_final_message: this tokenizer ends the last message, so that nothing could "
+            "continue it"
         )
 
 
