@@ -196,3 +196,45 @@ def test_the_outcome_of_the_model_s_last_draft(
         torch.from_numpy(flat).to(DEVICE), row, 0.1, 9,
     )  # fmt: skip
     assert drafting.memory[0, 0] == outcome
+
+
+def test_the_warm_up_runs_every_kernel_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftwise.integrations.vllm import kernels
+
+    ran = set()
+    for name in ("_scan_kernel", "_recall_kernel", "_mix_kernel"):
+        kernel = getattr(kernels, name)
+
+        class Noted:
+            def __init__(self, name: str, kernel: Any) -> None:
+                self.name, self.kernel = name, kernel
+
+            def __getitem__(self, grid: Any) -> Any:
+                ran.add(self.name)
+                return self.kernel[grid]
+
+        monkeypatch.setattr(kernels, name, Noted(name, kernel))
+    drafting = kernels.Drafting(2, 64, NUM, torch.device(DEVICE), 64)
+    drafting.remember(torch.arange(5, dtype=torch.int32, device=DEVICE), 3)
+    drafting.memory[:] = torch.tensor([2, 4])
+    before = drafting.ring.clone(), drafting._filled, drafting.newest
+    text = torch.ones((2, 64), dtype=torch.int32, device=DEVICE)
+    drafting.warm_up(text, torch.zeros(2, dtype=torch.int32, device=DEVICE))
+    assert ran == {"_scan_kernel", "_recall_kernel", "_mix_kernel"}
+    assert torch.equal(drafting.ring, before[0])
+    assert (drafting._filled, drafting.newest) == before[1:]
+    assert drafting.memory[:, 0].tolist() == [2, 2]
+    assert drafting.memory[1].tolist() == [2, 4]
+
+
+def test_no_argument_that_varies_compiles_a_kernel_again() -> None:
+    """Triton specialises on integers that are 1 or multiples of 16, and on aligned pointers."""
+    from draftwise.integrations.vllm import kernels
+
+    of_a_server = {
+        "text_ptr", "text_stride", "lengths_ptr", "found_ptr", "recalled_ptr", "ring_ptr",
+        "owners_ptr", "memory_ptr", "drafts_ptr", "confidence_ptr", "facts_ptr", "price",
+    }  # fmt: skip
+    for kernel in (kernels._scan_kernel, kernels._recall_kernel, kernels._mix_kernel):
+        names = {name for name in kernel.arg_names if not name.isupper()}
+        assert names - of_a_server <= set(kernels.VARYING)

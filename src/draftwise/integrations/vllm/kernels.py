@@ -7,6 +7,8 @@ request, and writes its draft. A row without a new token (a part of a prompt) ge
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -35,6 +37,14 @@ it is new in its slot, its two factors (as bits of float32), and its tenant."""
 NUM_ROW = tl.constexpr(ROW)
 BLOCK = 1024
 GROUP = 8  # rows of a program of ``recall``, which reads its block once
+VARYING = (
+    "num_blocks", "num_recalled", "num_rows", "num_head", "newest", "size", "head_stride",
+    "given_stride", "slots_ptr", "num_sampled_ptr", "num_rejected_ptr", "head_ptr", "given_ptr",
+    "hazards_ptr", "rows_ptr", "factors_ptr",
+)  # fmt: skip
+"""Arguments that change from step to step. Triton would compile a kernel once more when one of them
+is 1, or a multiple of 16 (a pointer: aligned), for the first time."""
+kernel = functools.partial(triton.jit, do_not_specialize=VARYING)
 
 
 @triton.jit
@@ -75,7 +85,7 @@ def _extend(lengths, alive, tokens_ptr, places, text_ptr, num, head_ptr, num_dra
     return lengths
 
 
-@triton.jit
+@kernel
 def _scan_kernel(
     text_ptr, text_stride, slots_ptr, lengths_ptr, num_sampled_ptr, head_ptr, head_stride,
     found_ptr, num_blocks, num_head, BLOCK: tl.constexpr,
@@ -98,7 +108,7 @@ def _scan_kernel(
     _store_found(found_ptr, lengths, places, text_ptr + places)
 
 
-@triton.jit
+@kernel
 def _recall_kernel(
     ring_ptr, owners_ptr, newest, size, text_ptr, text_stride, slots_ptr, lengths_ptr,
     num_sampled_ptr, head_ptr, head_stride, rows_ptr, found_ptr, num_rows, num_blocks, num_head,
@@ -195,7 +205,7 @@ def _retrieved(
     return tokens, is_valid > 0
 
 
-@triton.jit
+@kernel
 def _mix_kernel(
     text_ptr, text_stride, slots_ptr, lengths_ptr, num_sampled_ptr, num_rejected_ptr, head_ptr,
     head_stride, found_ptr, num_blocks, recalled_ptr, num_recalled, ring_ptr, newest, size,
@@ -356,6 +366,19 @@ class Drafting:
         """Clear the history."""
         self.ring.fill_(-1)
         self._filled = self.newest = 0
+
+    def warm_up(
+        self, text: torch.Tensor, lengths: torch.Tensor, given: torch.Tensor | None = None
+    ) -> None:
+        """Compile the kernels that ``__call__`` launches with such arguments, before any draft."""
+        device, filled = text.device, self._filled
+        none = torch.zeros(1, dtype=torch.int32, device=device)
+        num = acceptance.NUM_OUTCOMES * acceptance.NUM_MATCHES * self.num
+        hazards = torch.zeros(num + acceptance.NUM_KINDS * acceptance.NUM_MATCHES, device=device)
+        rows = torch.zeros((1, ROW), dtype=torch.int32, device=device)
+        self._filled = min(self.size, 1)
+        self(text, lengths, none, none, none, self.drafts, 0, hazards, rows, 0.0, 1, given)
+        self._filled = filled
 
     def __call__(
         self, text: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor,

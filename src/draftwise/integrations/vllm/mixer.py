@@ -141,6 +141,7 @@ class Mixer:
         self._rows = np.zeros((num, ROW), np.int32)
         self._orders: Orders | None = None
         self._names: list[str] = []
+        self._is_warm = False
         self.copied: _Copied | None = None
 
     @fused
@@ -189,6 +190,9 @@ class Mixer:
 
     def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the drafter's ``propose``, with the drafts that the orders want."""
+        if not self._is_warm:  # vLLM's first call profiles memory, before any request
+            self._is_warm = True
+            self._warm_up()
         orders = None if kwargs.get("dummy_run") else self._orders
         if orders is None or self.has_failed:
             return self._plain(input_batch, *args, **kwargs)
@@ -202,6 +206,11 @@ class Mixer:
         if drafts is None:  # the last columns may hold vLLM's placeholder
             return head[: input_batch.num_reqs].clamp(min=0)
         return drafts
+
+    @fused
+    def _warm_up(self) -> None:
+        text, lengths = self._states.all_token_ids.gpu, self._states.total_len.gpu
+        self._drafting.warm_up(text, lengths, self._confidence if self.divides else None)
 
     def _plain(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         drafts: torch.Tensor = self._head(input_batch, *args, **kwargs)
