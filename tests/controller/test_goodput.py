@@ -122,7 +122,7 @@ def test_retrieval_table_by_hand() -> None:
     assert played._tables["lookup"].den[0] == 0.0
     learn(played, evidence(matches={"lookup": 2}))
     third = (0.995 + 1 + 2.4) / (0.995 + 1 + 4)
-    survival = np.cumprod([0.4, third, third, 0.65])
+    survival = np.cumprod([0.45, third, third, 0.75])
     expected = [(1 + survival[0]) / 1.001, (1 + survival[:2].sum()) / 1.002]
     expected.append((1 + survival.sum()) / 1.004)
     assert prices(played)[4:].tolist() == pytest.approx(expected)
@@ -183,7 +183,7 @@ def test_trees_of_retrieval_climb_the_ladder() -> None:
     made = Goodput(num_plans=3, plans=plans)
     learn(made, Feedback(np.zeros(3), np.zeros(3, bool), Evidence(
         plans[0], 0, 0, matches={"lookup": 2}, costs=costs)))  # fmt: skip
-    steps = [alpha + (1 - alpha) * 0.28 for alpha in (0.4, 0.6, 0.6, 0.65)]
+    steps = [alpha + (1 - alpha) * 0.28 for alpha in (0.45, 0.6, 0.6, 0.75)]
     expected = (1 + np.cumprod(steps).sum()) / 1.012
     # before any tree the likeliest tokens have the acceptance rates by match length
     assert prices(made)[2] == pytest.approx(expected)

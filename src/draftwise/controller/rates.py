@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from draftwise.controller.acceptance import MATCH_PRIOR
 from draftwise.types import Bools, Floats, TreeShape
 
 PRIOR = 0.55  # prior acceptance of a drafter
@@ -272,15 +273,14 @@ def num_siblings(shape: TreeShape, length: int) -> int:
     return min(width - 1, NUM_SIBLINGS)
 
 
-MATCH_PRIORS = (0.2, 0.4, 0.6, 0.65, 0.8, 0.9)
-"""Prior acceptance of a retrieved token after a match of 1, 2, 3-4, 5-8, 9-16, 17+ tokens."""
+MATCH_PRIORS = MATCH_PRIOR[1:]  # those of every engine, without the one of no match
 MATCH_WEIGHT = 4.0  # weight of a bucket's prior, in alphas
 MATCH_CAP = 17  # longer matches share the last bucket
 _BUCKET_OF = (0, 0, 1, *[2] * 2, *[3] * 4, *[4] * 8, 5)  # by match length 0 .. 17
 
 
 def bucket(match: int) -> int:
-    """The table row of a match of at least 1 token.
+    """The table row of a match of at least 1 token: ``acceptance.bucket_of`` less 1.
 
     >>> [bucket(match) for match in (1, 2, 3, 4, 5, 8, 9, 16, 17, 400)]
     [0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
@@ -309,7 +309,7 @@ class MatchTable(Ratios):
         """Acceptance of a token after a match of 1, 2, .. ``num`` tokens.
 
         >>> [round(alpha, 3) for alpha in MatchTable().ladder(5)]
-        [0.2, 0.4, 0.6, 0.6, 0.65]
+        [0.25, 0.45, 0.6, 0.6, 0.75]
         """
         one, two, four, eight, sixteen, more = self.rates
         rungs = [one, two, four, four, *[eight] * 4, *[sixteen] * 8, *[more] * (num - 16)]
