@@ -137,6 +137,33 @@ def test_never_slower_where_nothing_is_accepted(overlap: bool) -> None:
     assert server.run(16, 200)[0] > 150
 
 
+def dear(batch: int, steps: int) -> float:
+    """The same while another program slows all drafted tokens to twenty times their price."""
+    return 20 * flat(batch, steps) - 19 * flat(batch, 0)
+
+
+def doubled(batch: int, steps: int) -> float:
+    """The same while another program slows everything down."""
+    return 2 * flat(batch, steps)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("busy", [dear, doubled])
+@pytest.mark.parametrize("period", [0, 150])
+def test_drafts_never_lose_where_prices_change(batch: int, busy: Seconds, period: int) -> None:
+    """period: steps after which the machine is busy, or quiet, again; 0: it stays busy."""
+    server = FakeServer(policy, flat, rate=0.5)
+    server.run(batch, 300)
+    server.spent_s = server.plain_s = 0.0
+    for number in range(0, 2000, 50):
+        is_quiet = period and number // period % 2
+        server.seconds = flat if is_quiet else busy
+        server.run(batch, 50)
+    speed = server.plain_s / server.spent_s
+    assert speed >= 0.99
+    assert speed > 1.2 or busy is dear
+
+
 def test_drafts_come_back_when_they_pay_again() -> None:
     server = FakeServer(policy, flat, rate=0.0)
     server.run(8, 600)
