@@ -135,8 +135,7 @@ def test_a_saved_memory_predicts_the_same() -> None:
         {"variance": [2 * PRIOR_VARIANCE]},
         {"features": [7, 4096]},
         {"surprise": -1.0},
-        {"missed_s": float("inf")},
-        {"num_vain": -1.0},
+        {"surprise": float("inf")},
     ],
 )
 def test_a_memory_that_cannot_be_is_refused_and_nothing_changes(change: dict[str, object]) -> None:

@@ -70,7 +70,7 @@ def test_what_is_missed_adds_up_until_a_look_is_due() -> None:
 def test_a_drafter_that_surely_fails_may_be_better_by_now() -> None:
     """If acceptance may drift, such a drafter is probed once in a while; otherwise never."""
     looks, sure = ProbeScheduler(3, 33.0), ProbeScheduler(3, 33.0)
-    looks.remember(np.zeros(3), np.zeros(3))
+    looks.expect()
     for one in (looks, sure):
         one.scored(1, 100, False)
     rounds = 0
@@ -158,7 +158,7 @@ def num_probes(is_good: bool) -> int:
 
 
 def test_a_drafter_that_always_fails_is_hardly_probed_any_more() -> None:
-    assert 1 <= num_probes(is_good=False) <= 20
+    assert 1 <= num_probes(is_good=False) < 30  # less than one for each request
     assert num_probes(is_good=True) > num_probes(is_good=False)
 
 
@@ -172,16 +172,13 @@ def one_length(step_s: float = 0.2) -> PlanCosts:
     return found
 
 
-def missed(
-    mean: float, weight: float, scored: int, end: int, is_partial: bool = False, num_vain: int = 0
-) -> float:
+def missed(mean: float, weight: float, scored: int, end: int, is_partial: bool = False) -> float:
     """Seconds missed per token by not probing ``a``, whose best rate equals the best plan's.
 
     scored: position of the last score, by a probe that was partial or not. end: of the text.
     """
     looks = ProbeScheduler(2, 33.0)
     looks.scored(0, scored, is_partial)
-    looks.num_vain[0] = num_vain
     looks.reached(end, 1)
     rates, weights = np.array([mean, 0.0]), np.array([weight, 0.0])
     looks.due((1.0 + mean) / 1.2, rates, weights, one_length(), 100.0, 1)
@@ -259,22 +256,6 @@ def test_text_that_just_fits_a_probe_is_not_skipped() -> None:
     assert fits > skips
 
 
-def test_after_n_vain_scores_the_gain_is_divided_by_n_plus_1() -> None:
-    alone = missed(0.5, 2.0, 100, 101)
-    for num in (1, 2, 5):
-        assert missed(0.5, 2.0, 100, 101, num_vain=num) == pytest.approx(alone / (num + 1))
-
-
-def test_vain_scores_are_counted_until_one_is_not() -> None:
-    """A mean that is exactly the bound is not below it, nor is a mean that is not given."""
-    looks, vain = ProbeScheduler(2, 33.0), looks_of.VAIN
-    for mean, expected in [(0.0, 1), (vain / 2, 2), (vain, 0), (0.1, 1), (0.9, 0), (0.1, 1)]:
-        looks.scored(0, 10, False, mean)
-        assert looks.num_vain.tolist() == [expected, 0.0]
-    looks.scored(0, 10, False)
-    assert looks.num_vain.tolist() == [0.0, 0.0]
-
-
 def test_a_score_clears_what_was_missed() -> None:
     looks = ProbeScheduler(3, 33.0)
     due(0.2, 4.0, emitted=4, looks=looks)
@@ -329,9 +310,9 @@ def test_with_shared_statistics_the_best_few_are_probed_first() -> None:
     missed_s = np.array([3.0, 6.0, 1.0, 5.0, 2.0, 4.0, 0.0])
     beliefs = np.full(7, 0.55), np.array([2.0] * 6 + [0.0])
     shared, alone = ProbeScheduler(7, 33.0), ProbeScheduler(7, 33.0)
-    shared.remember(missed_s.copy(), np.zeros(7))
-    alone.missed_s = missed_s.copy()
+    shared.expect()
     for looks in (shared, alone):
+        looks.missed_s = missed_s.copy()
         looks.reached(20, 0)
     best_first = [1, 3, 5, 0, 4, 2]
     num = looks_of.FIRST_LOOKS
@@ -423,10 +404,3 @@ def test_only_a_whole_score_has_read_the_text() -> None:
         found = probed([0.5] * 4, weight)
         assert found._scored_until.tolist() == [54.0, 0.0]
         assert found._read_until.tolist() == [read, 0.0]
-
-
-def test_a_score_is_vain_by_the_mean_of_its_alphas() -> None:
-    """16 alphas of 0.1 are vain although they sum to 1.6; a single one of 0.3 is not."""
-    assert probed([0.1] * 16).num_vain.tolist() == [1.0, 0.0]
-    assert probed([0.3]).num_vain.tolist() == [0.0, 0.0]
-    assert probed([0.0, 0.5]).num_vain.tolist() == [0.0, 0.0]

@@ -65,9 +65,8 @@ class Experience:
         (1 - p), v = V x^2. Prediction: p averaged over z's uncertainty, and its weight in alphas, 1
         / (1/20 + p (1 - p) v). A drafter's weights are reset once they predict worse than the prior
         by e^6 (a one-sided cumulative sum).
-    State: means and variances [D, F]; cumulative sums [D]; seconds that missing probes may have
-        cost [D]; vain scores in a row [D]; confidence bins by LM drafter; match tables by retrieval
-        drafter; numbers of tokens and answers. Its size depends only on D.
+    State: means and variances [D, F]; cumulative sums [D]; confidence bins by LM drafter; match
+        tables by retrieval drafter; numbers of tokens and answers. Its size depends only on D.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -76,8 +75,6 @@ class Experience:
         self._mean: Floats = np.zeros((num, NUM_FEATURES + 1))
         self._variance: Floats = np.full((num, NUM_FEATURES + 1), PRIOR_VARIANCE)
         self._cusums: Floats = np.zeros(num)
-        self.missed_s: Floats = np.zeros(num)
-        self.num_vain: Floats = np.zeros(num)
         self.bins: dict[str, Bins] = {}
         self.tables: dict[str, MatchTable] = {}
         self.num_tokens, self.num_answers = 256.0, 1.0
@@ -152,31 +149,28 @@ class Experience:
             "mean": self._mean[row, ids].round(5).tolist(),
             "variance": self._variance[row, ids].round(5).tolist(),
             "surprise": float(self._cusums[row]),
-            "missed_s": float(self.missed_s[row]),
-            "num_vain": float(self.num_vain[row]),
         }
 
     def _load_drafter(self, row: int, state: Mapping[str, Any]) -> None:
         ids = np.array(state["features"], dtype=np.int64)
         mean, variance = (np.array(state[key], dtype=np.float64) for key in ("mean", "variance"))
-        singles = ("surprise", "missed_s", "num_vain")
-        alone = np.array([state[key] for key in singles], dtype=np.float64)
+        surprise = float(state["surprise"])
         is_fit = ids.shape == mean.shape == variance.shape == (len(set(ids.tolist())),)
         if not is_fit or (len(ids) and not (0 <= ids.min() <= ids.max() <= NUM_FEATURES)):
             raise ValueError("its features are inconsistent")
-        if not (np.isfinite(mean).all() and np.isfinite(alone).all() and (alone >= 0).all()):
+        if not (np.isfinite(mean).all() and 0.0 <= surprise < math.inf):
             raise ValueError("one of its numbers is not finite")
         if not ((variance >= 0) & (variance <= PRIOR_VARIANCE)).all():
             raise ValueError("one of its variances is out of range")
         self._mean[row, ids], self._variance[row, ids] = mean, variance
-        self._cusums[row], self.missed_s[row], self.num_vain[row] = alone
+        self._cusums[row] = surprise
 
 
 class Recall:
     """One request's view of an ``Experience``.
 
     private: the request uses the shared statistics but does not update them. expected: the
-    prediction for its current text. bins, tables, missed_s, num_vain: shared, or copies if private.
+    prediction for its current text. bins, tables: shared, or copies if private.
     """
 
     def __init__(
@@ -187,7 +181,6 @@ class Recall:
             experience.num_answers += 1
         seen = deepcopy(experience) if private else experience
         self.bins, self.tables = seen.bins, seen.tables
-        self.missed_s, self.num_vain = seen.missed_s, seen.num_vain
         self._tokens, self._num_new = list(prompt[-WINDOW:]), 0
         self._seen = features(self._tokens, label)
         self.expected = experience.predict(self._seen)

@@ -88,7 +88,7 @@ class Goodput:
         """Start a request from shared statistics, as in ``protocols.PricingPolicy``."""
         self._recall = recall = Recall(memory, prompt, label, private)
         self._rates.expect(*recall.expected)
-        self._looks.remember(recall.missed_s, recall.num_vain)
+        self._looks.expect()
         self._bins = recall.bins
         self._left = recall.experience.answer_tokens
         self._tables = {name: MatchTable([*table.rates]) for name, table in recall.tables.items()}
@@ -194,8 +194,7 @@ class Goodput:
         alphas, recall = scores.alphas.tolist(), self._recall
         if scores.matches is None:
             self._rates.add(row, alphas, scores.weight)
-            mean = sum(alphas) / max(len(alphas), 1)
-            self._looks.scored(row, scores.start + len(alphas), scores.weight < 1.0, mean)
+            self._looks.scored(row, scores.start + len(alphas), scores.weight < 1.0)
             if recall is not None:
                 recall.add(row, alphas, scores.weight)
             return

@@ -14,7 +14,6 @@ from draftwise.types import Floats
 PROBE_TOKENS_PAID = 32  # maximum number of tokens that a probe processes
 PARTIAL_PROBE_WEIGHT = 0.25  # weight of alphas from a probe that skipped part of the text
 CHANGE_PROBABILITY = 0.02  # probability that a drafter's past does not predict this request
-VAIN = 0.2  # mean alpha below which a score counts as vain
 FIRST_LOOKS = 3  # maximum probes before the first round, with shared statistics
 ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)  # grid on which gains are summed
 _NUM_MEANS, _LEAST_WEIGHT, _NUM_WEIGHTS = 51, 0.25, 19  # weights double every other column
@@ -61,12 +60,10 @@ class ProbeScheduler:
         may be played for. A probe is due when g * tokens left, plus the seconds missed so far,
         exceed its seconds, which count once per row that waits; tokens left are those of the
         answer, at most the memory of the rates. With shared statistics a drafter counts as unknown
-        with probability 2%, which adds to the seconds missed. After n vain scores in a row both
-        gains are divided by n + 1 (Laplace's rule of succession). Each row adds its share of the
+        with probability 2%, which adds to the seconds missed. Each row adds its share of the
         seconds missed.
     State: per drafter, the positions up to which it was scored and has processed the text; the end
-        of the text; tokens since the last decision; seconds missed and vain scores in a row [D],
-        shared.
+        of the text; tokens since the last decision; seconds missed [D].
     Cost: O(D) per round, O(K) every 16 rounds.
     """
 
@@ -77,18 +74,15 @@ class ProbeScheduler:
         self._end = self._num_new = 0
         self.missed_s: Floats = np.zeros(num_drafters)
         self._doubt, self._most = 0.0, num_drafters
-        self.num_vain: Floats = np.zeros(num_drafters)
         self._ideal: Floats | None = None
         self._age = 0
 
-    def remember(self, missed_s: Floats, num_vain: Floats) -> None:
-        """Share the seconds missed and the vain scores in a row, both [D], with other requests."""
-        self.missed_s, self.num_vain = missed_s, num_vain
+    def expect(self) -> None:
+        """Begin with what earlier requests predict, which may have changed since."""
         self._doubt, self._most = CHANGE_PROBABILITY, FIRST_LOOKS
 
-    def scored(self, drafter: int, end: int, is_partial: bool, mean: float = 1.0) -> None:
+    def scored(self, drafter: int, end: int, is_partial: bool) -> None:
         """Record a score up to ``end``; is_partial: the drafter skipped part of the text."""
-        self.num_vain[drafter] = self.num_vain[drafter] + 1.0 if mean < VAIN else 0.0
         self._scored_until[drafter], self.missed_s[drafter] = end, 0.0
         if not is_partial:
             self._read_until[drafter] = end
@@ -126,9 +120,7 @@ class ProbeScheduler:
         spared = np.maximum((1.0 / best - catching_up)[:, np.newaxis] - self._ideal_s(costs), 0.0)
         gains = (_beliefs().take(place, axis=0) * spared).sum(axis=1)
         hopes = spared @ _unknown()
-        succeeds = 1.0 / (1.0 + self.num_vain)
-        gains *= succeeds
-        self.missed_s += (gains + self._doubt * succeeds * hopes) * self._num_new / rows
+        self.missed_s += (gains + self._doubt * hopes) * self._num_new / rows
         self._num_new = 0
         value = gains * min(left, self._memory) + self.missed_s
         value -= rows * (costs.draft_s + costs.read_s * read)
