@@ -33,6 +33,7 @@ WORDS = {
     "colours",
     "install",
     "lazy",
+    "compiled",
 }
 FACADE = {"pool", "settings", "speculator"}
 """The modules that wire concrete parts together; only the outermost packages may import them."""
@@ -46,12 +47,14 @@ ARROWS: dict[str, set[str]] = {
     "files": {"errors"},
     "colours": set(),
     "lazy": set(),
+    "compiled": set(),
     "protocols": {"types"},
     "bandits": WORDS,
-    "controller": WORDS | {"bandits.base"},
+    "retrieval": WORDS,
+    "controller": WORDS | {"bandits.base", "retrieval"},
     "registry": WORDS | {"bandits.feedback"},
     "nn": WORDS,
-    "drafters": WORDS | {"nn", "bandits.stop_rules"},
+    "drafters": WORDS | {"nn", "bandits.stop_rules", "retrieval"},
     "zoo": WORDS,
     "engine": WORDS | {"chat", "controller", "bandits.feedback", "nn", "drafters.protocol"},
     "settings": WORDS | {"engine.options", "nn.folder", "registry", "zoo"},
@@ -67,12 +70,12 @@ ARROWS: dict[str, set[str]] = {
         "registry",
         "settings",
     },
-    "integrations": WORDS | {"__version__", "controller", "engine", "speculator"},
+    "integrations": WORDS | {"__version__", "controller", "retrieval", "engine", "speculator"},
     "bench": WORDS
     | {"__version__", "chat", "drafters", "engine", "registry", "settings", "speculator", "zoo"},
     "serve": WORDS | {"__version__", "chat", "controller", "engine", "registry", "speculator"},
     "cli": WORDS
-    | {"__version__", "chat", "drafters", "engine", "nn", "registry", "zoo"}
+    | {"__version__", "chat", "drafters", "retrieval", "engine", "nn", "registry", "zoo"}
     | {"pool", "settings", "speculator", "bench", "serve", "integrations"},
     "__init__": {"types", "lazy", "registry", "engine", "speculator", "integrations"},
     "__main__": {"cli"},
@@ -87,8 +90,10 @@ WITHOUT_TORCH = {
     "files",
     "colours",
     "lazy",
+    "compiled",
     "protocols",
     "bandits",
+    "retrieval",
     "controller",
 } | {
     "registry",

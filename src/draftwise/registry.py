@@ -88,9 +88,9 @@ GUIDES: Table = {
 }
 DRAFTERS: Table = {
     "lm": ("drafters.lm:LMDrafter", {}),
-    "lookup": ("drafters.lookup:LookupDrafter", {}),
-    "suffix": ("drafters.suffix:SuffixDrafter", {"max_tokens": 1000}),
-    "datastore": ("drafters.datastore:DatastoreDrafter", {}),
+    "lookup": ("drafters.retrieval:LookupDrafter", {}),
+    "suffix": ("drafters.retrieval:SuffixDrafter", {"max_tokens": 1000}),
+    "datastore": ("drafters.retrieval:DatastoreDrafter", {}),
     "eagle": ("drafters.eagle:load_eagle", {}),
 }
 TABLES: Mapping[str, Table] = {

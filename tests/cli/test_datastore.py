@@ -11,7 +11,7 @@ import pytest
 
 from cli.conftest import run_command
 from cli.models_on_disk import VOCAB, make_target, save_model
-from draftwise.drafters import DatastoreFile as Store
+from draftwise.retrieval import DatastoreFile as Store
 from small_disk import files_of_at_most
 
 

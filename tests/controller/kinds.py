@@ -1,4 +1,4 @@
-"""The controller's modules as they are without numba."""
+"""Modules of compiled functions as they are without numba."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from unittest import mock
 
 import draftwise
-from draftwise.controller import RetrievalIndex
+
+PARTS = ("draftwise.compiled", "draftwise.controller", "draftwise.retrieval")
 
 
 @functools.cache
-def interpreted(name: str = "retrieval") -> Any:
-    """A module of the controller's package, imported without numba and so not compiled."""
-    package = RetrievalIndex.__module__.rpartition(".")[0]
+def interpreted(name: str) -> Any:
+    """A module of ``draftwise``, imported without numba and so not compiled."""
     with (
         mock.patch.dict(sys.modules, {"numba": None}),
-        mock.patch.object(draftwise, "controller", sys.modules[package]),
+        mock.patch.dict(vars(draftwise)),
     ):
-        for module in [module for module in sys.modules if module.startswith(package)]:
+        for module in [module for module in sys.modules if module.startswith(PARTS)]:
             del sys.modules[module]
-        return importlib.import_module(f"{package}.{name}")
+        return importlib.import_module(f"draftwise.{name}")

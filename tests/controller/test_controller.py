@@ -109,7 +109,7 @@ def _in_common(draft: list[int], truth: list[int]) -> int:
 def test_compiled_and_interpreted_are_equal(num: int) -> None:
     """Acceptance, costs and choices give the same drafts and the same state in both versions."""
     pytest.importorskip("numba")
-    module, limits = interpreted("controller"), Limits(model=True)
+    module, limits = interpreted("controller.controller"), Limits(model=True)
     assert not hasattr(module.choose, "signatures")
     engines = [Engine(made(limits), num) for made in (Controller, module.Controller)]
     for _ in range(150):

@@ -18,11 +18,11 @@ from draftwise.drafters import (
     EagleDrafter,
     LMDrafter,
     Window,
-    replacing,
 )
-from draftwise.drafters import write_datastore as write
 from draftwise.nn import CausalModel
 from draftwise.registry import Preset, Table
+from draftwise.retrieval import replacing
+from draftwise.retrieval import write_datastore as write
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
 from eagles import eagle_head, taught_head

@@ -8,7 +8,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from draftwise.controller import MeasuredCostModel, warm_up
+from draftwise.compiled import warm_up
+from draftwise.controller import MeasuredCostModel
 from engine.pairs import PROMPTS, speculator
 from modules import module_of
 

@@ -114,7 +114,7 @@ def test_answers_belong_to_their_tenants(
     tenant: str,
     is_private: bool,
 ) -> None:
-    """tests/engine/test_suffix.py tests how the suffix drafter uses tenants."""
+    """tests/retrieval/test_suffix.py tests how the suffix drafter uses tenants."""
     worker, rows = live.service.worker, list[Any]()
     sound = worker._make
     monkeypatch.setattr(worker, "_make", lambda *a, **b: rows.append(sound(*a, **b)) or rows[-1])

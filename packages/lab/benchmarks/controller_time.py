@@ -26,7 +26,9 @@ from typing import Any
 import numpy as np
 from shared.script import run, show
 
-from draftwise.controller import Controller, Limits, RetrievalIndex, Step, warm_up
+from draftwise.compiled import warm_up
+from draftwise.controller import Controller, Limits, Step
+from draftwise.retrieval import RetrievalIndex
 
 WARM_UP = 60
 RIGHT = 0.7
@@ -119,7 +121,7 @@ def prompts(texts: list[list[int]], num: int, repeats: int) -> dict[str, Any]:
     ``work``. Medians over requests, also of a request's longest call; ``mb``: its text and
     index."""
     corpus = [token for text in texts for token in text][:num]
-    controller, index = Controller(Limits(LIMIT)), RetrievalIndex(LIMIT, history_tokens=0)
+    controller, index = Controller(Limits(LIMIT)), RetrievalIndex(LIMIT, history=0)
     empty = index.memory().requests
     index.open(0, corpus)
     times = []
@@ -165,7 +167,8 @@ def growth(num: int, length: int, num_steps: int) -> dict[str, Any]:
 
 COMPILE = """
 import time
-from draftwise.controller import Controller, warm_up
+from draftwise.compiled import warm_up
+from draftwise.controller import Controller
 Controller
 begin_s = time.process_time()
 wall_s = warm_up()

@@ -36,7 +36,7 @@ from transformers import CONFIG_MAPPING
 
 from draftwise import Speculator
 from draftwise.drafters.lm import LMDrafter
-from draftwise.drafters.lookup import LookupDrafter
+from draftwise.drafters.retrieval import LookupDrafter
 from draftwise.engine import Engine, Request
 from draftwise.nn.check import check_model
 from draftwise.nn.model import CausalModel

@@ -35,7 +35,6 @@ from draftwise.controller import (
     BY_RETRIEVAL,
     Controller,
     Limits,
-    RetrievalIndex,
     Step,
     bucket_of,
     survival,
@@ -46,6 +45,7 @@ from draftwise.controller import (
 )
 from draftwise.integrations.vllm.ahead import NUM_FACTS, Reports
 from draftwise.integrations.vllm.demand import Demand
+from draftwise.retrieval import RetrievalIndex
 
 SCHEDULING_MS, KERNELS_MS = 0.15, 0.03
 HEAD = 5

@@ -31,7 +31,8 @@ from typing import Any
 import numpy as np
 from shared.script import run, show
 
-from draftwise.controller import Controller, Limits, Step, StepCosts, acceptance, choice, warm_up
+from draftwise.compiled import warm_up
+from draftwise.controller import Controller, Limits, Step, StepCosts, acceptance, choice
 from draftwise.protocols import Policy
 from draftwise.registry import make_policy
 from draftwise.types import Decision, Feedback

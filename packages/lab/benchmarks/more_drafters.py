@@ -22,7 +22,7 @@ from shared.script import run, show
 
 from draftwise import Speculator, zoo
 from draftwise.bench.suites import load_suite
-from draftwise.drafters.datastore import replacing, write
+from draftwise.retrieval.corpus import replacing, write
 from draftwise_lab.train import new_head, save_head
 from draftwise_zoo import RETRIEVAL, drafter_specs, own_specs
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from shared.script import run, show
 
-from draftwise.drafters.datastore import Store, replacing, write
-from draftwise.drafters.retrieval import most_frequent_path
+from draftwise.retrieval.corpus import Store, replacing, write
+from draftwise.retrieval.match import most_frequent_path
 
 LENGTH = 8
 

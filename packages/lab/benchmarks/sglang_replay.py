@@ -25,7 +25,7 @@ from gpu_replay import Prices, Source, Text
 from shared.script import run, show
 from shared.sglang_wheel import FOLDER, unpacked
 
-from draftwise.controller import warm_up
+from draftwise.compiled import warm_up
 from draftwise.integrations.sglang import CONFIG, SglangSettings, StepsPolicy, read_settings
 
 NUM_REQUESTS = {1: 60, 4: 120, 16: 240, 64: 420, 128: 420}

@@ -13,7 +13,7 @@ from draftwise.bench.methods import Method
 from draftwise.bench.results import Run
 from draftwise.bench.suites import Item, as_messages
 from draftwise.chat import Message, Prompt, has_template, render
-from draftwise.drafters.suffix import SuffixDrafter
+from draftwise.drafters.retrieval import SuffixDrafter
 from draftwise.engine.outputs import Round
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError

@@ -98,7 +98,7 @@ def build(
         if not out.parent.is_dir():
             raise DraftwiseError(f"cannot write {out}: there is no folder {out.parent}")
         check_target(tokenizer)
-    from draftwise.drafters.datastore import Store, replacing, write
+    from draftwise.retrieval.corpus import Store, replacing, write
 
     with replacing(out) as file:
         with refused_values():

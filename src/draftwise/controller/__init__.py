@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         CREDIT as BATCH_CREDIT, SKIPPED, TOGETHER, Batches,
     )
     from draftwise.controller.choice import NUM_PRICES, best_length, choose as choose_drafts
-    from draftwise.controller.compiled import HAS_NUMBA, warm_up
     from draftwise.controller.controller import Controller, Limits
     from draftwise.controller.costs import Step, StepCosts
     from draftwise.controller.experience import (
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from draftwise.controller.forwards import MeasuredCostModel
     from draftwise.controller.goodput import Goodput
     from draftwise.controller.guard import MARGIN, NO_GUARD, ROUNDS, Guard, Tuning, Why
-    from draftwise.controller.kernels import (
-        CATCH_UP, LONGEST_CONTEXT, LONGEST_MATCH, MAX_HITS, NUM_ORDERS, PATIENCE,
-    )
     from draftwise.controller.mixing import (
         MODEL as BY_MODEL, NOTHING as BY_NOBODY, RETRIEVAL as BY_RETRIEVAL, Hazards, History,
         Match, Mixed, Row, divide, follow, hazards_of, match as find_match, mix, survival, worth,
@@ -37,9 +33,6 @@ if TYPE_CHECKING:
     from draftwise.controller.plans import PlanCosts, expected_tokens, retrieved_tokens
     from draftwise.controller.probes import PROBE_TOKENS_PAID, ProbeScheduler
     from draftwise.controller.rates import MATCH_PRIORS, Bins, MatchTable, Rates, bin_of
-    from draftwise.controller.retrieval import (
-        PROMPT_TAIL, SLICE, Proposals, RetrievalIndex, capacity_for,
-    )
     from draftwise.controller.writer import GoodputMixer, Prices
 
 __getattr__, __dir__ = exports(__name__)

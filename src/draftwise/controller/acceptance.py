@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.controller.compiled import compiled, warms_up
+from draftwise.compiled import compiled, warms_up
 from draftwise.types import Floats, Ints
 
 Int32 = NDArray[np.int32]

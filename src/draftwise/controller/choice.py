@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from draftwise.compiled import compiled, warms_up
 from draftwise.controller.acceptance import (
     AFTER,
     AFTER_FOUND,
@@ -32,7 +33,6 @@ from draftwise.controller.acceptance import (
     new_slots,
     new_tables,
 )
-from draftwise.controller.compiled import compiled, warms_up
 from draftwise.types import Floats, Ints
 
 NUM_PRICES = 512  # number of bins for prices between 0 and 1 expected token

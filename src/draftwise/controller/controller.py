@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from draftwise.compiled import warm_up
 from draftwise.controller import acceptance
 from draftwise.controller.acceptance import (
     AFTER_FOUND,
@@ -30,11 +31,11 @@ from draftwise.controller.acceptance import (
 )  # fmt: skip
 from draftwise.controller.batches import LEAST_CREDIT, Batches
 from draftwise.controller.choice import best_length, choose, mean_surplus
-from draftwise.controller.compiled import warm_up
 from draftwise.controller.costs import Step, StepCosts, like
 from draftwise.controller.guard import IDLE_STEPS, WITH_MODEL, Guard, Tuning
 from draftwise.controller.mixing import Hazards, hazards_of
-from draftwise.controller.retrieval import Numbers, Proposals, RetrievalIndex, Tokens
+from draftwise.retrieval.index import Numbers, RetrievalIndex, Tokens
+from draftwise.retrieval.kernels import Proposals
 from draftwise.types import Floats, Ints
 
 RATE_DISCOUNT = 0.98, 0.995

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.controller.compiled import compiled, warms_up
+from draftwise.compiled import compiled, warms_up
 from draftwise.types import Floats, Ints
 
 EDGES = np.array(

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from draftwise.controller.compiled import warm_up
+from draftwise.compiled import warm_up
 from draftwise.controller.costs import Step, StepCosts
 from draftwise.types import Costs
 

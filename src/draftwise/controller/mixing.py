@@ -15,7 +15,7 @@ import numpy as np
 
 from draftwise.controller import acceptance
 from draftwise.controller.acceptance import HIGHEST, LOWEST, Int32, Tables
-from draftwise.controller.kernels import LONGEST_MATCH
+from draftwise.retrieval.kernels import LONGEST_MATCH
 from draftwise.types import Floats, Ints
 
 NOTHING, RETRIEVAL, MODEL = range(3)

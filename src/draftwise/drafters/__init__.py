@@ -9,21 +9,14 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.drafters.datastore import (
-        DatastoreDrafter, Store as DatastoreFile, replacing, sort_suffixes,
-        write as write_datastore,
-    )
     from draftwise.drafters.eagle import EagleDrafter as EagleDrafter, EagleRunner
     from draftwise.drafters.lm import ROOM, LMDrafter as LMDrafter, LMRunner, Window
-    from draftwise.drafters.lookup import LookupDrafter
     from draftwise.drafters.chain import Chain
     from draftwise.drafters.drawing import without_replacement
     from draftwise.drafters.session import NeuralSession
     from draftwise.drafters.protocol import Context, Drafter, DraftTask
     from draftwise.drafters.retrieval import (
-        LONGEST_MATCH, NO_MATCH, Match, RetrievalSession, TokenTree, most_frequent_path,
-        tree as continuation_tree,
+        DatastoreDrafter, LookupDrafter, RetrievalSession, SuffixDrafter,
     )
-    from draftwise.drafters.suffix import ORDERS, SuffixDrafter
 
 __getattr__, __dir__ = exports(__name__)

@@ -1,97 +1,36 @@
-"""Merges the continuations of a match by frequency; the session of retrieval drafters."""
+"""Drafters that retrieve: from the text itself, from earlier answers, from a corpus."""
 
 from __future__ import annotations
 
 import functools
-import heapq
-import itertools
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
-
+from draftwise.checks import MANY, whole
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
 from draftwise.drafters.scoring import score_known
+from draftwise.errors import BadValue
 from draftwise.nn.transfer import DeviceRead, together
 from draftwise.nn.trees import pruned
-from draftwise.types import Draft, DraftStep, Floats, Ints, Scores, TreeShape
+from draftwise.retrieval.corpus import Store
+from draftwise.retrieval.index import History, RetrievalIndex
+from draftwise.retrieval.kernels import LONGEST_CONTEXT, LONGEST_MATCH, MatchRule
+from draftwise.retrieval.match import (
+    NO_MATCH,
+    Match,
+    TokenTree,
+    continuation_tree,
+    most_frequent_path,
+)
+from draftwise.types import Draft, DraftStep, DraftwiseError, Scores, TreeShape
 
-READ_MOST = 8192  # tokens that a session indexes in a round: about 15 ms
-LONGEST_MATCH = 32  # matches are measured up to this length: longer is no better evidence
-Rows = Sequence[Sequence[int]]  # continuations of one match; ties go to the first row
-
-
-@dataclass(frozen=True, slots=True)
-class TokenTree:
-    """Continuations merged into a prefix tree, the likeliest nodes first.
-
-    tokens: [N]. parents: [N], each below its node's index; -1 = the end of the text. probs: [N],
-    the share of all rows that run through the node: cumulative along its path.
-    """
-
-    tokens: Ints
-    parents: Ints
-    probs: Floats
-
-
-def most_frequent_path(rows: Rows, length: int) -> list[tuple[int, tuple[int, ...]]]:
-    """The path that takes the most frequent continuation at each step, at most ``length`` tokens.
-
-    Each token comes with the counts of all candidates, the token's first. Ties go to the earliest
-    row; rows that have ended do not vote, and the path ends where all have.
-
-    >>> most_frequent_path([[7, 8], [5, 6], [5, 9, 1]], 3)
-    [(5, (2, 1)), (6, (1, 1))]
-    """
-    path: list[tuple[int, tuple[int, ...]]] = []
-    for depth in range(length):
-        if len(rows) == 1:
-            path += [(token, (1,)) for token in rows[0][depth:length]]
-            break
-        groups = _split(rows, depth)
-        if not groups:
-            break
-        counts = {token: len(group) for token, group in groups.items()}
-        token = max(counts, key=counts.__getitem__)
-        rows, own = groups[token], counts.pop(token)
-        path.append((token, (own, *counts.values())))
-    return path
-
-
-def tree(
-    rows: Rows, num_tokens: int, *, top_k: int | None = None, length: int | None = None
-) -> TokenTree:
-    """The ``num_tokens`` likeliest nodes of the rows' prefix tree, best first.
-
-    A node's probability is the share of all rows that run through it, as in SuffixDecoding; ties go
-    to the shallower node, then to the earlier row. top_k: maximum number of children of a node;
-    length: maximum depth.
-
-    >>> tree([[5, 6], [5, 9], [7]], num_tokens=3).probs.round(2).tolist()
-    [0.67, 0.33, 0.33]
-    """
-    order = itertools.count()
-    heap: list[tuple[int, int, int, int, int, Rows]] = []
-
-    def open_children(parent: int, depth: int, members: Rows) -> None:
-        if length is not None and depth >= length:
-            return
-        groups = sorted(_split(members, depth).items(), key=lambda item: -len(item[1]))
-        for token, group in groups[:top_k]:
-            heapq.heappush(heap, (-len(group), next(order), parent, depth, token, group))
-
-    nodes: list[tuple[int, int, float]] = []
-    open_children(-1, 0, rows)
-    while heap and len(nodes) < num_tokens:
-        negative, _, parent, depth, token, group = heapq.heappop(heap)
-        nodes.append((token, parent, -negative / len(rows)))
-        open_children(len(nodes) - 1, depth + 1, group)
-    tokens, parents, probs = zip(*nodes, strict=True) if nodes else ((), (), ())
-    edges = np.array([tokens, parents], dtype=np.int64)
-    return TokenTree(edges[0], edges[1], np.array(probs, dtype=np.float64))
+READ_MOST = 8192  # tokens that a session indexes in a round: about 15 ms without numba
+LEAST_ROOM = 16  # tokens of the history reserved for a running answer, or as many as it has
+NUM_PLACES = 32  # earlier places that prompt lookup compares
+_LONGEST = 64  # tokens of the longest n-gram that may be asked for
+_MOST_TOKENS = 1 << 26  # maximum tokens of a history
 
 
 @functools.lru_cache(maxsize=4096)
@@ -107,48 +46,19 @@ def describe(depth: int, length: int, counts: tuple[int, ...]) -> DraftStep:
     return DraftStep(depth, length, first, first, entropy, first - max(others, default=0.0))
 
 
-def _split(rows: Rows, depth: int) -> dict[int, list[Sequence[int]]]:
-    """Rows by their token at ``depth``, in the order of first appearance."""
-    groups: dict[int, list[Sequence[int]]] = {}
-    for row in rows:
-        if depth < len(row):
-            groups.setdefault(row[depth], []).append(row)
-    return groups
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest matching suffix. rows: depth -> continuations. nexts: their first tokens."""
-
-    length: int
-    rows: Callable[[int], Rows]
-    nexts: Callable[[], Sequence[int]]
-
-    def proposal(self) -> int:
-        """The most frequent next token; ties go to the first; -1 = none."""
-        tokens = self.nexts()
-        if len(tokens) < 3:
-            return tokens[0] if tokens else -1
-        counts = Counter(tokens)
-        return max(counts, key=counts.__getitem__)
-
-
-NO_MATCH = Match(0, lambda depth: [], lambda: [])
-
-
-class Finder(ABC):
-    """The index that one row searches: the row's text, and text shared with other rows.
+class Source(ABC):
+    """What one row searches: its own text and text shared with other rows, or a corpus.
 
     resumes: whether the next chat turn can be appended, instead of indexing all text again.
     """
 
-    resumes: bool = True
-
-    def begin(self, context: Context) -> None:  # noqa: B027
-        """Called once, before the first token: the text so far is the prompt."""
+    resumes: bool = False
 
     @abstractmethod
-    def push(self, token: int) -> None: ...
+    def read(self, tokens: Sequence[int], num_scored: int) -> list[tuple[int, int]]:
+        """Append tokens to the text; for each of the last ``num_scored``: the token that would
+        have been proposed in its place (-1 = none), and the length of the match.
+        """
 
     @abstractmethod
     def find(self, draft: Sequence[int]) -> Match:
@@ -157,12 +67,15 @@ class Finder(ABC):
     def share(self) -> None:  # noqa: B027
         """Share the text so far with other rows."""
 
+    def close(self) -> None:  # noqa: B027
+        """The row has ended."""
+
 
 class _RetrievalRow:
-    """One row: its finder, the match at its end, and its earlier proposals."""
+    """One row: its source, the match at its end, and its earlier proposals."""
 
-    def __init__(self, finder: Finder) -> None:
-        self.finder, self.match = finder, NO_MATCH
+    def __init__(self, source: Source) -> None:
+        self.source, self.match = source, NO_MATCH
         self.text: Sequence[int] = ()
         self.length = self.known_start = 0
         self.known: list[tuple[int, int]] = []  # (proposed token or -1, match length) by position
@@ -173,17 +86,13 @@ class _RetrievalRow:
         """
         self.text, start, begin = tokens, len(tokens) - MAX_TARGETS, self.length
         end = begin + most if begin + most < start else len(tokens)
-        while self.length < end:
-            if self.length >= start:
-                self.known.append((self.match.proposal(), self.match.length))
-            else:
-                self.known, self.known_start = [], self.length + 1
-            self.finder.push(tokens[self.length])
-            self.length += 1
-            if self.length >= start:
-                self.match = self.finder.find([])
-        if end < start:
-            self.match = NO_MATCH
+        if begin < end:
+            scored = min(end, max(begin, start))
+            if scored > begin:
+                self.known, self.known_start = [], scored
+            self.known += self.source.read(tokens[begin:end], end - scored)
+            self.length = end
+            self.match = self.source.find(()) if end >= start else NO_MATCH
         return end - begin
 
     def path(self, length: int) -> list[tuple[int, tuple[int, ...]]]:
@@ -193,34 +102,34 @@ class _RetrievalRow:
         while match.length and len(path) < length:
             path += most_frequent_path(match.rows(length - len(path)), length - len(path))
             if len(path) < length:
-                match = self.finder.find([token for token, _ in path])
+                match = self.source.find([token for token, _ in path])
         return path
 
 
 class RetrievalSession:
-    """One finder per row, updated on each use. A round's tokens are shared only after all of its
+    """One source per row, updated on each use. A round's tokens are shared only after all of its
     rows have indexed theirs, so no score depends on tokens that were unknown when the row drafted.
     Long texts are indexed by READ_MOST tokens a round; until the end nothing is proposed.
-    new_finder: makes one for a text of that many tokens.
+    new_source: makes the source of a row.
     """
 
-    def __init__(self, name: str, new_finder: Callable[[int], Finder]) -> None:
-        self._name, self._new_finder = name, new_finder
+    def __init__(self, name: str, new_source: Callable[[Context], Source]) -> None:
+        self._name, self._new_source = name, new_source
         self._rows: dict[int, _RetrievalRow] = {}
         self._left = READ_MOST
 
     def open(self, context: Context, expected: int) -> None:
-        finder = self._new_finder(expected)
-        finder.begin(context)
-        self._rows[context.row] = _RetrievalRow(finder)
+        if context.row in self._rows:
+            self.close(context.row)
+        self._rows[context.row] = _RetrievalRow(self._new_source(context))
 
     def close(self, row: int) -> None:
-        del self._rows[row]
+        self._rows.pop(row).source.close()
 
     def crop(self, context: Context, length: int) -> None:
         """Start over, unless the new text extends the indexed one."""
         row = self._rows[context.row]
-        resumes = row.finder.resumes and not context.prediction
+        resumes = row.source.resumes and not context.prediction
         is_next = resumes and row.text[: row.length] == context.tokens[: row.length]
         if is_next and row.length < len(context.tokens):
             row.known, row.known_start = [], row.length
@@ -257,7 +166,7 @@ class RetrievalSession:
         self, context: Context, num_tokens: int, *, top_k: int | None = None, length: int = 16
     ) -> TokenTree:
         rows = self._row(context).match.rows(min(length, num_tokens))
-        return tree(rows, num_tokens, top_k=top_k, length=length)
+        return continuation_tree(rows, num_tokens, top_k=top_k, length=length)
 
     def commit(self, contexts: Sequence[Context], judged: Sequence[Scores | None] = ()) -> None:
         """Index the verified tokens, then share them; no rollback, as drafts are not indexed."""
@@ -265,7 +174,7 @@ class RetrievalSession:
         for context in contexts:
             self._row(context)
         for context in contexts:
-            self._rows[context.row].finder.share()
+            self._rows[context.row].source.share()
 
     def score(
         self, contexts: Sequence[Context], everything: bool
@@ -288,10 +197,190 @@ class RetrievalSession:
     def peek(self, context: Context, drafted: Sequence[int]) -> tuple[int, int]:
         row = self._row(context)
         is_read = row.length == len(context.tokens)
-        match = row.finder.find(drafted) if drafted and is_read else row.match
+        match = row.source.find(drafted) if drafted and is_read else row.match
         return match.length, match.proposal()
 
     def _row(self, context: Context) -> _RetrievalRow:
         row = self._rows[context.row]
         self._left -= row.read(context.tokens, max(self._left, MAX_TARGETS))
         return row
+
+
+class _TextSource(Source):
+    """A row's text, after the request's prediction, and the earlier answers of its tenant."""
+
+    def __init__(self, index: RetrievalIndex, context: Context, tenant: int = 0) -> None:
+        # as if the prediction stood before the prompt, after the prompt's last tokens, so that an
+        # answer is expected to begin as it does
+        ending = context.tokens[-LONGEST_CONTEXT:] if context.prediction else []
+        prefix = [*ending, *context.prediction]
+        self.resumes = not index.history.size and not prefix
+        self._index, self._row = index, context.row
+        self._num_prompt = len(prefix) + len(context.tokens)
+        index.open(
+            context.row, prefix, tenant=tenant, shares=not context.is_private,
+            num_prompt=self._num_prompt,
+        )  # fmt: skip
+
+    def read(self, tokens: Sequence[int], num_scored: int) -> list[tuple[int, int]]:
+        return self._index.read(self._row, tokens, num_scored)
+
+    def find(self, draft: Sequence[int]) -> Match:
+        return self._index.find(self._row, draft)
+
+    def share(self) -> None:
+        num_answered = self._index.length(self._row) - self._num_prompt
+        self._index.share(self._row, max(LEAST_ROOM, num_answered))
+        self._index.history.work(MANY)
+
+    def close(self) -> None:
+        self._index.close(self._row)
+        self._index.history.work(MANY)
+
+
+class LookupDrafter:
+    """The longest n-gram at the end of the text that occurred before; its latest occurrence wins.
+    A request's ``prediction`` counts as text before its prompt.
+
+    Source: prompt lookup decoding (Saxena 2023), names as in vLLM. Differs: the longest match wins,
+    then the latest, and a continuation may be of any length; of the places after the last 1, 2, 4
+    or 8 tokens only the newest NUM_PLACES are compared. Memory: see ``RetrievalIndex``. probs: None
+    (point mass). Errors: ValueError if not 1 <= prompt_lookup_min <= prompt_lookup_max.
+
+    With the text ``5 6 7 8 5 6`` and n = 2 the match is ``5 6``, and ``7 8 5 ...`` is proposed.
+    """
+
+    retrieves, can_branch, can_mix = True, False, False
+    relative_cost, token_bytes = 0.002, 56
+
+    def __init__(self, name: str, prompt_lookup_min: int = 1, prompt_lookup_max: int = 8) -> None:
+        whole("prompt_lookup_max", prompt_lookup_max, 1, _LONGEST)
+        if whole("prompt_lookup_min", prompt_lookup_min, 1) > prompt_lookup_max:
+            must = f"at most prompt_lookup_max, which is {prompt_lookup_max}"
+            raise BadValue("prompt_lookup_min", prompt_lookup_min, must)
+        self.name, most = name, min(prompt_lookup_max, LONGEST_MATCH)
+        self._rule = MatchRule(NUM_PLACES, 1, most, min(prompt_lookup_min, most))
+
+    def start(self) -> RetrievalSession:
+        index = RetrievalIndex(1, 0, self._rule)
+        return RetrievalSession(self.name, lambda context: _TextSource(index, context))
+
+
+class SuffixDrafter:
+    """The most frequent continuation of the longest suffix match here or in past outputs.
+
+    Source: SuffixDecoding (Oliaro et al. 2024) and SAM decoding (Hu et al. 2024): an index of the
+    request (prompt and output) and a shared one of all outputs that this drafter has seen; the
+    longer match proposes, the request's on a tie. Differs: see ``draftwise.retrieval.index``;
+    frequencies are those among the newest ``num_matches`` occurrences of the longest match; the
+    longer match wins, not the higher score.
+
+    Outputs are shared after every round; prompts and private requests are not. The history
+    holds the latest ``max_tokens`` tokens of all tenants; 0 = none. What a tenant said is forgotten
+    when ``num_tenants`` others have asked since. With a history, the same seed may yield another
+    sample of the same distribution.
+
+    Memory and time: see ``RetrievalIndex``. probs: None (a point mass, a function of the past
+    alone). Errors: ValueError if max_tokens < 0 or num_matches < 1.
+
+    >>> from draftwise.drafters.protocol import Context
+    >>> from draftwise.types import SamplingParams
+    >>> session = SuffixDrafter("suffix").start()
+    >>> context = Context(0, [5, 6, 7, 8, 5, 6], SamplingParams(), rng=None)
+    >>> session.open(context, expected=16)
+    >>> session.match_length(context), session.tree(context, num_tokens=4).tokens.tolist()
+    (2, [7, 8, 5, 6])
+    """
+
+    retrieves, can_branch, can_mix = True, True, False
+    relative_cost, token_bytes = 0.004, 96
+
+    def __init__(
+        self, name: str, max_tokens: int = 262_144, num_matches: int = 8, num_tenants: int = 16
+    ) -> None:
+        whole("max_tokens", max_tokens, 0, _MOST_TOKENS, "no shared history")
+        whole("num_matches", num_matches, 1, MANY), whole("num_tenants", num_tenants, 1, MANY)
+        self.name, self._options = name, (max_tokens, num_matches, num_tenants)
+        self._rule = MatchRule(num_matches, num_matches, LONGEST_MATCH, 1)
+        self._history = History(max_tokens)
+        self._tenants: dict[str, int] = {}  # the least recently used first
+        self._num_seen = 0
+
+    def forgetful(self) -> SuffixDrafter:
+        """A drafter with the same options and an empty history."""
+        return SuffixDrafter(self.name, *self._options)
+
+    def start(self) -> RetrievalSession:
+        index = RetrievalIndex(1, self._history, self._rule)
+
+        def new_source(context: Context) -> Source:
+            return _TextSource(index, context, self._tenant(context.tenant))
+
+        return RetrievalSession(self.name, new_source)
+
+    def _tenant(self, name: str) -> int:
+        """A tenant's number in the history; a forgotten one gets another."""
+        if name not in self._tenants:
+            self._num_seen += 1
+        self._tenants[name] = self._tenants.pop(name, self._num_seen)
+        if len(self._tenants) > self._options[-1]:
+            del self._tenants[next(iter(self._tenants))]
+        return self._tenants[name]
+
+
+class DatastoreDrafter:
+    """The most frequent continuation of the longest suffix match in a corpus on disk.
+
+    Source: REST (He et al. 2024): longest suffix match in a datastore, continuations merged into a
+    prefix tree by frequency. Differs: one search for the longest match instead of one for each
+    length from 16 down to 2; of many matches, ``num_matches`` evenly spaced ones vote, where REST
+    takes the first 5,000; the chain is the tree's most frequent path. The reversed corpus and its
+    suffix array are in a memory-mapped file made by ``draftwise datastore build``.
+
+    Time: O(log n) a token. probs: None (a point mass, a function of the text). Errors:
+    DraftwiseError for a file that is not a datastore, is truncated, or has another vocabulary size
+    than the target (None = not compared); ValueError if num_matches < 1.
+    """
+
+    retrieves, can_branch, can_mix = True, True, False
+    relative_cost, token_bytes = 0.006, 0
+
+    def __init__(
+        self, name: str, file: Path | str, num_matches: int = 64, vocab_size: int | None = None
+    ) -> None:
+        whole("num_matches", num_matches, 1, MANY)
+        self.name, self._num_matches, self._store = name, num_matches, Store(file)
+        if vocab_size is not None and self._store.vocab_size != vocab_size:
+            raise DraftwiseError(
+                f"datastore {file} has a vocabulary of {self._store.vocab_size} tokens and the "
+                f"target one of {vocab_size}: build it with the target's tokenizer"
+            )
+
+    def start(self) -> RetrievalSession:
+        return RetrievalSession(self.name, lambda _: _CorpusSource(self._store, self._num_matches))
+
+
+class _CorpusSource(Source):
+    """A corpus on disk, and the last tokens of a row's text."""
+
+    resumes = True
+
+    def __init__(self, store: Store, num_matches: int) -> None:
+        self._store, self._num_matches = store, num_matches
+        self._ending: list[int] = []
+
+    def read(self, tokens: Sequence[int], num_scored: int) -> list[tuple[int, int]]:
+        found = []
+        for i, token in enumerate(tokens, num_scored - len(tokens)):
+            if i >= 0:
+                match = self.find(())
+                found.append((match.proposal(), match.length))
+            self._ending = [*self._ending[1 - LONGEST_MATCH :], token]
+        return found
+
+    def find(self, draft: Sequence[int]) -> Match:
+        length, first, last = self._store.find([*self._ending, *draft])
+        if not length:
+            return NO_MATCH
+        store, num = self._store, self._num_matches
+        return Match(length, lambda depth: store.continuations(first, last, num, depth))

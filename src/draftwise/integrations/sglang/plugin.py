@@ -17,7 +17,7 @@ from typing import Any
 from platformdirs import user_cache_dir
 
 from draftwise import __version__
-from draftwise.controller.compiled import warm_up
+from draftwise.compiled import warm_up
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.sglang.policy import SglangSettings, StepsPolicy, read_settings
 from draftwise.integrations.vllm.state import StateFile, state_path

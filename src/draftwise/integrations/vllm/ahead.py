@@ -16,10 +16,11 @@ import numpy as np
 from draftwise.controller import mixing
 from draftwise.controller.acceptance import Int32
 from draftwise.controller.mixing import Hazards
-from draftwise.controller.retrieval import PROMPT_TAIL, Numbers, Proposals, Tokens
 from draftwise.integrations.vllm.adapter import Adapter, fused, timed, verifies
 from draftwise.integrations.vllm.demand import Demand
 from draftwise.integrations.vllm.options import MODEL, RETRIEVAL
+from draftwise.retrieval.index import PROMPT_TAIL, Numbers, Tokens
+from draftwise.retrieval.kernels import Proposals
 from draftwise.types import Floats
 
 NUM_FACTS = 8

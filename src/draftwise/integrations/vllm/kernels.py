@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from draftwise.controller import acceptance, mixing
-from draftwise.controller.kernels import LONGEST_MATCH
+from draftwise.retrieval.kernels import LONGEST_MATCH
 
 LOWEST, HIGHEST = tl.constexpr(acceptance.LOWEST), tl.constexpr(acceptance.HIGHEST)
 NUM_BUCKETS = tl.constexpr(acceptance.NUM_MATCHES)

@@ -15,7 +15,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmAsyncSchedu
 from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 import draftwise
-from draftwise.controller.compiled import warm_up
+from draftwise.compiled import warm_up
 from draftwise.controller.controller import Controller
 from draftwise.files import cpu_name
 from draftwise.integrations.vllm.adapter import Adapter

@@ -15,17 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.kinds import interpreted
-from controller.plain_index import PlainIndex
-from draftwise.controller import (
-    HAS_NUMBA,
-    SLICE,
-    Controller,
-    Limits,
-    Proposals,
-    RetrievalIndex,
-    warm_up,
-)
+from draftwise.compiled import HAS_NUMBA, warm_up
+from draftwise.controller import Controller, Limits
+from draftwise.retrieval import DEFAULT_RULE, SLICE, MatchRule, Proposals, RetrievalIndex
 from modules import module_of
+from retrieval.plain_index import PlainIndex
 
 retrieval = module_of(RetrievalIndex)
 
@@ -36,8 +30,8 @@ KINDS = [
 NUM_SLOTS = 5
 
 
-def make_index(*args: int, compiled: bool, **options: int) -> RetrievalIndex:
-    module = retrieval if compiled else interpreted()
+def make_index(*args: Any, compiled: bool, **options: int) -> RetrievalIndex:
+    module = retrieval if compiled else interpreted("retrieval.index")
     made: RetrievalIndex = module.RetrievalIndex(*args, **options)
     return made
 
@@ -82,8 +76,9 @@ class Pair:
 
     def __init__(self, kind: bool, rng: random.Random, history_tokens: int) -> None:
         self.rng = rng
-        index = make_index(6, history_tokens, compiled=kind)
-        self.both = [PlainIndex(6, history_tokens), index]
+        rule = rng.choice([DEFAULT_RULE, MatchRule(3, 1, 4, 1), MatchRule(20, 5, 32, 2)])
+        index = make_index(6, history_tokens, rule, compiled=kind)
+        self.both: list[Any] = [PlainIndex(6, history_tokens, rule), index]
         self.vocabulary = rng.choice([1, 2, 3, 8, 40])
         self.open: list[int] = []
 
@@ -96,7 +91,8 @@ class Pair:
         return tokens
 
     def step(self) -> None:
-        getattr(self, self.rng.choice(["begin", "extend", "extend", "propose", "after", "end"]))()
+        steps = ["begin", "extend", "extend", "read", "propose", "after", "find", "share", "end"]
+        getattr(self, self.rng.choice(steps))()
         if self.rng.random() < 0.4:
             num = self.rng.choice([0, 1, 7, 50, 500])
             left = [index.work(num) for index in self.both]
@@ -107,6 +103,7 @@ class Pair:
         if free:
             slot, text = self.rng.choice(free), self.text(self.rng.choice([3, 40, 300]))
             options: Any = {"tenant": self.rng.randrange(2), "shares": self.rng.random() < 0.8}
+            options["num_prompt"] = self.rng.choice([None, len(text) + self.rng.randrange(9)])
             for index in self.both:
                 index.open(slot, text, **options)
             self.open.append(slot)
@@ -122,6 +119,28 @@ class Pair:
         texts = [self.text(self.rng.choice([0, 4, 4, 4, 90])) for _ in self.open]
         for index in self.both:
             index.extend(self.open, flat(texts), [len(text) for text in texts])
+
+    def read(self) -> None:
+        for slot in self.open[:1]:
+            text = self.text(20)
+            num = self.rng.randrange(len(text) + 1)
+            for index in self.both:  # the texts of a drafter are indexed to their end
+                while index.work(1000):
+                    pass
+            found = [index.read(slot, text, num) for index in self.both]
+            assert found[0] == found[1]
+
+    def find(self) -> None:
+        for slot in self.open:
+            draft, (plain, index) = self.text(5), self.both
+            match = index.find(slot, draft)
+            assert (match.length, match.rows(7)) == plain.find(slot, draft, 7)
+
+    def share(self) -> None:
+        room = self.rng.choice([0, 5, 20])
+        for slot in self.open:
+            for index in self.both:
+                index.share(slot, room)
 
     def propose(self) -> None:
         limits = [self.rng.randrange(8) for _ in self.open]
@@ -279,7 +298,7 @@ class TestIsolation:
                 index.close(4)
 
     def test_owners_are_checked_even_where_hashes_collide(self, kind: bool) -> None:
-        index = make_index(compiled=kind, history_tokens=4)  # four buckets for everything
+        index = make_index(compiled=kind, history=4)  # four buckets for everything
         answered(index, 0, [5, 6], tenant=1)
         for tenant in range(100):
             index.open(1, [5], tenant=tenant)
@@ -297,7 +316,7 @@ class TestIsolation:
         assert proposal(index, 0)["tokens"] == [3]  # reading is allowed
 
     def test_the_oldest_answers_are_forgotten(self, kind: bool) -> None:
-        index = make_index(compiled=kind, history_tokens=64)
+        index = make_index(compiled=kind, history=64)
         for num in range(40):
             answered(index, 0, [num, 1000 + num, 2000 + num])
         for num in range(40):
@@ -337,55 +356,8 @@ class TestWork:
             index.extend([slot], text[100:140], [40])
             assert proposal(index, slot, 5)["tokens"] == text[140:145]
 
-    def test_a_list_is_copied_in_slices(self, kind: bool) -> None:
-        class Text(list[int]):
-            num_read = 0
-
-            def __getitem__(self, at: Any) -> Any:
-                found = super().__getitem__(at)
-                Text.num_read += len(found)
-                return found
-
-        index, tokens = make_index(compiled=kind), [num % 3000 for num in range(20_000)]
-        index.open(0, Text(tokens))
-        reads = [Text.num_read]
-        index.extend([0], [2, 3], [2])
-        while index.work(retrieval.SLICE):
-            reads.append(Text.num_read)
-        assert index.text(0).tolist() == [*tokens, 2, 3]
-        longest = max(b - a for a, b in itertools.pairwise([0, *reads]))
-        assert 0 < longest <= 1.2 * retrieval.SLICE
-        index.extend([0], [2000, 2001], [2])
-        assert proposal(index, 0, 4)["tokens"] == [2002, 2003, 2004, 2005]
-
-    def test_a_text_moves_before_its_block_is_full(self, kind: bool) -> None:
-        """A larger block is indexed in slices while the text grows, and freed if the text ends."""
-        index, rng = make_index(compiled=kind), random.Random(0)
-        empty, text = index.memory().requests, [rng.randrange(10**6) for _ in range(6200)]
-        for slot in (0, 1):
-            index.open(slot, text)
-            finish(index)
-            index.extend([slot], text[:6100], [6100])
-        block = 28 * 2**14
-        finish(index)
-        assert index.memory().requests == empty + 2 * block
-        index.work(retrieval.SLICE)
-        assert index.memory().requests == empty + 4 * block
-        index.close(0)
-        assert index.memory().requests == empty + block
-        text += text[:6100]
-        for turn in range(12):
-            index.work(retrieval.SLICE)
-            more = text[100 * turn : 100 * turn + 40]
-            index.extend([1], more, [40])
-            text += more
-        assert index.memory().requests == empty + 2 * block
-        assert index.text(1).tolist() == text
-        index.extend([1], [7, *text[40:50]], [11])
-        assert proposal(index, 1, 4)["tokens"] == text[50:54]
-
     def test_answers_that_wait_for_ever_take_no_more_than_the_history(self, kind: bool) -> None:
-        index = make_index(compiled=kind, history_tokens=128)
+        index = make_index(compiled=kind, history=128)
         for _ in range(100):
             index.open(0, [])
             index.extend([0], range(20), [20])
@@ -415,7 +387,7 @@ class TestRefusals:
             (lambda: index.propose_after([2], np.array([[1]]), [2], [1]), "width"),
             (lambda: index.propose_after([2], np.array([[-1]]), [1], [1]), "negative"),
             (lambda: make_index(0, compiled=kind), "max_draft"),
-            (lambda: make_index(history_tokens=-1, compiled=kind), "history_tokens"),
+            (lambda: make_index(history=-1, compiled=kind), "history"),
         ]
         for call, words in calls:
             with pytest.raises(ValueError, match=words):
@@ -443,7 +415,7 @@ class TestCompiled:
         assert index.memory() == empty
 
     def test_slots_are_used_again_and_again(self) -> None:
-        index = make_index(compiled=True, history_tokens=256)
+        index = make_index(compiled=True, history=256)
         index.open(0, [1, 2, 3])
         sizes = set()
         for turn in range(20_000):
@@ -481,7 +453,7 @@ class TestCompiled:
             assert len(function.signatures) == 1
 
 
-@pytest.mark.parametrize("log", ["draftwise.controller.compiled", "vllm.draftwise"])
+@pytest.mark.parametrize("log", ["draftwise.compiled", "vllm.draftwise"])
 def test_the_first_controller_warms_up_and_says_so_in_the_engines_log(
     caplog: pytest.LogCaptureFixture, log: str
 ) -> None:
@@ -500,4 +472,4 @@ def test_the_first_controller_warms_up_and_says_so_in_the_engines_log(
 
 def test_without_numba_nothing_is_compiled() -> None:
     """Otherwise the tests of the interpreted index would test the compiled one."""
-    assert not hasattr(interpreted().kernels.propose, "signatures")
+    assert not hasattr(interpreted("retrieval.kernels").propose, "signatures")

@@ -1,4 +1,4 @@
-"""A drafter over a corpus on disk: suffix array, file format, drafter."""
+"""A corpus on disk as a source of retrieval: its suffix array and file format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import struct
 import zlib
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,17 +15,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.checks import MANY, whole
-from draftwise.drafters.retrieval import (
-    LONGEST_MATCH,
-    NO_MATCH,
-    Finder,
-    Match,
-    RetrievalSession,
-    Rows,
-)
 from draftwise.files import local_path
 from draftwise.files import replacing as complete_file
+from draftwise.retrieval.kernels import LONGEST_MATCH
+from draftwise.retrieval.match import Rows
 from draftwise.types import DraftwiseError
 
 _MAGIC, _VERSION = b"draftwds", 1
@@ -234,55 +226,3 @@ def _begins_well(path: Path) -> bool:
 def _padded(num_bytes: int) -> int:
     """Sections begin at multiples of eight."""
     return -(-num_bytes // 8) * 8
-
-
-class DatastoreDrafter:
-    """The most frequent continuation of the longest suffix match in a corpus on disk.
-
-    Source: REST (He et al. 2024): longest suffix match in a datastore, continuations merged into a
-    prefix tree by frequency. Differs: one search for the longest match instead of one for each
-    length from 16 down to 2; of many matches, ``num_matches`` evenly spaced ones vote, where REST
-    takes the first 5,000; the chain is the tree's most frequent path. The reversed corpus and its
-    suffix array are in a memory-mapped file made by ``draftwise datastore build``.
-
-    Time: O(log n) a token. probs: None (a point mass, a function of the text). Errors:
-    DraftwiseError for a file that is not a datastore, is truncated, or has another vocabulary size
-    than the target (None = not compared); ValueError if num_matches < 1.
-    """
-
-    retrieves, can_branch, can_mix = True, True, False
-    relative_cost, token_bytes = 0.006, 0
-
-    def __init__(
-        self, name: str, file: Path | str, num_matches: int = 64, vocab_size: int | None = None
-    ) -> None:
-        whole("num_matches", num_matches, 1, MANY)
-        self.name, self._num_matches, self._store = name, num_matches, Store(file)
-        if vocab_size is not None and self._store.vocab_size != vocab_size:
-            raise DraftwiseError(
-                f"datastore {file} has a vocabulary of {self._store.vocab_size} tokens and the "
-                f"target one of {vocab_size}: build it with the target's tokenizer"
-            )
-
-    def start(self) -> RetrievalSession:
-        store, num = self._store, self._num_matches
-        return RetrievalSession(self.name, lambda _: _DatastoreFinder(store, num))
-
-
-class _DatastoreFinder(Finder):
-    def __init__(self, store: Store, num_matches: int) -> None:
-        self._store, self._num_matches = store, num_matches
-        self._ending: deque[int] = deque(maxlen=LONGEST_MATCH)
-
-    def push(self, token: int) -> None:
-        self._ending.append(token)
-
-    def find(self, draft: Sequence[int]) -> Match:
-        length, first, last = self._store.find([*self._ending, *draft])
-        if not length:
-            return NO_MATCH
-        return Match(
-            length,
-            lambda depth: self._store.continuations(first, last, self._num_matches, depth),
-            lambda: self._store.nexts(first, last, self._num_matches),
-        )

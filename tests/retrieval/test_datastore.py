@@ -11,20 +11,14 @@ import pytest
 
 from draftwise import registry
 from draftwise.bandits.stop_rules import Fixed
-from draftwise.drafters import (
-    LONGEST_MATCH,
-    Context,
-    DatastoreDrafter,
-    DraftTask,
-    replacing,
-    sort_suffixes,
-)
-from draftwise.drafters import DatastoreFile as Store
-from draftwise.drafters import write_datastore as write
+from draftwise.drafters import Context, DatastoreDrafter, DraftTask
 from draftwise.pool import load_drafters
+from draftwise.retrieval import LONGEST_MATCH, replacing, sort_suffixes
+from draftwise.retrieval import DatastoreFile as Store
+from draftwise.retrieval import write_datastore as write
 from draftwise.types import DraftwiseError, SamplingParams
 from engine.pairs import target
-from engine.test_suffix import DEPTH, assert_is_best_tree, chain, common, path_of
+from retrieval.test_suffix import DEPTH, assert_is_best_tree, chain, common, path_of
 from sessions import opened
 
 VOCAB = 30
