@@ -134,6 +134,8 @@ def engines(args: argparse.Namespace) -> dict[str, tuple[dict[str, Any], int | N
     if args.drafter:
         mine["speculative_config"] = drafter | longest
     found["draftwise"] = base | mine, None
+    if args.adaptive and args.drafter:  # the device divides a budget among the requests
+        found["draftwise, divided"] = base | mine | {"speculative_config": adaptive}, None
     return found
 
 
@@ -247,8 +249,9 @@ def speed_rows(
                 "tok_per_s": round(rates[name], 1), "x_plain": over(name, "none", cell),
                 "same_answers": round(float(np.mean(same)), 3),
             }  # fmt: skip
-            if name == "draftwise":
-                best = max((n for n in measured if n != "draftwise"), key=rates.__getitem__)
+            if name.startswith("draftwise"):
+                others = (n for n in rates if not n.startswith("draftwise"))
+                best = max(others, key=rates.__getitem__)
                 row |= {"best_other": best, "x_best": over(name, best, cell)}
             yield row
 
@@ -308,7 +311,7 @@ def parsed() -> argparse.Namespace:
         engine={"default": "{}", "help": "more options of vLLM's LLM, as JSON"},
         cpu={"action": "store_true", "help": "vLLM's CPU build, the bundled target"},
         dry={"action": "store_true", "help": "a made-up engine: no vLLM, no GPU"},
-        adaptive={"action": "store_true", "help": "also vLLM's adaptive verification"},
+        adaptive={"action": "store_true", "help": "also adaptive verification, alone and ours"},
         head={"action": "store_true", "help": "also draftwise without retrieval"},
         idle={"action": "store_true", "help": "also a head that never drafts"},
         copies={"action": "store_true", "help": "also prompts whose answers copy them"},

@@ -67,6 +67,30 @@ def test_speeds_follow_from_the_steps(found: dict[str, Any]) -> None:
         assert mine["same_answers"] == 1
 
 
+def test_every_way_to_draft_is_a_method(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.json"
+    ways = ("--adaptive", "--head", "--idle", "--copies", "--lengths", "2")
+    size = ("--requests", "2", "--tokens", "8", "--blocks", "1", "--out", str(out))
+    run(script, monkeypatch, "--dry", *ways, *size)
+    rows = {row["method"]: row for row in json.loads(out.read_text())["speeds"]}
+    others = {"none", "eagle3 2", "adaptive verification", "idle head"}
+    mine = {"draftwise", "draftwise, head only", "draftwise, divided"}
+    assert rows.keys() == others | mine
+    assert all(rows[name]["best_other"] in others for name in mine)
+    args = script.argparse.Namespace(
+        target="t", engine="{}", method="eagle3", drafter="h", lengths=[2, 4], adaptive=True,
+        idle=False, head=False, scheduler="Scheduler",
+    )  # fmt: skip
+    options, _ = script.engines(args)["draftwise, divided"]
+    assert options["scheduler_cls"] == "draftwise.integrations.vllm.Scheduler"
+    assert options["speculative_config"] == {
+        "method": "eagle3", "model": "h", "num_speculative_tokens": 4,
+        "enable_adaptive_verification": True,
+    }  # fmt: skip
+
+
 def test_one_block_has_no_interval(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
