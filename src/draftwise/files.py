@@ -18,7 +18,23 @@ from typing import Any, NoReturn
 from draftwise.errors import DraftwiseError
 
 STATE_BYTES = 64 << 20  # limit for saved states, cost tables and lists of shards
+CACHE_VARIABLE = "DRAFTWISE_CACHE"  # overrides the platform's cache folder, for unpacked models
 TRACE_BYTES = 1 << 30  # limit for traces and files of prompts or texts, which are read whole
+
+
+def cache_folder() -> Path:
+    """The folder of unpacked models; DraftwiseError without a home and ``DRAFTWISE_CACHE``."""
+    from platformdirs import user_cache_path  # `import draftwise` loads no other package
+
+    if given := os.environ.get(CACHE_VARIABLE):
+        return local_path(given)
+    try:
+        return user_cache_path("draftwise")
+    except (RuntimeError, KeyError, OSError) as error:  # a container's user without name and HOME
+        raise DraftwiseError(
+            f"set {CACHE_VARIABLE}=FOLDER: there is no home folder, and so no place to unpack a "
+            f"GGUF file ({error})"
+        ) from error
 
 
 def local_path(text: str | Path) -> Path:

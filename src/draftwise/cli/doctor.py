@@ -18,7 +18,7 @@ from draftwise import __version__, zoo
 from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.failures import REFUSED, Output, waiting
-from draftwise.files import cpu_name
+from draftwise.files import CACHE_VARIABLE, cache_folder, cpu_name
 from draftwise.install import hint, lab_hint
 from draftwise.types import DraftwiseError
 
@@ -155,14 +155,14 @@ def _models() -> Iterator[Finding]:
 
 def _cache() -> Finding:
     try:
-        folder = zoo.cache_folder()
+        folder = cache_folder()
     except DraftwiseError as error:
         return Finding(ABSENT, "cache", str(error))
     there = next((one for one in (folder, *folder.parents) if one.is_dir()), Path("/"))
     free = shutil.disk_usage(there).free / 2**30
     if os.access(there, os.W_OK):
         return Finding(GOOD, "cache", f"{folder}, {free:.0f} GiB free")
-    said = f"{folder} cannot be written: name another folder with {zoo.CACHE_VARIABLE}"
+    said = f"{folder} cannot be written: name another folder with {CACHE_VARIABLE}"
     return Finding(ABSENT, "cache", said)
 
 
