@@ -49,18 +49,18 @@ _METHODS = (
 @o.command
 def bench(
     *,
-    suite: str | None = option(None, SUITE, "--suite", "--prompts-from", metavar="SUITE"),
+    suite: str | None = option(None, SUITE, metavar="SUITE"),
     is_chat: bool | None = o.CHAT_OR_RAW,
     method: list[str] | None = option(None, _METHODS, metavar="M"),
     models: o.Models = MODELS,
     tokens: int = option(
-        128, "Maximum number of tokens per answer.", "--tokens", "--max-new-tokens", "-n", least=1
+        128, "Maximum number of tokens per answer.", "--tokens", "-n", least=1
     ),
     repeats: int = option(3, "Number of repeats of every prompt.", least=1),
     prompts: int | None = option(
         None, "Prompts of each domain. Default: 4 of zoo and spec-bench, else all.", least=1
     ),
-    domain: list[str] | None = option(None, "Use only this domain; repeatable."),
+    domain: list[str] | None = option(None, "Use only this domain; repeatable.", metavar="NAME"),
     minutes: float | None = option(None, "Stop measuring after this many minutes."),
     temperature: o.Temperature = 0.0,
     seed: int = o.SEED,

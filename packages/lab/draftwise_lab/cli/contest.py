@@ -56,7 +56,7 @@ def contest(
     ),
     repeats: int = option(3, "Number of repeats of every prompt."),
     prompts: int | None = option(None, "Prompts of each domain. Default: 4 (quick: 1)."),
-    domain: list[str] | None = option(None, "Use only this domain; repeatable."),
+    domain: list[str] | None = option(None, "Use only this domain; repeatable.", metavar="NAME"),
     minutes: float | None = option(None, "Stop measuring after this many minutes."),
     temperature: o.Temperature = 0.0,
     seed: int = o.SEED,
