@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     )
     from draftwise_lab.bench.charts import family, short
     from draftwise_lab.bench.contest import (
-        ContestResult, ContestSettings, Recorder, comparisons, contest_results, make_contestants,
-        measure, prepare,
+        ContestResult, Recorder, comparisons, contest_results, make_contestants, measure,
     )
     from draftwise_lab.bench.peers import (
         Known, Peer, PeerContestant, check_methods, expand, parse as parse_contestant,
     )
-    from draftwise_lab.bench.records import TRACE, ContestRun, RunStore, course, whole_turns
+    from draftwise_lab.bench.records import (
+        TRACE, ContestRun, ContestSettings, RunStore, course, prepare, whole_turns,
+    )
     from draftwise_lab.bench.report import SECTIONS, STYLE, report_colours
     from draftwise_lab.bench.scout import Question, sources_of
     from draftwise_lab.bench.studio import file_name

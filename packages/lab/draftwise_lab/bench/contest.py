@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from draftwise.bench import (
     Suite,
     TimedReply,
     as_run,
-    load_suite,
     make_sheet,
     ratio,
     rounded,
@@ -39,11 +38,9 @@ from draftwise.bench import (
 )
 from draftwise.bench import contest as turns_of
 from draftwise.bench.environment import command, environment
-from draftwise.checks import known
 from draftwise.drafters.lm import LMDrafter
 from draftwise.files import write_text
 from draftwise.registry import PRESETS
-from draftwise.settings import Settings
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
 from draftwise_lab.bench import studio
@@ -53,71 +50,14 @@ from draftwise_lab.bench.peers import (
     TRANSFORMERS,
     Known,
     PeerContestant,
-    check_methods,
     expand,
     parse,
 )
-from draftwise_lab.bench.records import TRACE, ContestRun, RunStore, course
+from draftwise_lab.bench.records import TRACE, ContestRun, ContestSettings, RunStore, course
 from draftwise_lab.bench.scout import Question
 
 GoesOn = Callable[[], bool]  # called between answers: False ends the contest
 Report = Callable[[str, int, int], None]  # stage, number done, total
-
-
-@dataclass(frozen=True, slots=True)
-class ContestSettings:
-    """Settings of a contest.
-
-    methods: empty = the default ones. domains: empty = all. prompts: maximum per domain; None =
-    all. tokens: maximum per answer. clock: ``wall``, or ``cpu`` on a shared machine. is_chat: as
-    for ``Encoder``.
-    """
-
-    suite: str
-    out: Path
-    methods: Sequence[str] = ()
-    domains: Sequence[str] = ()
-    prompts: int | None = None
-    tokens: int = 128
-    repeats: int = 3
-    temperature: float = 0.0
-    seed: int = 0
-    clock: str = "wall"
-    is_chat: bool | None = None
-    setup: Settings = field(default_factory=Settings)
-
-    def settings(self, suite: Suite) -> dict[str, Any]:
-        """Settings that must be equal for a run to resume an earlier one."""
-        models = ("target", "drafters", "dtype", "device")
-        return {
-            "suite": self.suite,
-            "items": [item.id for item in suite.items],
-            "asked": list(self.methods or DEFAULT_METHODS),
-            "tokens": self.tokens,
-            "temperature": self.temperature,
-            "seed": self.seed,
-            "is_chat": self.is_chat,
-            "threads": self.setup.threads,
-            "models": {name: one for name in models if (one := getattr(self.setup, name))},
-        }
-
-
-def prepare(wanted: ContestSettings) -> tuple[Suite, RunStore]:
-    """Check settings and open the store before a model is loaded; raises DraftwiseError."""
-    for name in ("tokens", "repeats", "prompts"):
-        value = getattr(wanted, name)
-        if value is not None and value < 1:
-            raise DraftwiseError(f"--{name} {value}: it must be 1 or more")
-    known("clock", wanted.clock, ("wall", "cpu"))
-    check_methods(wanted.methods)
-    suite = load_suite(wanted.suite, wanted.prompts, wanted.domains)
-    store = RunStore(wanted.out)
-    if (earlier := store.settings()) is not None:
-        for key, value in wanted.settings(suite).items():
-            if earlier.get(key) != value:
-                why = f"holds a bench with other {key}; give another --out, or remove it"
-                raise DraftwiseError(f"{wanted.out} {why}")
-    return suite, store
 
 
 def make_contestants(

@@ -11,25 +11,19 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from draftwise.bench import (
-    PLAIN,
-    Asked,
-    Method,
-    TimedReply,
-    drafter_and_length,
-    parse_method,
-    with_plain,
-)
+from draftwise.bench import PLAIN, Method, drafter_and_length, parse_method, with_plain
 from draftwise.chat import Prompt
 from draftwise.checks import probability
-from draftwise.drafters.lm import LMDrafter
 from draftwise.registry import PRESETS
-from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from draftwise.bench import Asked, TimedReply
+    from draftwise.speculator import Speculator
 
 TRANSFORMERS, LOOKUP = "transformers", "lookup"
 GROUPS = ("presets", "fixed", "peers")
@@ -134,6 +128,8 @@ class PeerContestant:
     """
 
     def __init__(self, spec: Peer, base: Speculator, asked: Asked) -> None:
+        from draftwise.drafters.lm import LMDrafter
+
         self.name, self._model = spec.name, base.target.module
         self._options: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "do_sample": False}
         if heat := asked.temperature:
@@ -157,6 +153,10 @@ class PeerContestant:
         self.answer(prompt, seed)
 
     def answer(self, prompt: Prompt, seed: int) -> TimedReply:
+        import torch
+
+        from draftwise.bench import TimedReply
+
         counter = _RoundCounter()
         ids = torch.tensor([list(prompt.tokens)], device=self._model.device)
         torch.manual_seed(seed)
@@ -192,7 +192,7 @@ class _RoundCounter:
     def __init__(self) -> None:
         self.counts: list[int] = []
 
-    def put(self, value: torch.Tensor) -> None:
+    def put(self, value: Tensor) -> None:
         self.counts.append(value.numel())
 
     def end(self) -> None:

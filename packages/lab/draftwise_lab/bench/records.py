@@ -1,4 +1,4 @@
-"""Runs of a contest, their file, from which a later run resumes, and a policy's course."""
+"""Settings and runs of a contest, their file, from which a later run resumes, and courses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench import Run
+from draftwise.bench import Run, Suite, load_suite
+from draftwise.checks import known
 from draftwise.engine.outputs import Round
 from draftwise.files import write_text
+from draftwise.settings import Settings
 from draftwise.types import NONE, DraftwiseError, Plan
+from draftwise_lab.bench.peers import DEFAULT_METHODS, check_methods
 
 TRACE = "trace.jsonl"  # trace of the exploration run, in the contest's folder
 
@@ -120,3 +123,59 @@ def _arms(plans: Sequence[Plan]) -> list[str]:
     if len({plan.drafter for plan in real}) > 1:
         return [plan.drafter for plan in plans]
     return [str(plan) for plan in plans]
+
+
+@dataclass(frozen=True, slots=True)
+class ContestSettings:
+    """Settings of a contest.
+
+    methods: empty = the default ones. domains: empty = all. prompts: maximum per domain; None =
+    all. tokens: maximum per answer. clock: ``wall``, or ``cpu`` on a shared machine. is_chat: as
+    for ``Encoder``.
+    """
+
+    suite: str
+    out: Path
+    methods: Sequence[str] = ()
+    domains: Sequence[str] = ()
+    prompts: int | None = None
+    tokens: int = 128
+    repeats: int = 3
+    temperature: float = 0.0
+    seed: int = 0
+    clock: str = "wall"
+    is_chat: bool | None = None
+    setup: Settings = field(default_factory=Settings)
+
+    def settings(self, suite: Suite) -> dict[str, Any]:
+        """Settings that must be equal for a run to resume an earlier one."""
+        models = ("target", "drafters", "dtype", "device")
+        return {
+            "suite": self.suite,
+            "items": [item.id for item in suite.items],
+            "asked": list(self.methods or DEFAULT_METHODS),
+            "tokens": self.tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "is_chat": self.is_chat,
+            "threads": self.setup.threads,
+            "models": {name: one for name in models if (one := getattr(self.setup, name))},
+        }
+
+
+def prepare(wanted: ContestSettings) -> tuple[Suite, RunStore]:
+    """Check settings and open the store before a model is loaded; raises DraftwiseError."""
+    for name in ("tokens", "repeats", "prompts"):
+        value = getattr(wanted, name)
+        if value is not None and value < 1:
+            raise DraftwiseError(f"--{name} {value}: it must be 1 or more")
+    known("clock", wanted.clock, ("wall", "cpu"))
+    check_methods(wanted.methods)
+    suite = load_suite(wanted.suite, wanted.prompts, wanted.domains)
+    store = RunStore(wanted.out)
+    if (earlier := store.settings()) is not None:
+        for key, value in wanted.settings(suite).items():
+            if earlier.get(key) != value:
+                why = f"holds a bench with other {key}; give another --out, or remove it"
+                raise DraftwiseError(f"{wanted.out} {why}")
+    return suite, store

@@ -10,7 +10,6 @@ from typing import Any
 from draftwise.bench import Item, Run
 from draftwise_lab.bench.report import write_report
 from draftwise_lab.bench.scout import look, scout
-from draftwise_lab.plotting import require_matplotlib
 
 
 def write_answers(
@@ -55,9 +54,4 @@ def _answer(item: Item, runs: Sequence[Run], tokenizer: Any) -> dict[str, Any]:
     return {"question_id": number, "category": item.category or item.domain, "choices": choices}
 
 
-__all__ = ["check_report", "look", "scout", "write_answers", "write_report"]
-
-
-def check_report() -> None:
-    """Raise DraftwiseError if no report can be drawn."""
-    require_matplotlib("the report needs", ", or use --no-report")
+__all__ = ["look", "scout", "write_answers", "write_report"]

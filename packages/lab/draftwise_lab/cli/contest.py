@@ -19,6 +19,7 @@ from draftwise.cli.load import alone_in
 from draftwise.cli.show import Bars, broken, make_table
 from draftwise.registry import PRESETS
 from draftwise.types import DraftwiseError
+from draftwise_lab.plotting import require_matplotlib
 
 if TYPE_CHECKING:
     from draftwise_lab.bench.contest import ContestResult
@@ -73,8 +74,7 @@ def contest(
     with ExitStack() as held:
         with refused_values():
             o.check(wanted)
-            from draftwise_lab.bench import studio
-            from draftwise_lab.bench.contest import ContestSettings, prepare
+            from draftwise_lab.bench.records import ContestSettings, prepare
 
             chosen = ContestSettings(
                 suite, out, methods=tuple(method or ()), domains=tuple(domain or ()), **sizes,
@@ -84,7 +84,7 @@ def contest(
             o.request({"temperature": temperature}, seed=seed)
             items, store = prepare(chosen)
             if not no_report:
-                studio.check_report()
+                require_matplotlib("the report needs", ", or use --no-report")
             held.enter_context(alone_in(out))
         speculator = o.load(wanted)
         from draftwise_lab.bench.contest import measure

@@ -13,6 +13,10 @@ from draftwise_lab.cli import TRAIN_LAYOUTS
 from draftwise_lab.train import HEAD_LAYOUTS, LOSSES, LossName
 
 LINES: tuple[tuple[str, str], ...] = (
+    ("contest --out o --suite nothere.jsonl", "there is no file nothere.jsonl"),
+    ("contest --out o --method nope", "unknown method 'nope'"),
+    ("contest --out o --tokens 0", "--tokens 0: it must be 1 or more"),
+    ("contest --out o --model org/not-there", "no folder org/not-there"),
     ("sweep --target zoo --drafter lookup --prompts p.txt --out o", "lookup is no drafter for"),
     ("sweep -m zoo -d zoo:python --prompts p.txt -o o --head gone", "no acceptance head in gone"),
     ("sweep --target zoo --drafter zoo --prompts p.txt --out o", "zoo is no drafter for"),
