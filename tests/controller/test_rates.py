@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from draftwise.controller import Rates
+from draftwise.controller import MatchTable, Rates, bucket_of
 
 UNITS = st.floats(0, 1)
 EVENTS = st.lists(
@@ -125,3 +125,10 @@ def test_a_drafter_that_was_scored_does_not_fade() -> None:
     rates.add(1, [1.0])
     rates.fade(3, {1})
     assert rates.weights().tolist() == [2 + 1 / 8, 3.0]
+
+
+@pytest.mark.parametrize("match", [1, 2, 3, 4, 5, 8, 9, 16, 17, 400])
+def test_matches_are_counted_in_the_rows_of_the_other_tables(match: int) -> None:
+    table = MatchTable()
+    table.add([1.0], [match])
+    assert [row + 1 for row, seen in enumerate(table.den) if seen] == [bucket_of(match)]
