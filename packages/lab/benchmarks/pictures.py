@@ -27,12 +27,12 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 KEPT, DROPPED, BONUS, PROMPT, INK = "#00a878", "#d9d9d9", "#e69f00", "#9a8cff", "#333333"
 SAYS = {
     "choose": "the policy picks\na plan",
-    "read": "drafters read what\nthey missed",
+    "catch_up": "drafters read what\nthey missed",
     "draft": "a drafter proposes\ntokens",
     "verify": "one forward of\nthe target",
     "commit": "what was accepted\nenters the caches",
-    "look": "other drafters are\nscored, if worth it",
-    "reveal": "what the round\nsaid of each plan",
+    "probe": "other drafters are\nscored, if worth it",
+    "feedback": "what the round\nsaid of each plan",
     "learn": "the policy takes\nit in",
 }
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "draftwise", "font.size": 9}

@@ -48,7 +48,7 @@ class Loop:
         self.end_lap("choose")
         drafted = [] if rests else [state for state in states if state.context.is_drafted]
         reading_s = self._catch_up(drafted) if drafted else 0.0  # plain decoding does not need it
-        self.end_lap("read")
+        self.end_lap("catch_up")
         self._drafting.propose(drafted)
         self.end_lap("draft")
         self._verify(states)
@@ -60,9 +60,9 @@ class Loop:
         self.end_lap("commit")
         if drafted:
             reading_s += self._probe(drafted)
-        self.end_lap("look")
+        self.end_lap("probe")
         evidence = self._collect_evidence(states, drafted)
-        self.end_lap("reveal")
+        self.end_lap("feedback")
         for state, facts in zip(states, evidence, strict=True):
             if rests:
                 state.request.decider.num_unseen += state.num_emitted

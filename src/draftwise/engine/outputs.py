@@ -10,7 +10,9 @@ from typing import Any
 from draftwise.types import Floats, Plan, Scores
 
 TARGET = "target"  # the source of a bonus token, which the target generated
-PHASES = ("prefill", "choose", "read", "draft", "verify", "commit", "look", "reveal", "learn")
+PHASES = (
+    "prefill", "choose", "catch_up", "draft", "verify", "commit", "probe", "feedback", "learn",
+)  # fmt: skip
 """The phases of a round, in order; prefill precedes a request's first round."""
 RECENT = 0.95
 """Discount of the recent speed of a request or label, per step: about the last 20 steps."""

@@ -163,7 +163,9 @@ def _plot_lines(axes: Any, curves: Mapping[str, tuple[Any, Any]]) -> None:
 
 _COLUMNS = 3
 _MOST = 11
-PHASES = ("prefill", "read", "draft", "verify", "look", "choose", "reveal", "learn", "commit")
+PHASES = (
+    "prefill", "catch_up", "draft", "verify", "probe", "choose", "feedback", "learn", "commit",
+)  # fmt: skip
 _COLOURS = [PALETTE[9], SOFT, *(PALETTE[i] for i in (0, 1, 8, 2, 3, 4, 6))]
 _PHASE_COLOURS = dict(zip(PHASES, _COLOURS, strict=True))
 
