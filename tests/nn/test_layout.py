@@ -10,7 +10,16 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from draftwise.nn import Prepacked, lay_out, load_model, put_back, weights_of
+from draftwise.nn import (
+    CausalModel,
+    Prepacked,
+    lay_out,
+    load_head,
+    load_model,
+    put_back,
+    weights_of,
+)
+from draftwise_lab.train import new_head, save_head
 from modules import module_of
 
 layout = module_of(lay_out)
@@ -149,3 +158,16 @@ def test_it_is_told_how_they_lie() -> None:
     lay_out(model)
     assert weights_of(model).endswith("it, large weights a second time in blocks")
     assert weights_of(model.to(torch.bfloat16)).startswith("bfloat16 as")
+
+
+@needs_mkl
+@torch.no_grad()
+def test_rows_that_a_head_borrows_are_laid_out(tmp_path: Path) -> None:
+    """They are no submodule of the head; with plain rows three tokens cost three times one."""
+    model, ids = a_model(), torch.arange(0, 2048, 2)
+    save_head(new_head(model, ids, seed=0, lends=True), tmp_path)
+    rows = load_head(tmp_path, CausalModel(model, "target")).lent_rows
+    assert isinstance(rows, Prepacked)
+    states = torch.randn(3, 192)
+    expected = states @ model.get_output_embeddings().weight[ids].T
+    assert torch.allclose(rows(states), expected, atol=1e-5)

@@ -211,6 +211,8 @@ def _filled(
             f"{what}: d2t does not lead to {len(ids)} different tokens below {size}"
         )
     lay_out(head)
+    if head.lent_rows is not None:  # no submodule of the head
+        lay_out(head.lent_rows)
     return head.eval().requires_grad_(False)
 
 
