@@ -322,9 +322,9 @@ def test_public_names() -> None:
         "Scores",
         "Speculator",
         "Verdict",
-        "make_guide",
         "make_policy",
         "make_reward",
+        "make_stop_rule",
         "transformers",
         "verify",
     ]

@@ -53,7 +53,7 @@ def test_every_name_in_the_tables_can_be_imported() -> None:
         "policy": registry.POLICIES,
         "reward": registry.REWARDS,
         "feedback": registry.FEEDBACKS,
-        "guide": registry.GUIDES,
+        "stop rule": registry.STOP_RULES,
         "drafter": registry.DRAFTERS,
     }
     for kind, table in tables.items():

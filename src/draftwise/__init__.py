@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from draftwise.engine.outputs import Round
     from draftwise.engine.verify import verify
     from draftwise.integrations.transformers import CustomGenerate as transformers
-    from draftwise.registry import make_guide, make_policy, make_reward
+    from draftwise.registry import make_policy, make_reward, make_stop_rule
     from draftwise.speculator import Speculator
     from draftwise.types import (
         Decision, Draft, DraftwiseError, Evidence, Feedback, Plan, SamplingParams, Scores, Verdict,
@@ -26,8 +26,8 @@ __version__ = "0.2.0"
 
 __all__ = [
     "Decision", "Draft", "DraftwiseError", "Evidence", "Feedback", "Plan", "Result", "Round",
-    "SamplingParams", "Scores", "Speculator", "Verdict", "make_guide", "make_policy", "make_reward",
-    "transformers", "verify",
+    "SamplingParams", "Scores", "Speculator", "Verdict", "make_policy", "make_reward",
+    "make_stop_rule", "transformers", "verify",
 ]  # fmt: skip
 
 __getattr__, _ = exports(__name__)

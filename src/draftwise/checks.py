@@ -32,6 +32,7 @@ REMOVED: Mapping[str, str] = {
     "drafter smollm2:layer": "write smollm2:eagle, whose tokens are accepted more often",
     "option rules of feedback 'prefix'": _RULES,
     "option rules of feedback 'free'": _RULES,
+    "option --guide": "write --rule",
     "option --adapt": "train the head on texts like yours (draftwise train eagle)",
     **{
         f"model type {name}": _RECURRENT

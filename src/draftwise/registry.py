@@ -1,4 +1,4 @@
-"""Registry of policies, rewards, feedbacks, guides and drafters by name; specs; presets.
+"""Registry of policies, rewards, feedbacks, stop rules and drafters by name; specs; presets.
 
 A new entry needs its file and ONE line here, which adds it to the command line, the contract tests,
 the losslessness matrix and the simulator. An entry is ``name: (module:class, options for the
@@ -75,7 +75,7 @@ FEEDBACKS: Table = {
     "free": ("bandits.feedback:Free", {}),
     "panoramic": ("bandits.feedback:Panoramic", {}),
 }
-GUIDES: Table = {
+STOP_RULES: Table = {
     "fixed": ("bandits.stop_rules.thresholds:Fixed", {}),
     "max-confidence": ("bandits.stop_rules.thresholds:MaxConfidence", {"threshold": 0.8}),
     "svip": ("bandits.stop_rules.thresholds:Svip", {"threshold": 0.6}),
@@ -94,7 +94,7 @@ DRAFTERS: Table = {
     "eagle": ("drafters.eagle:load_eagle", {}),
 }
 TABLES: Mapping[str, Table] = {
-    "policy": POLICIES, "reward": REWARDS, "feedback": FEEDBACKS, "guide": GUIDES,
+    "policy": POLICIES, "reward": REWARDS, "feedback": FEEDBACKS, "stop rule": STOP_RULES,
     "drafter": DRAFTERS,
 }  # fmt: skip
 PLUGINS: Mapping[str, str] = {"policy": "draftwise.policies"}
@@ -105,7 +105,7 @@ FILLED: Mapping[str, frozenset[str]] = {
     "policy": frozenset({"num_plans", "rng", "plans", "request_tokens", "make_base"}),
     "reward": frozenset(),
     "feedback": frozenset({"plans", "reward"}),
-    "guide": frozenset({"rng", "home", "make_rule", "make_bandit"}),
+    "stop rule": frozenset({"rng", "home", "make_rule", "make_bandit"}),
     "drafter": frozenset({"name", "vocab_size", "target"}),
 }
 """Parameters that the caller of ``build`` supplies, and no spec may set."""
@@ -126,9 +126,9 @@ def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
     Raises DraftwiseError.
 
     >>> check_remote_spec("policy", "delayed:base=sliding-ucb: window=50")
-    >>> check_remote_spec("guide", "head: path=FILE")
+    >>> check_remote_spec("stop rule", "head: path=FILE")
     Traceback (most recent call last):
-    draftwise.errors.DraftwiseError: guide 'head': a request may not set 'path'
+    draftwise.errors.DraftwiseError: stop rule 'head': a request may not set 'path'
     """
     if (num := len(spec)) > _REMOTE_CHARACTERS:
         most = f"at most {_REMOTE_CHARACTERS} are read"
@@ -190,16 +190,16 @@ def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) ->
     return cast(FeedbackBuilder, build("feedback", spec, {"plans": plans, "reward": reward}))
 
 
-def make_guide(spec: str, seed: Seed = 0, *, home: Path | None = None) -> StopRule:
-    """A stop rule (guide) from a spec such as ``"max-confidence:0.8"``; raises as ``make_policy``.
+def make_stop_rule(spec: str, seed: Seed = 0, *, home: Path | None = None) -> StopRule:
+    """A stop rule from a spec such as ``"max-confidence:0.8"``; raises as ``make_policy``.
 
     home: folder of the drafter, in which ``head`` looks for its weights.
     """
     rng = np.random.default_rng(seed)
-    make_rule = partial(make_guide, seed=rng, home=home)
+    make_rule = partial(make_stop_rule, seed=rng, home=home)
     make_bandit = partial(make_policy, seed=rng)
     given = {"rng": rng, "home": home, "make_rule": make_rule, "make_bandit": make_bandit}
-    return cast(StopRule, build("guide", spec, given))
+    return cast(StopRule, build("stop rule", spec, given))
 
 
 def build(kind: str, spec: str, given: Mapping[str, Any]) -> Any:
@@ -337,7 +337,7 @@ MAX_LENGTH = 16
 class Preset:
     """One system: specs, and the lengths of its plans, with or without the plan ``none``.
 
-    rules: guide specs; plans are drafters x lengths x rules, and x trees (None = a chain) for
+    rules: stop rule specs; plans are drafters x lengths x rules, and x trees (None = a chain) for
     drafters that can branch. source: publication or description.
     """
 

@@ -16,7 +16,7 @@ from draftwise.engine.options import SEED_HELP
 from draftwise.errors import BadValue, DraftwiseError
 from draftwise.files import local_path, looks_local
 from draftwise.nn.folder import DTYPES, hardware, place
-from draftwise.registry import DRAFTERS, FEEDBACKS, GUIDES, POLICIES, PRESETS, REWARDS
+from draftwise.registry import DRAFTERS, FEEDBACKS, POLICIES, PRESETS, REWARDS, STOP_RULES
 
 ZOO = "zoo"
 BUNDLED = (ZOO, *zoo.PRETRAINED)
@@ -143,8 +143,8 @@ class Settings(Models):
     )
     rules: Sequence[str] | None = _research(
         None,
-        f"Stop rule, which ends drafts early: {', '.join(GUIDES)}; repeatable.",
-        "--rule", "--guide", metavar="SPEC", known=GUIDES, kind=list[str] | None,
+        f"Stop rule, which ends drafts early: {', '.join(STOP_RULES)}; repeatable.",
+        "--rule", metavar="SPEC", known=STOP_RULES, kind=list[str] | None,
     )  # fmt: skip
     trees: Sequence[str] | None = _research(
         None,

@@ -411,7 +411,7 @@ class Learning:
     def request(
         self, prompt: Sequence[int], params: RequestParams, ending: Ending, stream: SeedSequence
     ) -> Request:
-        policy_seed, draft_seed, accept_seed, guide_seed = stream.spawn(4)
+        policy_seed, draft_seed, accept_seed, rule_seed = stream.spawn(4)
         sampling, callbacks = params.sampling, []
         if ending.stop_when is not None:
             callbacks.append(guarded_stop(ending.stop_when))
@@ -436,7 +436,7 @@ class Learning:
                 skip_special_tokens=params.skip_special_tokens,
             ),
             decider=kind(
-                number, policy, self._feedback(), self.plans, self._stop_rules(guide_seed),
+                number, policy, self._feedback(), self.plans, self._stop_rules(rule_seed),
                 scores_prompt=self._scores_prompt,
             ),
             priority=params.priority, label=params.label,
@@ -463,7 +463,7 @@ class Learning:
         homes = {name: drafter.home for name, drafter in self._showing.items()}
         return {
             (drafter, rule): GuardedStopRule(
-                registry.make_guide(rule, own, home=homes.get(drafter)), rule
+                registry.make_stop_rule(rule, own, home=homes.get(drafter)), rule
             )
             for (drafter, rule), own in zip(names, seed.spawn(len(names)), strict=True)
         }

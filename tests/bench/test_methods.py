@@ -36,7 +36,7 @@ def test_plain_decoding_comes_first_and_once() -> None:
         ("fixed:small", "names no plan"),
         ("fixed:smallx0", "at least one token|1 or more"),
         ("fixed:otherx3", "no drafter 'other'; there are: small, lookup"),
-        ("fixed:smallx3/nope", "guide names are"),
+        ("fixed:smallx3/nope", "stop rule names are"),
     ],
 )
 def test_mistakes_say_what_is_valid(spec: str, message: str) -> None:

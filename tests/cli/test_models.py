@@ -16,7 +16,7 @@ def test_the_listing_has_every_name_of_every_table() -> None:
         registry.POLICIES,
         registry.REWARDS,
         registry.FEEDBACKS,
-        registry.GUIDES,
+        registry.STOP_RULES,
         registry.DRAFTERS,
         PRESETS,
     )

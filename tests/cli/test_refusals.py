@@ -20,7 +20,7 @@ from draftwise.registry import PRESETS
         ("--policy", registry.POLICIES),
         ("--reward", registry.REWARDS),
         ("--feedback", registry.FEEDBACKS),
-        ("--rule", registry.GUIDES),
+        ("--rule", registry.STOP_RULES),
         ("--preset", PRESETS),
         ("--drafter", registry.DRAFTERS),
         ("--scope", ["request", "session", "task:LABEL"]),

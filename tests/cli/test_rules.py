@@ -1,4 +1,4 @@
-"""Stop rules on the command line: aliases of options, and nested rules."""
+"""Stop rules on the command line: how they end drafts, and nested rules."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ def drafted(generate: Run, *options: object) -> tuple[list[int], int, int]:
     return answer["tokens"], answer["num_rounds"], answer["num_drafted"]
 
 
-def test_guide_and_rule_are_one_option(generate: Run) -> None:
-    by_rule = drafted(generate, "--rule", ALWAYS)
-    assert drafted(generate, "--guide", ALWAYS) == by_rule
-    tokens, _, num = drafted(generate, "--guide", NEVER)
-    assert tokens == by_rule[0]
-    assert num > by_rule[2]
+def test_a_rule_ends_drafts_and_leaves_the_text(generate: Run) -> None:
+    one_token, whole = (drafted(generate, "--rule", rule) for rule in (ALWAYS, NEVER))
+    assert whole[0] == one_token[0]
+    assert whole[2] > one_token[2]
 
 
 def test_rules_inside_rules(generate: Run) -> None:
@@ -36,11 +34,11 @@ def test_rules_inside_rules(generate: Run) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("any-of:rules=svip+nope", "unknown guide 'nope'"),
+        ("any-of:rules=svip+nope", "unknown stop rule 'nope'"),
         ("svip:-1", "threshold is -1"),
         ("tapout-token:bandit=nope", "unknown policy 'nope'"),
     ],
 )
 def test_refused_before_anything_is_loaded(spec: str, message: str) -> None:
-    ran = run_command("generate", "hi", "--target", "/nonexistent", "--guide", spec)
+    ran = run_command("generate", "hi", "--target", "/nonexistent", "--rule", spec)
     assert message in " ".join(ran.refusal.split())

@@ -119,7 +119,7 @@ def test_drafts_are_legal(name: str, sampling: SamplingParams, length: int) -> N
 
 
 @ALL
-def test_a_guide_that_says_no_makes_an_empty_draft(name: str) -> None:
+def test_a_stop_rule_that_says_no_makes_an_empty_draft(name: str) -> None:
     class No:
         needs_probs = never_stops = waits_for_hidden = False
         needs_hidden = 0

@@ -53,8 +53,8 @@ def make(kind: str, spec: str) -> Any:
         return registry.make_reward(spec)
     if kind == "feedback":
         return registry.make_feedback(spec, plans=PLANS, reward=registry.make_reward("length"))
-    if kind == "guide":
-        return registry.make_guide(spec)
+    if kind == "stop rule":
+        return registry.make_stop_rule(spec)
     return registry.build("drafter", spec, {"name": "x", "vocab_size": 64})
 
 
@@ -85,7 +85,7 @@ def probes(types: set[Any]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "name", "option", "types"),
-    [case for case in NUMERIC if case[0] in {"policy", "guide"}],
+    [case for case in NUMERIC if case[0] in {"policy", "stop rule"}],
 )
 def test_whatever_is_accepted_plays_and_stays_small(
     kind: str, name: str, option: str, types: set[Any]
@@ -98,7 +98,7 @@ def test_whatever_is_accepted_plays_and_stays_small(
         except DraftwiseError:
             continue
         accepted += 1
-        if kind == "guide" and name != "head":
+        if kind == "stop rule" and name != "head":
             assert made.should_continue(DraftStep(1, 4, 0.5, 0.5, 0.5, 0.5, 0.5)) in {True, False}
             made.learn(2, 1)
         elif kind == "policy":
@@ -177,10 +177,10 @@ def test_numbers_may_be_set_from_afar(
         ("policy", "delayed:router:examples=/etc/shadow", "no option 'router:examples'"),
         ("policy", "copies:copies:copies:ucb1", "at most 3"),
         ("policy", "router:num_cells=5000", "at most 4,096"),
-        ("guide", "any-of:head:/etc/shadow", "may not set 'rules'"),
-        ("guide", "tapout-token:bandit=router:examples=/etc/shadow", "may not set 'bandit'"),
-        ("guide", "head:/etc", "may not set 'path'"),
-        ("guide", "head:home=/etc", "no option 'home'"),
+        ("stop rule", "any-of:head:/etc/shadow", "may not set 'rules'"),
+        ("stop rule", "tapout-token:bandit=router:examples=/etc/shadow", "may not set 'bandit'"),
+        ("stop rule", "head:/etc", "may not set 'path'"),
+        ("stop rule", "head:home=/etc", "no option 'home'"),
         ("policy", "ucb1:num_plans=5", "no option 'num_plans'"),
         ("policy", "ucb1:rng=5", "no option 'rng'"),
         ("policy", "delayed:make-base=5", "no option 'make_base'"),

@@ -166,7 +166,7 @@ def test_a_request_learns_nothing_about_paths(
     assert said[:2] == said[2:]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "h=0.5").mkdir()
-    check_remote_spec("guide", "head:h=0.5")
+    check_remote_spec("stop rule", "head:h=0.5")
     kinds: dict[str, Any] = {"path": Path | str, "h": float}
     assert parse_options("head", "h=0.5", kinds) == {"h": 0.5}  # as it was checked
 

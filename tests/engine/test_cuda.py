@@ -14,7 +14,7 @@ import torch
 
 from draftwise import Speculator, zoo
 from draftwise.nn import CausalModel
-from draftwise.registry import GUIDES, POLICIES
+from draftwise.registry import POLICIES, STOP_RULES
 from engine.pairs import spec
 
 DEVICE = os.environ.get("DRAFTWISE_TEST_DEVICE", "cuda")
@@ -70,9 +70,9 @@ def test_every_policy_is_greedy(policy: str, pool: str, num_rows: int) -> None:
     assert_greedy(pool, num_rows, policy=spec(POLICIES, policy), feedback=feedback)
 
 
-@pytest.mark.parametrize("guide", [name for name in GUIDES if name != "head"])
-def test_every_stop_rule_is_greedy(guide: str) -> None:
-    assert_greedy("models", 4, policy="random", rules=[spec(GUIDES, guide)], lengths=[2, 7])
+@pytest.mark.parametrize("stop_rule", [name for name in STOP_RULES if name != "head"])
+def test_every_stop_rule_is_greedy(stop_rule: str) -> None:
+    assert_greedy("models", 4, policy="random", rules=[spec(STOP_RULES, stop_rule)], lengths=[2, 7])
 
 
 @pytest.mark.parametrize("pool", ["models", "heads"])

@@ -251,8 +251,8 @@ def test_what_one_rows_callback_raises_ends_that_row_alone() -> None:
 def test_a_rule_that_raises_ends_its_drafts_and_not_its_row() -> None:
     made = speculator(POOLS["good"], "fixed:1", lengths=(3,))
     request = ask(made, PROMPTS[0])
-    for guide in request.decider.stop_rules.values():
-        guide._guide.should_continue = broken  # type: ignore[attr-defined]
+    for stop_rule in request.decider.stop_rules.values():
+        stop_rule._stop_rule.should_continue = broken  # type: ignore[attr-defined]
     engine = made.engine()
     engine.admit(request)
     with pytest.warns(UserWarning, match="no longer drafts with it"):

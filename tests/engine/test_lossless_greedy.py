@@ -16,7 +16,7 @@ import torch
 from draftwise.engine import Loop, RoundState
 from draftwise.errors import DraftwiseError
 from draftwise.nn import RaggedCache
-from draftwise.registry import FEEDBACKS, GUIDES, POLICIES, REWARDS
+from draftwise.registry import FEEDBACKS, POLICIES, REWARDS, STOP_RULES
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
 from engine.pairs import BUDGETS, INSIDE, POOLS, PROMPTS, plain_greedy, spec, speculator, target
@@ -42,10 +42,10 @@ def test_every_policy_on_every_pool(policy: str, pool: str) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 4])
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("guide", GUIDES)
-def test_every_guide_on_every_pool(guide: str, pool: str, num_rows: int) -> None:
-    rules = {"rules": (spec(GUIDES, guide),), "lengths": (2, 7), "with_none": False}
-    if guide == "head" and pool in ("lookup", "suffix", *INSIDE):
+@pytest.mark.parametrize("stop_rule", STOP_RULES)
+def test_every_stop_rule_on_every_pool(stop_rule: str, pool: str, num_rows: int) -> None:
+    rules = {"rules": (spec(STOP_RULES, stop_rule),), "lengths": (2, 7), "with_none": False}
+    if stop_rule == "head" and pool in ("lookup", "suffix", *INSIDE):
         with pytest.raises(DraftwiseError, match="no drafter here has any"):
             speculator(POOLS[pool], **rules)
     else:

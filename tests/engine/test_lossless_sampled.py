@@ -34,7 +34,7 @@ from transformers import (
 from draftwise.drafters import Chain
 from draftwise.engine import verify_batch
 from draftwise.nn import rejection_sample
-from draftwise.registry import GUIDES
+from draftwise.registry import STOP_RULES
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, SamplingParams, TreeShape
 from engine.pairs import spec, speculator, target
@@ -64,7 +64,7 @@ SAMPLING = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "fixed": {"names": ["good"], "policy": "fixed:1", "lengths": (3,)},
     "poor drafter": {"names": ["bad"], "policy": "fixed:1", "lengths": (2,)},
-    "guide": {
+    "stop rule": {
         "names": ["good"],
         "policy": "fixed:1",
         "lengths": (3,),
@@ -74,7 +74,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "names": ["good"],
         "policy": "random",
         "lengths": (3,),
-        "rules": tuple(spec(GUIDES, name) for name in GUIDES),
+        "rules": tuple(spec(STOP_RULES, name) for name in STOP_RULES),
         "with_none": False,
     },
     "trained head": {
@@ -259,7 +259,7 @@ def beginnings(weights: Mapping[tuple[int, ...], Any], num: int) -> Counter[tupl
         ("fixed", "penalised"),
         ("fixed", "all"),
         ("poor drafter", "cool, top-k"),
-        ("guide", "plain"),
+        ("stop rule", "plain"),
         ("every rule", "plain"),
         ("every rule", "cool, top-k"),
         ("trained head", "plain"),

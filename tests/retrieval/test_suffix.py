@@ -355,7 +355,7 @@ def test_without_a_history_requests_do_not_know_each_other() -> None:
     assert chain_of(drafter, context_of([1])) == []
 
 
-def test_a_guide_sees_how_frequent_a_token_was() -> None:
+def test_a_stop_rule_sees_how_frequent_a_token_was() -> None:
     drafter = SuffixDrafter("suffix")
     history(drafter, [[1, 2, 3, 4, 4], [1, 2, 3, 5, 5], [1, 2, 6]])
     context = context_of([9, 1])

@@ -237,8 +237,8 @@ def _rounds_alone(match: sim.Match, domain: str, plan: Plan, seeds: Sequence[int
     found = []
     for seed in seeds:
         [text] = match.environment.texts(domain, seed, match.tokens, match.longest)
-        costs, guides = match.environment.costs, sim.guides_of(match.plans)
-        request = sim.SimulatedRequest(text, match.plans, costs, guides)
+        costs, stop_rules = match.environment.costs, sim.stop_rules_of(match.plans)
+        request = sim.SimulatedRequest(text, match.plans, costs, stop_rules)
         while text.limit - request.position > plan.length:
             e = request.play(plan)
             a = e.drafted_alphas

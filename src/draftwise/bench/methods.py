@@ -45,7 +45,7 @@ def parse_method(
         plan, _, rule = rest.partition("/")
         drafter, length = drafter_and_length(spec, plan, drafters, grammar)
         if rule:
-            registry.make_guide(rule)
+            registry.make_stop_rule(rule)
         setting = Preset("fixed:0", "length", "bandit", (length,), rules=(rule or "fixed",))
         setting.plans([drafter])
         return Method(spec, setting, drafter)

@@ -100,10 +100,10 @@ def _tables() -> Iterator[RenderableType]:
     yield _drafters()
     for title, kind in (
         ("policies", "policy"), ("rewards", "reward"), ("feedbacks", "feedback"),
-        ("stop rules", "guide"),
+        ("stop rules", "stop rule"),
     ):  # fmt: skip
         rows = [_entry(kind, name) for name in registry.TABLES[kind]]
-        yield _entries(title, "--rule" if kind == "guide" else f"--{kind}", rows)
+        yield _entries(title, "--rule" if kind == "stop rule" else f"--{kind}", rows)
     yield _presets()
 
 

@@ -225,7 +225,7 @@ def check(wanted: Settings) -> None:
     registry.make_reward(setting.reward)
     registry.make_feedback(setting.feedback, plans=plans, reward=None)
     for rule in wanted.rules or ():
-        registry.make_guide(rule)
+        registry.make_stop_rule(rule)
     if check_scope(wanted.scope) == REQUEST and wanted.state is not None:
         raise DraftwiseError(
             f"--state keeps what requests teach each other, and with --scope {REQUEST} they do not:"

@@ -37,14 +37,14 @@ class Chain:
 
     def __init__(self, task: DraftTask, shows_hidden: bool, resumes: bool = True) -> None:
         self.context, self.length, self.tree = task.context, task.length, task.tree
-        self._guide, self._mix, self._resumes = task.guide, task.mix, resumes
+        self._stop_rule, self._mix, self._resumes = task.stop_rule, task.mix, resumes
         self.is_mixed = task.mix is not None
         self.is_over = False
         has_callback = task.context.sampling.process is not None
-        self.is_stepwise = self.is_mixed or has_callback or not task.guide.never_stops
+        self.is_stepwise = self.is_mixed or has_callback or not task.stop_rule.never_stops
         self._may_branch = task.mix is not None and task.mix.most > 0 and not has_callback
-        self.waits = not self.is_mixed and shows_hidden and task.guide.waits_for_hidden
-        self.needs_facts = self.is_mixed or task.guide.needs_probs
+        self.waits = not self.is_mixed and shows_hidden and task.stop_rule.waits_for_hidden
+        self.needs_facts = self.is_mixed or task.stop_rule.needs_probs
         self.tokens: list[int] = []
         self.nodes: list[_Node] = []
         self.alternatives: list[_Node] = []
@@ -88,7 +88,7 @@ class Chain:
     def should_continue(self) -> bool:
         """Whether to draw another token, after appending those that the mixer copies."""
         self.copy()
-        return not self.is_over and (self.is_mixed or self._guide.should_continue(self._step))
+        return not self.is_over and (self.is_mixed or self._stop_rule.should_continue(self._step))
 
     def keep(self, token: int, q: Tensor | None, facts: Floats | None) -> None:
         """Append a drawn token; -1 = q was not finite, which ends the draft. q: [V], None = a point

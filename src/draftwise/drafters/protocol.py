@@ -125,13 +125,13 @@ class Mix:
 class DraftTask:
     """A request's task for one drafter in one round.
 
-    length: maximum depth, 1 or more. guide: a chain's stop rule. tree: None = a chain. mix:
+    length: maximum depth, 1 or more. stop_rule: of a chain. tree: None = a chain. mix:
     replaces the stop rule, for drafters that ``can_mix``.
     """
 
     context: Context
     length: int
-    guide: StopRule = field(default_factory=Fixed)
+    stop_rule: StopRule = field(default_factory=Fixed)
     tree: TreeShape | None = None
     mix: Mix | None = None
 

@@ -132,20 +132,20 @@ class GuardedStopRule:
     Tokens drawn before that stay: dropping them by value would change the output distribution.
     """
 
-    def __init__(self, guide: StopRule, rule: str) -> None:
-        self._guide, self._rule, self._is_broken = guide, rule, False
-        self.needs_probs = guide.needs_probs
-        self.never_stops, self.waits_for_hidden = guide.never_stops, guide.waits_for_hidden
+    def __init__(self, stop_rule: StopRule, rule: str) -> None:
+        self._stop_rule, self._rule, self._is_broken = stop_rule, rule, False
+        self.needs_probs = stop_rule.needs_probs
+        self.never_stops, self.waits_for_hidden = stop_rule.never_stops, stop_rule.waits_for_hidden
 
     @property
     def needs_hidden(self) -> int:  # not copied: loading a head sets it
-        return self._guide.needs_hidden
+        return self._stop_rule.needs_hidden
 
     def should_continue(self, step: DraftStep) -> bool:
-        return self._ask(lambda: bool(self._guide.should_continue(step)), False)
+        return self._ask(lambda: bool(self._stop_rule.should_continue(step)), False)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        self._ask(lambda: self._guide.learn(num_drafted, num_accepted), None)
+        self._ask(lambda: self._stop_rule.learn(num_drafted, num_accepted), None)
 
     def _ask(self, what: Callable[[], T], instead: T) -> T:
         if not self._is_broken:

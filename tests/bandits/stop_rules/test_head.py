@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise import make_guide
+from draftwise import make_stop_rule
 from draftwise.bandits.stop_rules import read_head
 from draftwise.drafters import Context, DraftTask, LMDrafter
 from draftwise.nn import CausalModel
@@ -47,8 +47,8 @@ def state(acceptance: float, size: int = SIZE) -> Any:
 
 def depth_of(spec: str, acceptances: list[float], length: int = 20) -> int:
     """Number of drafted tokens when these are the predictions of the first, second, ... token."""
-    guide, step = make_guide(spec), DraftStep(0, length)
-    while step.depth < length and guide.should_continue(step):
+    stop_rule, step = make_stop_rule(spec), DraftStep(0, length)
+    while step.depth < length and stop_rule.should_continue(step):
         states = (state(acceptances[step.depth]), step.hidden)
         step = DraftStep(step.depth + 1, length, hidden=states[0], hidden_before=states[1])
     return step.depth
@@ -78,11 +78,11 @@ def test_the_product_of_predictions_ends_the_draft(
 
 
 def test_a_new_draft_begins_with_trust(tmp_path: Path) -> None:
-    guide = make_guide(f"head:{linear(tmp_path)},h=0.5")
+    stop_rule = make_stop_rule(f"head:{linear(tmp_path)},h=0.5")
     for _ in range(3):
-        assert guide.should_continue(DraftStep(0, 8)) is True
-        assert guide.should_continue(DraftStep(1, 8, hidden=state(0.6))) is True
-        assert guide.should_continue(DraftStep(2, 8, hidden=state(0.6))) is False
+        assert stop_rule.should_continue(DraftStep(0, 8)) is True
+        assert stop_rule.should_continue(DraftStep(1, 8, hidden=state(0.6))) is True
+        assert stop_rule.should_continue(DraftStep(2, 8, hidden=state(0.6))) is False
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -134,7 +134,7 @@ def test_the_authors_files_can_be_read(kind: str, tmp_path: Path) -> None:
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     save(AcceptanceHead(SIZE, 0), linear(tmp_path))
     first = read_head(tmp_path)
-    assert read_head(tmp_path) is first, "every request makes its own guide"
+    assert read_head(tmp_path) is first, "every request makes its own stop rule"
     save(AcceptanceHead(SIZE, 1), tmp_path)
     assert len(read_head(tmp_path).blocks) == 1
 
@@ -181,13 +181,13 @@ def test_another_head_of_the_same_name_size_and_time_is_read(
 def test_a_damaged_head_is_refused(damage: Any, message: str, tmp_path: Path) -> None:
     damage(linear(tmp_path))
     with pytest.raises(DraftwiseError, match=message):
-        make_guide(f"head:{tmp_path}")
+        make_stop_rule(f"head:{tmp_path}")
 
 
 @pytest.mark.parametrize("rule", ["head:{},h=2", "head:{},h=nan"])
 def test_a_threshold_that_is_none_is_refused(rule: str, tmp_path: Path) -> None:
     with pytest.raises(DraftwiseError, match=r"h is .*: it must be a finite number from 0 to 1"):
-        make_guide(rule.format(linear(tmp_path)))
+        make_stop_rule(rule.format(linear(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -280,8 +280,10 @@ def test_a_step_shows_the_state_of_the_very_token(waits: bool, temperature: floa
 
 
 def test_retrieval_shows_no_states_and_is_never_ended() -> None:
-    guide = make_guide("head", home=head_home())
-    assert all(guide.should_continue(DraftStep(depth, 8, 1.0, 1.0, 0.0, 1.0)) for depth in range(8))
+    stop_rule = make_stop_rule("head", home=head_home())
+    assert all(
+        stop_rule.should_continue(DraftStep(depth, 8, 1.0, 1.0, 0.0, 1.0)) for depth in range(8)
+    )
 
 
 @pytest.mark.parametrize("options", ["", "h=0.2,lag=true"])

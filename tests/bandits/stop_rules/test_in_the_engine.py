@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftwise.engine import Ending, Generation, RequestParams, RoundState
-from draftwise.registry import GUIDES, preset
+from draftwise.registry import STOP_RULES, preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, Plan, SamplingParams
 from engine.pairs import POOLS, PROMPTS, plain_greedy, spec, speculator
@@ -66,7 +66,7 @@ class Spy:
 
 
 @pytest.mark.parametrize("pool", ["bad", "good", "all"])
-def test_the_guide_of_the_played_plan_hears_how_its_draft_ended(pool: str) -> None:
+def test_the_stop_rule_of_the_played_plan_hears_how_its_draft_ended(pool: str) -> None:
     made = speculator(POOLS[pool], "random", rules=("fixed", "svip"), lengths=(1, 4))
     generation = start(made, [0, 2], SAMPLED)
     expected: dict[Any, list[tuple[int, int]]] = {}
@@ -77,16 +77,16 @@ def test_the_guide_of_the_played_plan_hears_how_its_draft_ended(pool: str) -> No
             key = (round_.request, round_.plan.drafter, round_.plan.rule)
             expected.setdefault(key, []).append((round_.num_drafted, round_.num_accepted))
     found = {
-        (index, *key): guide.told  # type: ignore[attr-defined]
+        (index, *key): stop_rule.told  # type: ignore[attr-defined]
         for index, request in enumerate(generation._requests)
-        for key, guide in request.decider.stop_rules.items()
-        if guide.told  # type: ignore[attr-defined]
+        for key, stop_rule in request.decider.stop_rules.items()
+        if stop_rule.told  # type: ignore[attr-defined]
     }
     assert found == expected
     assert len(found) >= 4
 
 
-def test_a_guide_s_stream_leaves_the_others_alone() -> None:
+def test_a_stop_rule_s_stream_leaves_the_others_alone() -> None:
     """With a fourth stream of a seed, the streams of policy, draft and acceptance stay the same."""
     three, four = (np.random.SeedSequence(7).spawn(num) for num in (3, 4))
     for ours, theirs in zip(three, four, strict=False):
@@ -98,18 +98,20 @@ def test_a_guide_s_stream_leaves_the_others_alone() -> None:
     assert request.accept_rng.random() == np.random.default_rng(accept).random()
 
 
-def test_requests_share_no_guide_and_drafters_share_none() -> None:
+def test_requests_share_no_stop_rule_and_drafters_share_none() -> None:
     made = speculator(POOLS["all"], rules=("adaedl",), lengths=(1, 4))
     requests = start(made, [0, 1], SAMPLED)._requests
-    guides = [guide for request in requests for guide in request.decider.stop_rules.values()]
-    assert len(guides) == 6 == len({id(guide) for guide in guides})
+    stop_rules = [
+        stop_rule for request in requests for stop_rule in request.decider.stop_rules.values()
+    ]
+    assert len(stop_rules) == 6 == len({id(stop_rule) for stop_rule in stop_rules})
     round_ = RoundState(requests[0], requests[0].decider.plain, [])
     first, longer = (round_.task(Plan("good", num, "adaedl"), num) for num in (1, 4))
-    assert first.guide is longer.guide, "what a rule learned holds for every length"
+    assert first.stop_rule is longer.stop_rule, "what a rule learned holds for every length"
 
 
 def test_an_unknown_rule_is_said_at_load() -> None:
-    with pytest.raises(DraftwiseError, match="unknown guide 'nope'"):
+    with pytest.raises(DraftwiseError, match="unknown stop rule 'nope'"):
         speculator(["good"], rules=("nope",))
 
 
@@ -128,10 +130,10 @@ def test_preset_tapout(names: list[str]) -> None:
         assert made.generate(prompt, max_new_tokens=40).tokens == plain_greedy(prompt, 40)
 
 
-@pytest.mark.parametrize("name", sorted(set(GUIDES) - {"fixed"}))
+@pytest.mark.parametrize("name", sorted(set(STOP_RULES) - {"fixed"}))
 def test_every_rule_ends_drafts_early(name: str) -> None:
     """A rule that never stopped a draft would pass every test of losslessness."""
-    made = speculator(["good"], "fixed:0", rules=(spec(GUIDES, name),), lengths=(8,),
+    made = speculator(["good"], "fixed:0", rules=(spec(STOP_RULES, name),), lengths=(8,),
                       with_none=False)  # fmt: skip
     rounds = [r for r in made.start(PROMPTS[2] * 2, max_new_tokens=60, temperature=1.0)]
     lengths = [r.num_drafted for r in rounds[:-4]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from draftwise import make_guide
+from draftwise import make_stop_rule
 from draftwise.bandits.stop_rules import TABLE_1, AdaEdl, split_rules
 from draftwise.registry import preset
 from draftwise.types import DraftStep, DraftwiseError
@@ -64,8 +64,8 @@ CASES: list[tuple[str, DraftStep, bool]] = [
 
 @pytest.mark.parametrize(("spec", "step", "expected"), CASES)
 def test_by_hand(spec: str, step: DraftStep, expected: bool) -> None:
-    assert make_guide(spec).should_continue(step) is expected
-    assert make_guide(spec).should_continue(DraftStep(0, 8)) is True
+    assert make_stop_rule(spec).should_continue(step) is expected
+    assert make_stop_rule(spec).should_continue(DraftStep(0, 8)) is True
 
 
 def test_every_rule_of_table_1_has_a_case() -> None:
@@ -107,7 +107,7 @@ def test_drafts_shrink_where_nothing_is_accepted_and_grow_where_all_is(
         ("adaedl:alpha=2", "alpha is 2"),
         ("adaedl:epsilon=-1", "epsilon is -1"),
         ("any-of:rules=svip+", "joined by +"),
-        ("any-of:rules=svip+nope", "unknown guide 'nope'"),
+        ("any-of:rules=svip+nope", "unknown stop rule 'nope'"),
         ("any-of:rules=svip:0.5;x=1", "no option 'x'"),
         ("tapout-token:bandit=nope", "unknown policy 'nope'"),
         ("tapout-token:rules=", "needs|joined by"),
@@ -115,13 +115,13 @@ def test_drafts_shrink_where_nothing_is_accepted_and_grow_where_all_is(
 )
 def test_nonsense_is_refused(spec: str, message: str) -> None:
     with pytest.raises(DraftwiseError, match=message):
-        make_guide(spec)
+        make_stop_rule(spec)
 
 
 def test_the_table_is_the_paper_s() -> None:
     assert split_rules(TABLE_1) == list(preset("tapout").rules)
     defaults: dict[str, Any] = {
-        name: make_guide(name)._threshold  # type: ignore[attr-defined]
+        name: make_stop_rule(name)._threshold  # type: ignore[attr-defined]
         for name in ("max-confidence", "svip", "svip-difference", "logit-margin")
     }
     assert defaults == {

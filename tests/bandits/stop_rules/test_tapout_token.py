@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise import make_guide
+from draftwise import make_stop_rule
 from draftwise.bandits.stop_rules import TapOutToken
 from draftwise.protocols import Policy
 from draftwise.registry import make_policy
@@ -32,10 +32,10 @@ class Noted:
         self.heard.append((decision.plan, float(feedback.values[decision.plan])))
 
 
-def draft(guide: TapOutToken, length: int) -> int:
+def draft(stop_rule: TapOutToken, length: int) -> int:
     """Number of drafted tokens when every q has a largest probability of 0.5."""
     depth = 0
-    while depth < length and guide.should_continue(DraftStep(depth, length, max_prob=0.5)):
+    while depth < length and stop_rule.should_continue(DraftStep(depth, length, max_prob=0.5)):
         depth += 1
     return depth
 
@@ -50,38 +50,40 @@ def noted(picks: list[list[int]]) -> tuple[TapOutToken, list[list[Any]]]:
         return Noted(*next(made), num_plans)  # type: ignore[return-value]
 
     rules = f"{STOPS}+{GOES}"
-    return TapOutToken(make_guide, make_bandit, "ucb1:beta=1;x=2", rules), heard
+    return TapOutToken(make_stop_rule, make_bandit, "ucb1:beta=1;x=2", rules), heard
 
 
 def test_each_position_hears_of_its_own_token() -> None:
-    guide, heard = noted([[1, 1, 0], [1, 0], [1]])
-    assert draft(guide, 4) == 4  # positions 1 to 3 decide; the fourth token ends the draft anyway
-    guide.learn(4, 2)
+    stop_rule, heard = noted([[1, 1, 0], [1, 0], [1]])
+    assert (
+        draft(stop_rule, 4) == 4
+    )  # positions 1 to 3 decide; the fourth token ends the draft anyway
+    stop_rule.learn(4, 2)
     assert heard == [[(1, 1.0)], [(1, 1.0)], [(1, 0.0)]]
-    assert draft(guide, 4) == 2
-    guide.learn(2, 0)
+    assert draft(stop_rule, 4) == 2
+    stop_rule.learn(2, 0)
     assert heard == [[(1, 1.0), (1, 0.0)], [(1, 1.0), (0, 0.0)], [(1, 0.0)]]
-    assert draft(guide, 1) == 1
-    guide.learn(1, 1)
+    assert draft(stop_rule, 1) == 1
+    stop_rule.learn(1, 1)
     assert heard[0] == [(1, 1.0), (1, 0.0)], "a draft of one token asked no bandit"
-    assert draft(guide, 4) == 1
-    guide.learn(1, 1)
+    assert draft(stop_rule, 4) == 1
+    stop_rule.learn(1, 1)
     assert heard[0][-1] == (0, 1.0)
 
 
 def test_a_draft_that_nobody_reports_is_forgotten() -> None:
-    guide, heard = noted([[1, 1, 0], [1, 0], [1]])
-    draft(guide, 3)
-    assert draft(guide, 2) == 2
-    guide.learn(2, 2)
+    stop_rule, heard = noted([[1, 1, 0], [1, 0], [1]])
+    draft(stop_rule, 3)
+    assert draft(stop_rule, 2) == 2
+    stop_rule.learn(2, 2)
     assert heard == [[(1, 1.0)], [], []]
 
 
 def test_rules_inside_learn_from_every_draft() -> None:
-    guide = make_guide("tapout-token:rules=adaedl:threshold=0.9;epsilon=1+fixed")
-    before = guide._rules[0].threshold  # type: ignore[attr-defined]
-    guide.learn(4, 0)
-    after = guide._rules[0].threshold  # type: ignore[attr-defined]
+    stop_rule = make_stop_rule("tapout-token:rules=adaedl:threshold=0.9;epsilon=1+fixed")
+    before = stop_rule._rules[0].threshold  # type: ignore[attr-defined]
+    stop_rule.learn(4, 0)
+    after = stop_rule._rules[0].threshold  # type: ignore[attr-defined]
     assert (before, after) == pytest.approx((0.9, 1.0))
 
 
@@ -89,21 +91,23 @@ def test_rules_inside_learn_from_every_draft() -> None:
 def test_a_rule_that_is_liked_better_is_obeyed_more_often(bandit: str) -> None:
     """Tokens are accepted exactly when the second rule was followed at position 1."""
     make_bandit = functools.partial(make_policy, seed=np.random.default_rng(0))
-    guide = TapOutToken(make_guide, make_bandit, bandit, f"{STOPS}+{GOES}")
+    stop_rule = TapOutToken(make_stop_rule, make_bandit, bandit, f"{STOPS}+{GOES}")
     lengths = []
     for _ in range(200):
-        lengths.append(draft(guide, 2))
-        guide.learn(lengths[-1], lengths[-1] - 1)
+        lengths.append(draft(stop_rule, 2))
+        stop_rule.learn(lengths[-1], lengths[-1] - 1)
     assert np.mean(np.array(lengths[100:]) == 2) > 0.8
 
 
 def test_randomness_is_handed_in() -> None:
     def life(seed: int) -> list[int]:
-        guide = make_guide(f"tapout-token:bandit=thompson-bernoulli,rules={STOPS}+{GOES}", seed)
+        stop_rule = make_stop_rule(
+            f"tapout-token:bandit=thompson-bernoulli,rules={STOPS}+{GOES}", seed
+        )
         lengths = []
         for _ in range(30):
-            lengths.append(draft(guide, 6))  # type: ignore[arg-type]
-            guide.learn(lengths[-1], 1)
+            lengths.append(draft(stop_rule, 6))  # type: ignore[arg-type]
+            stop_rule.learn(lengths[-1], 1)
         return lengths
 
     assert life(1) == life(1)

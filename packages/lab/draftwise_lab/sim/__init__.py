@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     )
     from draftwise_lab.sim.match import (
         HABITS, Contestant, Match, Outcome, Reference, Run, TextSums, Trail, averages, best_plan,
-        best_plans, every_plan, fixed_path, fold, guides_of, half_width, look_back, make_contestant,
+        best_plans, every_plan, fixed_path, fold, half_width, look_back, make_contestant,
         make_match, make_plans, parse_lengths, play as play_all, policy_seed,
-        report as text_report, results, run_match, score_prompts, sums_by_text, totals,
+        report as text_report, results, run_match, score_prompts, stop_rules_of,
+        sums_by_text, totals,
     )
     from draftwise_lab.sim.presets import (
         DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B, METASD_EAGLE_OVERHEAD, METASD_LENGTH, PAPERS,

@@ -37,17 +37,17 @@ class Totals:
 
 
 def fixed_path(
-    text: Text, plan: Plan, guides: Mapping[str, StopRule]
+    text: Text, plan: Plan, stop_rules: Mapping[str, StopRule]
 ) -> tuple[list[int], list[int]]:
     """Where each round of a fixed plan ends (in tokens), and its number of drafted tokens."""
     ends, drafted = list[int](), list[int]()
-    position, guide = 0, guides.get(plan.rule)
+    position, stop_rule = 0, stop_rules.get(plan.rule)
     track = None if plan.drafter == NONE else text.tracks[plan.drafter]
     while position < text.length:
         num = accepted = 0
         if track is not None:
             most = min(plan.length, text.limit - position - 1)
-            num = track.num_drafted(position, most, plan.length, guide)
+            num = track.num_drafted(position, most, plan.length, stop_rule)
             accepted = track.num_accepted(position, num)
         position = min(position + accepted + 1, text.length)
         ends.append(position)
@@ -56,13 +56,13 @@ def fixed_path(
 
 
 def totals(
-    text: Text, plans: Sequence[Plan], costs: CostTable, guides: Mapping[str, StopRule]
+    text: Text, plans: Sequence[Plan], costs: CostTable, stop_rules: Mapping[str, StopRule]
 ) -> Totals:
     longest = max(plan.length for plan in plans)
     known = costs.at(text.batch_size, list(text.tracks), longest)
     rounds, seconds = np.zeros(len(plans)), np.zeros(len(plans))
     for index, plan in enumerate(plans):
-        _, drafted = fixed_path(text, plan, guides)
+        _, drafted = fixed_path(text, plan, stop_rules)
         counts = np.bincount(drafted, minlength=longest + 1)
         rounds[index] = len(drafted)
         draft_s = known.draft_s.get(plan.drafter, 0.0)
@@ -121,15 +121,15 @@ class Reference:
     plan: int
 
 
-def guides_of(plans: Sequence[Plan]) -> dict[str, StopRule]:
+def stop_rules_of(plans: Sequence[Plan]) -> dict[str, StopRule]:
     """The stop rules of the plans; ``fixed`` needs none. Errors: DraftwiseError for a rule that
     reads hidden states, which simulated text lacks."""
     rules = {plan.rule for plan in plans} - {"fixed"}
-    guides = {rule: registry.make_guide(rule) for rule in sorted(rules)}
-    for rule, guide in guides.items():
-        if guide.needs_hidden:
+    stop_rules = {rule: registry.make_stop_rule(rule) for rule in sorted(rules)}
+    for rule, stop_rule in stop_rules.items():
+        if stop_rule.needs_hidden:
             raise DraftwiseError(f"rule {rule!r} reads hidden states, and simulated text has none")
-    return guides
+    return stop_rules
 
 
 def score_prompts(
@@ -156,7 +156,7 @@ def play(
     has_all = isinstance(policy, PricingPolicy)  # such policies learn from the evidence itself
     reward = None if has_all else registry.make_reward(contestant.reward)
     builder = registry.make_feedback(contestant.feedback, plans=plans, reward=reward)
-    request = SimulatedRequest(text, plans, costs, guides_of(plans))
+    request = SimulatedRequest(text, plans, costs, stop_rules_of(plans))
     told_s = 0.0  # seconds reported so far; the first row includes the prompt's
     if contestant.feedback.partition(":")[0] in {"free", "panoramic"}:
         for evidence in score_prompts(request, policy, everyone=builder.panoramic):
@@ -409,10 +409,10 @@ def run_match(
 
 def look_back(match: Match, seed: int) -> Hindsight:
     """Rounds and seconds of every plan on every text of one seed."""
-    guides, costs = guides_of(match.plans), match.environment.costs
+    stop_rules, costs = stop_rules_of(match.plans), match.environment.costs
     found: Hindsight = {domain: {} for domain in match.environment.domains}
     for domain, text in match.texts(seed):
-        found[domain][seed, text.name] = totals(text, match.plans, costs, guides)
+        found[domain][seed, text.name] = totals(text, match.plans, costs, stop_rules)
     return found
 
 
@@ -438,11 +438,11 @@ def best_plans(match: Match, hindsight: Hindsight) -> Best:
 
 
 def play_seed(match: Match, best: Best, seed: int) -> list[Run]:
-    runs, guides = [], guides_of(match.plans)
+    runs, stop_rules = [], stop_rules_of(match.plans)
     for domain, text in match.texts(seed):
         for contestant in match.contestants:
             by_rounds, by_seconds = best[domain, contestant.label]
-            ends, _ = fixed_path(text, by_rounds, guides)
+            ends, _ = fixed_path(text, by_rounds, stop_rules)
             rows = play(
                 text, contestant, match.environment.costs,
                 Reference(ends, contestant.plans.index(by_seconds)),

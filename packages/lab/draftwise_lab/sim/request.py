@@ -46,13 +46,13 @@ class Drafted:
         return places[-1] if places else 0
 
 
-def draft(text: Text, plan: Plan, start: int, guides: Mapping[str, StopRule]) -> Drafted:
+def draft(text: Text, plan: Plan, start: int, stop_rules: Mapping[str, StopRule]) -> Drafted:
     """Draft with one drafter from ``start`` until the plan's rule ends the draft."""
     if plan.drafter == NONE:
         return Drafted(plan, (), 0, np.zeros(0))
     track = text.tracks[plan.drafter]
     most = min(plan.length, text.limit - start - 1)
-    num = track.num_drafted(start, most, plan.length, guides.get(plan.rule))
+    num = track.num_drafted(start, most, plan.length, stop_rules.get(plan.rule))
     caller = plan.drafter if track.retrieval is None and num else NONE
     alphas = track.drafted_alphas(start, num)
     return Drafted(plan, (plan.drafter,) * num, track.num_accepted(start, num), alphas, caller)
@@ -180,9 +180,13 @@ class SimulatedRequest:
     """
 
     def __init__(
-        self, text: Text, plans: Sequence[Plan], costs: CostTable, guides: Mapping[str, StopRule]
+        self,
+        text: Text,
+        plans: Sequence[Plan],
+        costs: CostTable,
+        stop_rules: Mapping[str, StopRule],
     ) -> None:
-        self._text, self._plans, self._guides = text, list(plans), guides
+        self._text, self._plans, self._stop_rules = text, list(plans), stop_rules
         longest = max(plan.length for plan in plans)
         self._costs = costs.at(text.batch_size, list(text.tracks), longest)
         self._target_s: list[float] = self._costs.target_s.tolist()
@@ -230,8 +234,8 @@ class SimulatedRequest:
         probe on the text's end after the round, unless the text is complete.
         """
         start, made = self.position, self._draft(plan, mixer)
-        if made.num_drafted and made.plan.rule in self._guides:
-            self._guides[made.plan.rule].learn(made.num_drafted, made.num_accepted)
+        if made.num_drafted and made.plan.rule in self._stop_rules:
+            self._stop_rules[made.plan.rule].learn(made.num_drafted, made.num_accepted)
         seconds = self._round_s(made, start)
         self.position = min(start + made.num_accepted + 1, self._text.length)
         self.num_rounds += 1
@@ -263,7 +267,7 @@ class SimulatedRequest:
     def _draft(self, plan: Plan, mixer: Mixer | None = None) -> Drafted:
         if mixer is not None and plan.tree is None and can_mix(self._text, mixer):
             return draft_mixed(self._text, mixer, self.position)
-        return draft(self._text, plan, self.position, self._guides)
+        return draft(self._text, plan, self.position, self._stop_rules)
 
     def _round_s(self, made: Drafted, start: int) -> float:
         """Seconds of a round: its draft, including catching up, and its verification."""

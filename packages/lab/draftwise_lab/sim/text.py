@@ -52,15 +52,15 @@ class Track:
     retrieval: Retrieval | None = None
     prompt_matches: Ints | None = None
 
-    def num_drafted(self, start: int, most: int, length: int, guide: StopRule | None) -> int:
+    def num_drafted(self, start: int, most: int, length: int, stop_rule: StopRule | None) -> int:
         """Number of tokens drafted from ``start``: at most ``most``, limited by the proposal and by
         the rule (None = the whole length)."""
         if self.retrieval is not None:
             most = min(most, int(self.retrieval.num[start]))
-        if guide is None:
+        if stop_rule is None:
             return most
         num = 0
-        while num < most and guide.should_continue(self._step(start, num, length)):
+        while num < most and stop_rule.should_continue(self._step(start, num, length)):
             num += 1
         return num
 

@@ -50,7 +50,7 @@ def test_groups_are_what_was_found() -> None:
         ("fixed:small", "names no plan"),
         ("fixed:smallx0", "at least one token|1 or more"),
         ("fixed:otherx3", "no drafter 'other'; there are: small, lookup"),
-        ("fixed:smallx3/nope", "guide names are"),
+        ("fixed:smallx3/nope", "stop rule names are"),
         ("transformers:otherx3", "no drafter 'other'"),
         ("transformers:smallx0", "1 or more tokens"),
         ("transformers:smallx3/nope", "write /heuristic"),

@@ -7,9 +7,9 @@ import pytest
 from worlds import COSTS, tiny_text
 
 from draftwise.bandits.stop_rules import AdaEdl
-from draftwise.registry import make_guide
+from draftwise.registry import make_stop_rule
 from draftwise.types import DraftwiseError, Plan
-from draftwise_lab.sim import SimulatedRequest, Text, Track, guides_of, runs_of
+from draftwise_lab.sim import SimulatedRequest, Text, Track, runs_of, stop_rules_of
 from models import head_home
 
 NUM = 16
@@ -34,11 +34,11 @@ def test_entropies_come_with_the_one_before() -> None:
     """Roots 0, 0.1, 0.5: the jump is after the third token; the first token has no predecessor."""
     plan = Plan("a", 4, "svip-difference")
     for entropies, expected in (([0.0, 0.01, 0.25], 3), ([4.0, 4.0, 4.0, 4.0], 4)):
-        guides = {plan.rule: make_guide(plan.rule)}
-        request = SimulatedRequest(text_of(entropies), [plan], COSTS, guides)
+        stop_rules = {plan.rule: make_stop_rule(plan.rule)}
+        request = SimulatedRequest(text_of(entropies), [plan], COSTS, stop_rules)
         assert request.play(plan).num_drafted == expected
 
 
 def test_a_rule_that_reads_hidden_states_is_refused() -> None:
     with pytest.raises(DraftwiseError, match=r"'head:.*' reads hidden states"):
-        guides_of([Plan("a", 4, f"head:{head_home() / 'head'}")])
+        stop_rules_of([Plan("a", 4, f"head:{head_home() / 'head'}")])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from worlds import COSTS, check_evidence, tiny_text
 
-from draftwise.registry import make_guide
+from draftwise.registry import make_stop_rule
 from draftwise.types import NONE, Plan
 from draftwise_lab.sim import MAX_BACKLOG, PROMPT_TOKENS, SimulatedRequest, Text, Track, runs_of
 
@@ -120,7 +120,7 @@ def test_stop_rules_look_at_the_token_kept_last() -> None:
     text = Text("t", 8, 8, {"a": sure, "r": tiny_text().tracks["r"]})
     rule = "max-confidence:0.8"
     plans = [Plan("a", 4, rule), Plan("r", 4, rule)]
-    request = SimulatedRequest(text, plans, COSTS, {rule: make_guide(rule)})
+    request = SimulatedRequest(text, plans, COSTS, {rule: make_stop_rule(rule)})
     evidence = request.play(plans[0])
     assert (evidence.num_drafted, evidence.num_accepted) == (2, 2)
     assert request.play(plans[1]).num_drafted == 2  # position 3

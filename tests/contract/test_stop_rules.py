@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise import Draft, make_guide, verify
+from draftwise import Draft, make_stop_rule, verify
 from draftwise.drafters import Context, DraftTask
 from draftwise.engine import draw
 from draftwise.protocols import StopRule
-from draftwise.registry import GUIDES
+from draftwise.registry import STOP_RULES
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams
 from engine.exact import Model, World, completed, law, model, own_law, texts_of
 from engine.pairs import lm, spec
 from models import head_home
 from sessions import opened
 
-ALL = pytest.mark.parametrize("name", sorted(GUIDES))
+ALL = pytest.mark.parametrize("name", sorted(STOP_RULES))
 STEPS = [
     DraftStep(depth, 8, prob * top, top, entropy, top / 2, 0.3)
     for depth, prob, top, entropy in itertools.product(
@@ -39,7 +39,7 @@ def _without_gradients() -> Iterator[None]:
 
 
 def make(name: str, seed: int = 0) -> StopRule:
-    return make_guide(spec(GUIDES, name), seed, home=head_home())
+    return make_stop_rule(spec(STOP_RULES, name), seed, home=head_home())
 
 
 def state_of(*facts: float) -> Any:
@@ -58,14 +58,14 @@ def described(q: Any, token: int, before: DraftStep) -> DraftStep:
 
 
 def round_of(
-    world: World, p: Model, q: Model, guide: StopRule, text: tuple[int, ...], length: int,
+    world: World, p: Model, q: Model, stop_rule: StopRule, text: tuple[int, ...], length: int,
     is_dropped: bool = False,
 ) -> tuple[int, ...]:  # fmt: skip
     """The text after one round: a chain as long as the rule allows, verified, then learned from."""
     tokens: list[int] = []
     probs: list[Any] = []
     step = DraftStep(0, length)
-    while len(tokens) < length and guide.should_continue(step):
+    while len(tokens) < length and stop_rule.should_continue(step):
         probs.append(q((*text, *tokens)))
         tokens.append(draw(probs[-1], world.uniform()))
         step = described(probs[-1], tokens[-1], step)
@@ -75,7 +75,7 @@ def round_of(
     targets = [p((*text, *more)) for more in texts_of(draft)]
     verdict = verify(draft, targets, world.uniforms(len(draft) + 1))
     if tokens:
-        guide.learn(len(tokens), verdict.num_accepted)
+        stop_rule.learn(len(tokens), verdict.num_accepted)
     return (*text, *verdict.tokens.tolist())
 
 
@@ -83,9 +83,9 @@ def round_of(
 def test_without_learning_a_rule_depends_on_the_step_alone(name: str) -> None:
     if name == "tapout-token":  # its bandits draw
         return
-    guide = make(name)
-    first = [guide.should_continue(step) for step in STEPS]
-    assert [guide.should_continue(step) for step in reversed(STEPS)] == first[::-1]
+    stop_rule = make(name)
+    first = [stop_rule.should_continue(step) for step in STEPS]
+    assert [stop_rule.should_continue(step) for step in reversed(STEPS)] == first[::-1]
     assert [make(name).should_continue(step) for step in STEPS] == first
 
 
@@ -93,11 +93,11 @@ def test_without_learning_a_rule_depends_on_the_step_alone(name: str) -> None:
 def test_answers_are_booleans_and_the_same_seed_learns_the_same(name: str) -> None:
     """A rule's answers depend only on its seed, the steps it saw and the outcomes it learned."""
 
-    def life(guide: StopRule) -> list[bool]:
+    def life(stop_rule: StopRule) -> list[bool]:
         answers = []
         for num, step in enumerate([s for s in STEPS if s.depth == 1] * 3):
-            answers += [guide.should_continue(DraftStep(0, 8)), guide.should_continue(step)]
-            guide.learn(2, num % 3)
+            answers += [stop_rule.should_continue(DraftStep(0, 8)), stop_rule.should_continue(step)]
+            stop_rule.learn(2, num % 3)
         return answers
 
     found = life(make(name))
@@ -109,10 +109,10 @@ def test_answers_are_booleans_and_the_same_seed_learns_the_same(name: str) -> No
 @pytest.mark.parametrize("num_accepted", [0, 1, 5])
 def test_any_ending_can_be_told_at_any_time(name: str, num_accepted: int) -> None:
     """Outcomes may arrive before the first draft, or for more tokens than calls of the rule."""
-    guide = make(name)
-    guide.learn(5, num_accepted)
-    assert isinstance(guide.should_continue(DraftStep(0, 5)), bool)
-    guide.learn(5, num_accepted)
+    stop_rule = make(name)
+    stop_rule.learn(5, num_accepted)
+    assert isinstance(stop_rule.should_continue(DraftStep(0, 5)), bool)
+    stop_rule.learn(5, num_accepted)
 
 
 @ALL
@@ -121,11 +121,11 @@ def test_the_first_token_can_be_asked_for_without_knowing_anything(name: str) ->
 
 
 @ALL
-def test_a_guide_that_needs_no_probabilities_looks_at_none(name: str) -> None:
-    guide = make(name)
-    if not guide.needs_probs:
+def test_a_stop_rule_that_needs_no_probabilities_looks_at_none(name: str) -> None:
+    stop_rule = make(name)
+    if not stop_rule.needs_probs:
         for step in STEPS:
-            assert guide.should_continue(step) == guide.should_continue(
+            assert stop_rule.should_continue(step) == stop_rule.should_continue(
                 DraftStep(step.depth, step.length)
             )
 
@@ -145,20 +145,20 @@ def test_the_output_has_exactly_the_law_of_the_target(name: str, seed: int) -> N
 
 @ALL
 @pytest.mark.parametrize("seed", range(2))
-def test_what_a_guide_learned_does_not_change_the_law(name: str, seed: int) -> None:
+def test_what_a_stop_rule_learned_does_not_change_the_law(name: str, seed: int) -> None:
     """Over three rounds later drafts end where earlier outcomes taught the rule to end them."""
     p, q = model(f"p{seed}", parts=2), model(f"q{seed}", parts=2)
 
     def play(world: World) -> tuple[int, ...]:
-        guide, text = make(name), ()
+        stop_rule, text = make(name), ()
         for _ in range(3):
-            text = round_of(world, p, q, guide, text, 2) if len(text) < 4 else text
+            text = round_of(world, p, q, stop_rule, text, 2) if len(text) < 4 else text
         return text[:4]
 
     assert completed(law(play), p, 4) == own_law(p, 4)
 
 
-@pytest.mark.parametrize("name", sorted(set(GUIDES) - {"fixed"}))
+@pytest.mark.parametrize("name", sorted(set(STOP_RULES) - {"fixed"}))
 def test_teeth_a_token_dropped_for_its_own_probability(name: str) -> None:
     """Planted bug: the rule judges the drawn token itself, and dropping that token is biased."""
 
@@ -181,24 +181,24 @@ class OfItsOwn:
     never_stops = waits_for_hidden = False
     needs_hidden = 0
 
-    def __init__(self, guide: StopRule) -> None:
-        self._guide, self._before = guide, float("nan")
+    def __init__(self, stop_rule: StopRule) -> None:
+        self._stop_rule, self._before = stop_rule, float("nan")
 
     def should_continue(self, step: DraftStep) -> bool:
         own = -math.log(step.prob)  # nan at depth 0
         before, self._before = self._before, own
         seen = (step.prob, step.prob, own, step.prob, before, step.hidden)
-        return self._guide.should_continue(DraftStep(step.depth, step.length, *seen))
+        return self._stop_rule.should_continue(DraftStep(step.depth, step.length, *seen))
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
-        self._guide.learn(num_drafted, num_accepted)
+        self._stop_rule.learn(num_drafted, num_accepted)
 
 
 @ALL
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_asks_before_each_token_and_drops_none(name: str, temperature: float) -> None:
     """The draft has one token per yes, and the rule saw the last token."""
-    guide, steps = make(name), []
+    stop_rule, steps = make(name), []
 
     class Listener:
         needs_probs = True
@@ -206,11 +206,11 @@ def test_a_drafter_asks_before_each_token_and_drops_none(name: str, temperature:
         needs_hidden = 0
 
         def should_continue(self, step: DraftStep) -> bool:
-            steps.append((step, guide.should_continue(step)))
+            steps.append((step, stop_rule.should_continue(step)))
             return steps[-1][1]
 
         def learn(self, num_drafted: int, num_accepted: int) -> None:
-            raise AssertionError("drafters tell no guide anything: the engine does")
+            raise AssertionError("drafters tell no stop rule anything: the engine does")
 
     sampling = SamplingParams(temperature)
     for seed in range(5):
@@ -229,4 +229,4 @@ def test_a_drafter_asks_before_each_token_and_drops_none(name: str, temperature:
 @ALL
 def test_unknown_options_are_refused(name: str) -> None:
     with pytest.raises(DraftwiseError, match="no option 'nonsense'"):
-        make_guide(f"{name}:nonsense=1")
+        make_stop_rule(f"{name}:nonsense=1")
