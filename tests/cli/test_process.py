@@ -200,7 +200,9 @@ def test_bytes_that_are_no_text_are_refused(pair: tuple[Path, Path]) -> None:
 def test_what_is_loaded_is_said_where_nobody_watches(pair: tuple[Path, Path]) -> None:
     line = f"$draftwise generate Hello -n 3 --model {pair[0]}"
     loud, quiet = shell(line), shell(f"{line} --quiet")
-    assert loud.stderr.decode().splitlines()[0] == f"loading {pair[0]}"
+    said = loud.stderr.decode().splitlines()[0]
+    # with the number of threads, unless the machine has one core
+    assert said.partition(" (")[0] == f"loading {pair[0]}"
     assert (quiet.stdout, quiet.stderr) == (loud.stdout, b"")
 
 

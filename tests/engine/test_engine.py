@@ -98,10 +98,10 @@ def test_those_that_do_not_fit_wait_in_order_and_the_higher_priority_first() -> 
 
 def test_bytes_are_bounded_and_what_can_never_fit_is_refused_with_both_numbers() -> None:
     made = packed()
-    made.target.token_bytes, limit = 256, 170_000
+    made.target.token_bytes, limit = 256, 150_000
     engine = made.engine(max_rows=8, max_bytes=limit)
-    with pytest.raises(DraftwiseError, match=r"needs [\d,]+ bytes .* max_bytes is 170,000"):
-        engine.admit(ask(made, LONG * 3, 30))
+    with pytest.raises(DraftwiseError, match=r"needs [\d,]+ bytes .* max_bytes is 150,000"):
+        engine.admit(ask(made, LONG * 4, 30))
     asked = [ask(made, LONG, 20) for _ in range(6)]
     for request in asked:
         engine.admit(request)

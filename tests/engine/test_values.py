@@ -342,7 +342,7 @@ def test_arrays_of_the_right_shape_are_taken(convert: Any) -> None:
         ({"dtype": "float3"}, "unknown dtype 'float3'; the dtypes are: auto, float32"),
         ({"device": "gpu"}, "unknown device 'gpu'; write auto, cpu, cuda"),
         ({"device": "map:foo"}, "device is 'map:foo': it must be map: and one of auto, balanced"),
-        ({"device": 0}, "unknown device 0; write auto"),
+        ({"device": -1}, "write auto"),
         ({"lengths": 4}, "lengths is 4"),
         ({"lengths": [2.5]}, "lengths is"),
         ({"lengths": "12"}, "lengths is '12'"),
