@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 
 import pytest
-
 from bench.test_contest_results import made_up
+
 from draftwise.cli import colours
 from draftwise.colours import PALETTE, drafter_colours, luminance
 from draftwise.serve import PAGE
