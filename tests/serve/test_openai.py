@@ -275,7 +275,8 @@ def test_usage_with_each_chunk(client: openai.OpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     stream = client.completions.create(
         model="tiny", prompt=PROMPT, max_tokens=12, temperature=0, stream=True,
-        stream_options=options, extra_body={"ignore_eos": True},
+        stream_options=options,
+        extra_body={"ignore_eos": True, "draftwise": {"max_draft": 2}},  # at least 4 rounds
     )  # fmt: skip
     counts = [chunk.usage.completion_tokens for chunk in stream if chunk.usage]
     assert counts == sorted(counts)
