@@ -179,6 +179,9 @@ def test_a_step_rests_where_nothing_was_drafted_for_long_or_nothing_may_be() -> 
     assert set(kinds) == {None, Why.REST}
     assert kinds[:64].count(Why.REST) == 0
     assert kinds[-80:].count(None) == 10
-    guard.num_idle = 0
+    guard.num_idle = 1
     guard.charge(100.0)
+    assert guard.margin(1) == ROUNDS.sure, "an empty account, which only sure drafts may overdraw"
+    assert [guard.why_plain(1, is_unmeasured=False) for _ in range(16)] == [None] * 16
+    guard.num_idle = 8  # and none came
     assert [guard.why_plain(1, is_unmeasured=False) for _ in range(16)].count(None) == 2

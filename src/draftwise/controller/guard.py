@@ -9,7 +9,8 @@ Bound: the account starts at a credit of a few plain steps, never exceeds it, an
 share of the time.
 One step can overdraw it by the step's loss. Over any period drafting therefore loses at most the
 share of the period, the credit, the credit / requests more by drafts that promise a multiple of
-their price (``margin``), and the loss of one step, if ``plain`` is accurate.
+their price (``margin``), and the loss of one step, if ``plain`` is accurate. In draftwise's own
+engine what ``Tuning.sure`` lets pass comes on top, as far as such drafts do not keep their promise.
 """
 
 from __future__ import annotations
@@ -41,9 +42,13 @@ class Tuning:
     first_plain: int = 16
     """Steps with drafts before the first plain step on purpose, which separates the cost of drafts
     from that of the step. The next ones follow after 4, 16, .. times as many."""
+    sure: float = math.inf
+    """Gain of drafts, relative to their price, that an account may pay for however empty it is.
+    Reading the prompts of a batch may cost more rounds than its credit, and an account that only
+    its share refills would stay shut for thousands of rounds."""
 
 
-ROUNDS = Tuning(credit=8.0, share=0.004, probe_share=0.01)  # of draftwise's own engine
+ROUNDS = Tuning(credit=8.0, share=0.004, probe_share=0.01, sure=1.3)  # of draftwise's own engine
 NO_GUARD = Tuning(credit=math.inf, probe_share=0.01)
 WITH_MODEL = Tuning(first_plain=4)  # of vLLM with a model drafter, which drafts in every step
 
@@ -151,13 +156,13 @@ class Guard:
 
         An empty account may be overdrawn by its largest balance over num_requests, by drafts that
         promise MARGIN times their price. Otherwise a bad start would end drafting for hundreds of
-        steps when few requests provide little evidence.
+        steps when few requests provide little evidence. ``Tuning.sure`` has no such bound.
         """
         may_overdraw = self.balance > -self._largest / num_requests and not self.is_in_doubt
-        self._is_shut = not (self.allows_drafts or may_overdraw)
-        if self._is_shut:
-            return math.inf
-        return 1.0 if self.allows_drafts else MARGIN
+        least = min(MARGIN, self.tuning.sure) if may_overdraw else self.tuning.sure
+        margin = 1.0 if self.allows_drafts else least
+        self._is_shut = margin == math.inf
+        return margin
 
     def may_probe(self, seconds: float, price_s: float) -> bool:
         """Whether a probe of price_s is due, after a step in which nothing was drafted."""
@@ -181,7 +186,8 @@ class Guard:
             return None
         if is_unmeasured or self.is_in_doubt or (self.num_idle == 0 and self.is_plain_due()):
             return Why.MEASURE
-        may_draft = self.margin(num_requests) < math.inf
+        has_drafted = self.allows_drafts or self.num_idle < IDLE_MOST
+        may_draft = has_drafted and self.margin(num_requests) < math.inf
         return None if self.is_search_due(self.num_steps, may_draft) else Why.REST
 
     def is_plain_due(self) -> bool:
