@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from bench.test_results import SECONDS
+from bench.test_results import made_up as product_runs
 from draftwise.bench import make_sheet
 from draftwise.types import DraftwiseError
 from draftwise_lab.bench import ContestRun, RunStore, whole_turns
 from draftwise_lab.bench import contest_results as results
 
-SECONDS = {
-    "plain": {"a": 4.0, "b": 4.0},
-    "draftwise": {"a": 1.0, "b": 2.0},
-    "metasd": {"a": 2.0, "b": 2.0},
-    "fixed:xx2": {"a": 1.0, "b": 4.0},
-    "fixed:yx2": {"a": 4.0, "b": 1.0},
-    "transformers": {"a": 5.0, "b": 5.0},
-    "transformers:xx5": {"a": 2.0, "b": 3.0},
-}
 
-
-def made_up(lossy: str = "") -> list[ContestRun]:
-    """Two repeats of four items in two domains; each item's noise is shared by all methods."""
-    rng = np.random.default_rng(0)
+def made_up() -> list[ContestRun]:
+    """The runs of the product's test, with what a contest records besides."""
     runs = []
-    for repeat in range(2):
-        for item in range(4):
-            domain, disturbance = "ab"[item % 2], 1.0 + 0.1 * rng.random()
-            for method, by_domain in SECONDS.items():
-                token = 9 if (method, item, repeat) == (lossy, 2, 1) else 1
-                seconds = by_domain[domain] * disturbance
-                runs.append(
-                    ContestRun(method, repeat, item, domain, [[1] * 11 + [token]], [seconds],
-                        [seconds / 2], [4], [3] * 4, 16, 8, {"x": 8}, {"verify": seconds}, {"x": 4},
-                        [seconds / 4] * 4)
-                )  # fmt: skip
+    for run in product_runs():
+        seconds = run.by_clock("wall")
+        known = {field.name: getattr(run, field.name) for field in fields(run)}
+        more = {"phases": {"verify": seconds}, "pulls": {"x": 4}, "round_s": [seconds / 4] * 4}
+        runs.append(ContestRun(**known, **more))
     return runs
 
 
