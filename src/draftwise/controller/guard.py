@@ -6,11 +6,11 @@ estimated rewards: a step that emits ``n`` tokens for ``b`` requests in ``s`` se
 allowed while the account is positive.
 
 Bound: the account starts at a credit of a few plain steps, never exceeds it, and receives a small
-share of the time.
-One step can overdraw it by the step's loss. Over any period drafting therefore loses at most the
-share of the period, the credit, the credit / requests more by drafts that promise a multiple of
-their price (``margin``), and the loss of one step, if ``plain`` is accurate. In draftwise's own
-engine what ``Tuning.sure`` lets pass comes on top, as far as such drafts do not keep their promise.
+share of the time. One step can overdraw it by the step's loss. Over any period drafting therefore
+loses at most the share of the period, the credit, the credit / requests more by drafts that promise
+a multiple of their price (``margin``), and the loss of one step, if ``plain`` is accurate. In
+draftwise's own engine what ``Tuning.sure`` lets pass comes on top, as far as such drafts do not
+keep their promise.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Why(Enum):
 class Guard:
     """One account for all requests: the gains of one request cover the losses of another.
 
-    State: ``balance`` in seconds; ``plain_s`` (seconds
-    that plain decoding would have taken) and ``spent_s``, since the start and recently;
+    State: ``balance`` in seconds; ``plain_s`` (seconds that plain decoding would have taken) and
+    ``spent_s``, since the start and recently;
     ``num_idle``, steps since the latest draft; ``num_drafts``, steps in which drafts seemed to pay;
     ``probe_s``, seconds that probes may take, negative if they took more; when plain steps are due.
     """
