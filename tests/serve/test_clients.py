@@ -124,6 +124,7 @@ def test_extras_of_messages_change_nothing(chat: Chat, role: str, extra: dict[st
         ({"content": [{"type": "video_url", "url": "x"}]}, "content"),
         ({"content": {"text": "x"}}, "content"),
         ({"tool_calls": [{"id": "c", "type": "custom", "custom": {}}]}, "tool_calls"),
+        ({"role": "robot"}, "role"),
     ],
 )
 def test_content_that_no_prompt_would_have_is_refused(

@@ -23,13 +23,11 @@ from draftwise.serve import (
     MAX_PLANS,
     CallParser,
     ServerSettings,
-    Worker,
     hosts_of,
 )
 from draftwise.speculator import Learning, Speculator
 from engine.scripted import byte_tokenizer
 from models import tiny_model
-from modules import module_of
 from serve.fake import Fake
 from serve.live import Live, Said, fake_service, serving
 
@@ -243,37 +241,6 @@ def test_a_models_own_nesting_is_content() -> None:
             assert CallParser({"f": None}).push(given, is_last=True) == (given, [])
 
 
-@pytest.mark.parametrize(
-    ("path", "raw", "kind", "words"),
-    [
-        ("/v1/completions", b"", "application/json", "send one, with the header Content-Type"),
-        ("/v1/completions", b'{"prompt": "a"}', "", "Content-Type: application/json"),
-        ("/v1/completions", b'{"prompt": "a"}', "text/plain", "Content-Type: application/json"),
-        ("/v1/completions", b"[]", "application/json", "no JSON object"),
-        ("/v1/completions", b'{"prompt": 5}', "application/json", "prompt: write a text, a list"),
-        ("/v1/completions", b'{"prompt": "a", "stop": 5}', "application/json", "stop: write a str"),
-        (CHAT, b'{"messages": 5}', "application/json", "messages: write a list of messages"),
-        ("/v1/completions", b'{"prompt": "a", "best_of": 2}', "application/json", "best_of: one"),
-        ("/v1/completions", b'{"prompt": "a", "suffix": "b"}', "application/json", "suffix: text"),
-    ],
-)
-def test_what_to_send_instead(live: Live, path: str, raw: bytes, kind: str, words: str) -> None:
-    said = live.ask(path, raw, {"Content-Type": kind})
-    assert said.status == 400
-    assert words in said.error["message"]
-
-
-def test_fields_that_change_no_answer_are_taken(live: Live) -> None:
-    fields = {
-        "metadata": {"run": "7"}, "store": True, "reasoning_effort": "low", "verbosity": "low",
-        "service_tier": "flex", "user": "", "suffix": None, "best_of": 1,
-        "prompt_cache_key": "k", "safety_identifier": "s",
-    }  # fmt: skip
-    said = live.complete("abc", max_tokens=5, **fields)
-    assert said.status == 200, said.text
-    assert said.json["choices"] == live.complete("abc", max_tokens=5).json["choices"]
-
-
 def test_tokens_of_a_text_and_back(live: Live) -> None:
     said = live.ask("/tokenize", {"prompt": "abc", "return_token_strs": True}).json
     tokens = live.service.parser.codec.tokenizer("abc")["input_ids"]
@@ -344,29 +311,6 @@ def test_polling_leaves_no_lines(live: Live, caplog: pytest.LogCaptureFixture) -
     assert lines() == [("/stats", 400)], "what is refused is told"
 
 
-def gauges(live: Live) -> dict[str, float]:
-    lines = [line for line in live.ask("/metrics").text.splitlines() if line[:1] != "#"]
-    found = dict(line.rsplit(" ", 1) for line in lines)
-    return {
-        key.partition("{")[0].removeprefix("vllm:num_requests_"): float(value)
-        for key, value in found.items()
-        if key.startswith("vllm:num_requests_")
-    }
-
-
-def test_gauges_are_right_after_clients_have_left() -> None:
-    fake = Fake(max_rows=2, pace_s=0.005)
-    with serving(fake_service(fake)) as live:
-        raw = json.dumps({"prompt": "abc", "max_tokens": 4000, "stream": True, "n": 3}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        with socket.create_connection(("127.0.0.1", live.port)) as client:
-            client.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
-            assert client.recv(100)
-            assert gauges(live) == {"running": 2, "waiting": 1}
-        live.settle()
-        assert gauges(live) == {"running": 0, "waiting": 0}
-
-
 class Stuck:
     """An engine whose steps from the second on wait until ``released``."""
 
@@ -411,22 +355,6 @@ def test_health_tells_of_a_thread_that_has_ended(monkeypatch: pytest.MonkeyPatch
         live.service.worker.stop(0)
         said = live.ask("/health")
         assert (said.status, said.json["status"]) == (503, "the engine's thread has ended")
-
-
-def test_a_stuck_step_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_of(Worker), "LAST_STEP_S", 0.2)
-    stuck, said = Stuck(), list[Said]()
-    with serving(fake_service(stuck.fake)) as live:
-        waiting = asking(live, said)
-        while stuck.fake.engine.num_steps < 2:
-            time.sleep(0.005)
-        began = time.monotonic()
-        assert not live.service.worker.stop(0.1)
-        assert time.monotonic() - began < 5
-        waiting.join(5)
-        assert said[0].status == 503
-        assert live.service.worker.is_alive
-        stuck.released.set()
 
 
 STUCK_SERVER = """

@@ -168,26 +168,14 @@ def test_stop_strings(live: Live) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"frobnicate": 1}, "frobnicate"),
-        ({"best_of": 2}, "best_of"),
-        ({"suffix": "x"}, "suffix"),
-        ({"max_tokens": -2}, "max_tokens"),
-        ({"max_tokens": 10**6}, "max_tokens"),
-        ({"max_tokens": "5"}, "max_tokens"),
-        ({"max_tokens": True}, "max_tokens"),
-        ({"n": 0}, "n"),
-        ({"n": 17}, "n"),
-        ({"prompt": ["a"] * 9, "n": 2}, "n"),
-        ({"temperature": -1}, "temperature"),
+        ({"max_tokens": 10**6}, "max_tokens"), ({"max_tokens": True}, "max_tokens"),
+        ({"n": 0}, "n"), ({"n": 17}, "n"), ({"prompt": ["a"] * 9, "n": 2}, "n"),
         ({"repetition_penalty": 1e-300}, "repetition_penalty"),
-        ({"logit_bias": {"9999": 1}}, "logit_bias"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"stop": [5]}, "stop.0"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"logit_bias": {"9999": 1}}, "logit_bias"), ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"stop": [5]}, "stop.0"), ({"response_format": {"type": "json_schema"}}, "json_schema"),
         ({"structured_outputs": {"regex": "(a"}}, None),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
-        ({"draftwise": {"preset": "nope"}}, None),
-        ({"draftwise": {"policy": "nope"}}, None),
+        ({"draftwise": {"preset": "nope"}}, None), ({"draftwise": {"policy": "nope"}}, None),
         ({"draftwise": {"policy": "router:examples=/etc/passwd"}}, "policy"),
         ({"draftwise": {"plans": [0]}}, "draftwise.plans.0"),
         ({"draftwise": {"speculation": 1}}, "draftwise.speculation"),
@@ -195,16 +183,11 @@ def test_stop_strings(live: Live) -> None:
         ({"draftwise": {"max_draft": -1}}, "draftwise.max_draft"),
         ({"draftwise": {"drafters": []}}, "draftwise.drafters"),
         ({"draftwise": {"unknown": 1}}, "draftwise.unknown"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": [1, -5]}, "prompt"),
-        ({"prompt": [1, 64]}, None),
-        ({"prompt": {"a": 1}}, "prompt"),
-        ({"prompt": "\ud800"}, None),
-        ({"prompt": "a" * 2001}, None),
-        ({"prompt": [1] * 1500}, None),
+        ({"prompt": []}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": [1, 64]}, None), ({"prompt": "\ud800"}, None),
+        ({"prompt": "a" * 2001}, None), ({"prompt": [1] * 1500}, None),
     ],
-)
+)  # fmt: skip
 def test_refused_by_name(live: Live, fields: dict[str, object], named: str | None) -> None:
     said = live.complete(**{"prompt": "abc", "max_tokens": 4, **fields})
     assert said.status == 400, said.text
@@ -219,7 +202,13 @@ def test_refused_by_name(live: Live, fields: dict[str, object], named: str | Non
     [
         ({"prompt": [[]]}, "prompt.0", "at least 1 item"),
         ({"prompt": [1, -5]}, "prompt.1", "greater than or equal to 0"),
+        ({"prompt": 5}, "prompt", "write a text, a list"),
         ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
+        ({"stop": 5}, "stop", "write a str"),
+        ({"messages": 5}, "messages", "write a list of messages"),
+        ({"messages": []}, "messages", "at least 1 item"),
+        ({"best_of": 2}, "best_of", "one"),
+        ({"suffix": "b"}, "suffix", "text"),
         ({"maxTokens": 5}, "maxTokens", "not honoured"),
         ({"": 5}, None, "not honoured"),
     ],
@@ -227,60 +216,45 @@ def test_refused_by_name(live: Live, fields: dict[str, object], named: str | Non
 def test_refusals_say_the_field_in_the_clients_words(
     live: Live, fields: dict[str, object], param: str | None, message: str
 ) -> None:
-    error = live.complete(**{"prompt": "abc", **fields}).error
-    assert error["param"] == param
-    assert message in error["message"]
-    assert error["message"].startswith((f"{param}: ", "the field"))
-
-
-def test_fields_that_ask_for_nothing_are_let_pass(live: Live) -> None:
-    said = live.complete(
-        "abc", best_of=1, suffix=None, stop=None, logit_bias=None, use_beam_search=False
-    )
-    assert said.status == 200, said.text
-    assert (
-        live.chat("abc", max_tokens=2, parallel_tool_calls=True, store=False, tools=[]).status
-        == 200
-    )
+    kind = "chat/completions" if "messages" in fields else "completions"
+    given = fields if "messages" in fields else {"prompt": "abc", **fields}
+    said = live.ask(f"/v1/{kind}", given)
+    assert said.status == 400
+    assert str(said.error["param"]).startswith(str(param))
+    assert message in said.error["message"]
+    assert said.error["message"].startswith((str(param), "the field"))
 
 
 @pytest.mark.parametrize(
     "raw",
     [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b'"x"',
-        b"\xff\xfe",
-        b'{"prompt": "\xff"}',
-        b'{"prompt": NaN}',
-        b'{"prompt": "a", "n": 1e400}',
-        b"[" * 100_000,
+        b"{", b"null", b'"x"', b"\xff\xfe", b'{"prompt": "\xff"}', b'{"prompt": NaN}',
+        b'{"prompt": "a", "n": 1e400}', b"[" * 100_000,
         b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
     ],
-)
+)  # fmt: skip
 def test_bodies_that_are_no_request(live: Live, raw: bytes) -> None:
     said = live.ask("/v1/completions", raw)
     assert said.status == 400, said.text
     assert said.error["message"]
 
 
-def test_messages_that_are_refused(live: Live) -> None:
-    image = {"type": "image_url", "image_url": {"url": "x"}}
-    for messages in (
-        [],
-        [{"role": "robot", "content": "x"}],
-        [{"role": "user"}],
-        [{"role": "user", "content": [image]}],
-    ):
-        said = live.ask("/v1/chat/completions", {"messages": messages})
-        assert said.status == 400, said.text
-    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
-    said = live.ask(
-        "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}], "max_tokens": 4}
-    )
-    assert said.json["choices"][0]["message"]["content"] == told(live, "abc", 4)
+@pytest.mark.parametrize(
+    ("raw", "kind", "words"),
+    [
+        (b"", "application/json", "send one, with the header Content-Type"),
+        (b'{"prompt": "a"}', "", "Content-Type: application/json"),
+        (b'{"prompt": "a"}', "text/plain", "Content-Type: application/json"),
+        (b"[]", "application/json", "no JSON object"),
+    ],
+)
+def test_a_refused_body_says_what_to_send(live: Live, raw: bytes, kind: str, words: str) -> None:
+    said = live.ask("/v1/completions", raw, {"Content-Type": kind})
+    assert said.status == 400
+    assert words in said.error["message"]
+
+
+def test_tools_need_a_template_that_shows_them(live: Live) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     assert "chat template" in live.chat(tools=[tool]).error["message"]
     assert live.chat(tools=[tool], tool_choice="none", max_tokens=2).status == 200
@@ -431,23 +405,6 @@ def test_a_full_queue_says_when_to_come_again() -> None:
         assert live.complete("abc").status == 200
 
 
-def test_clients_that_leave_free_their_rows() -> None:
-    fake = Fake(max_rows=2, pace_s=0.005)
-    with serving(fake_service(fake)) as live:
-        for stream in (True, False):
-            body = {"prompt": "abc", "max_tokens": 4000, "stream": stream}
-            with socket.create_connection(("127.0.0.1", live.port)) as client:
-                client.sendall(raw_post(body))
-                while not fake.engine.running:
-                    time.sleep(0.005)
-                if stream:
-                    assert client.recv(100)
-            live.settle()
-            assert fake.rows[-1].answer.finish_reason == "cancelled"
-            assert len(fake.rows[-1].tokens) < 4000
-            assert not fake.engine.has_work
-
-
 def test_a_reader_that_does_not_read_holds_no_row() -> None:
     fake = Fake()
     with serving(fake_service(fake)) as live:
@@ -513,16 +470,59 @@ def test_errors_of_the_engine_are_told() -> None:
         assert said.status == 400, "refused before the stream began"
 
 
-def test_draining() -> None:
-    with serving(fake_service(Fake(pace_s=0.01))) as live:
-        found = []
-        running = threading.Thread(target=lambda: found.append(live.complete("abc", max_tokens=50)))
-        running.start()
-        while not live.service.worker.num_open:
-            time.sleep(0.005)
-        live.service.worker.close()
-        said = live.complete("abc")
-        assert said.status == 503
-        assert said.headers["retry-after"]
-        running.join()
-        assert found[0].json["usage"]["completion_tokens"] == 50
+def gauges(live: Live) -> list[str]:
+    lines = live.ask("/metrics").text.splitlines()
+    return [line.rpartition(" ")[2] for line in lines if line.startswith("vllm:num_requests_")]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_clients_that_leave_free_their_rows(stream: bool) -> None:
+    fake = Fake(max_rows=2, pace_s=0.005)
+    with serving(fake_service(fake)) as live:
+        body = {"prompt": "abc", "max_tokens": 4000, "stream": stream, "n": 3}
+        with socket.create_connection(("127.0.0.1", live.port)) as client:
+            client.sendall(raw_post(body))
+            while not fake.engine.running:
+                time.sleep(0.005)
+            if stream:
+                assert client.recv(100)
+            assert gauges(live) == ["2.0", "1.0"]
+        live.settle()
+        assert fake.rows[0].answer.finish_reason == "cancelled"
+        assert len(fake.rows[0].tokens) < 4000
+        assert not fake.engine.has_work
+        assert gauges(live) == ["0.0", "0.0"]
+
+
+def test_a_crowd_gets_its_answers() -> None:
+    """12 clients read whole answers, read streams, leave, and send nonsense, 20 times each."""
+    fake, wrong = Fake(max_rows=4, pace_s=0.001), list[str]()
+    with serving(fake_service(fake, max_open=8)) as live:
+
+        def client(seed: int) -> None:
+            for number in range(seed, seed + 20):
+                text, num = "abcdefg"[number % 5 :], 1 + number * 7 % 60
+                if number % 4 == 0:
+                    with socket.create_connection(("127.0.0.1", live.port)) as leaving:
+                        leaving.sendall(raw_post({"prompt": text, "max_tokens": 400}))
+                    continue
+                if number % 4 == 1:
+                    wrong.extend([] if live.complete(frob=1).status == 400 else ["taken"])
+                    continue
+                fields = {"max_tokens": num, "stream": number % 4 == 3}
+                while (said := live.complete(text, **fields)).status == 429:
+                    time.sleep(0.01)
+                parts = said.events if fields["stream"] else [said.json]
+                found = "".join(part["choices"][0]["text"] for part in parts)
+                wrong.extend([] if found == told(live, text, num) else [f"{number}: {found}"])
+
+        clients = [threading.Thread(target=client, args=(100 * n + n,)) for n in range(12)]
+        for thread in clients:
+            thread.start()
+        for thread in clients:
+            thread.join()
+        live.settle()
+        assert 'status="500"' not in live.ask("/metrics").text
+    assert wrong == []
+    assert not fake.engine.has_work
+    assert {row.answer.finish_reason for row in fake.rows} <= {"length", "cancelled"}

@@ -108,20 +108,3 @@ def test_whole_tokens_are_detokenized_with_their_context(live: Live, kind: str) 
     prompt = prompt_of(kind)
     said = live.ask("/detokenize", {"tokens": prompt[:3]}).json
     assert said["prompt"] == decoded(kind, prompt[:3])
-
-
-@pytest.mark.parametrize("num", [1, 4])
-@pytest.mark.parametrize("includes", [False, True])
-def test_the_text_ends_before_a_stop_token(includes: bool, num: int) -> None:
-    fake = Fake()
-    ids = list(fake.tokenizer("there they")["input_ids"])
-    with serving(fake_service(fake)) as live:
-        said = live.complete(
-            ids, max_tokens=20, stop_token_ids=[ids[num]], ignore_eos=True, logprobs=0,
-            include_stop_str_in_output=includes,
-        ).json  # fmt: skip
-    choice = said["choices"][0]
-    first = ids.index(ids[num])
-    assert choice["text"] == fake.tokenizer.decode(ids[: first + includes])
-    assert (choice["finish_reason"], said["usage"]["completion_tokens"]) == ("stop", first + 1)
-    assert len(choice["logprobs"]["tokens"]) == first + 1
