@@ -28,10 +28,9 @@ from draftwise.engine.options import Options, Params, RequestParams, Single
 from draftwise.engine.outputs import Round
 from draftwise.engine.request import Logprobs, Request
 from draftwise.errors import BadValue
-from draftwise.nn.changes import weights_mark
 from draftwise.nn.layout import is_packed, pack_again
 from draftwise.nn.load import load_model, load_tokenizer
-from draftwise.nn.model import CausalModel
+from draftwise.nn.model import CausalModel, weights_mark
 from draftwise.pool import load_drafters, resolve_target
 from draftwise.protocols import Policy, PricingPolicy, Routing, StopRule
 from draftwise.registry import Preset

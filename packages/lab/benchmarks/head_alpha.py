@@ -19,7 +19,7 @@ from shared.script import run, show
 
 from draftwise.bench.suites import load_suite
 from draftwise.chat import encode
-from draftwise.nn.heads.files import load_head
+from draftwise.nn.eagle_files import load_head
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.pool import resolve_target
 from draftwise_lab.train.answers import answers

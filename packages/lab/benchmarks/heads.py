@@ -33,8 +33,8 @@ from shared.script import run, show
 
 from draftwise.bench.suites import load_suite
 from draftwise.chat import encode
-from draftwise.nn.heads.eagle import EagleHead
-from draftwise.nn.heads.files import default_taps, load_head
+from draftwise.nn.eagle import EagleHead
+from draftwise.nn.eagle_files import default_taps, load_head
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
 from draftwise.pool import resolve_target

@@ -338,7 +338,7 @@ def _convert(source: Path, out: Path, named: Path, say: Say) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from draftwise.nn.complete import read_completely
+    from draftwise.nn.load import read_completely
 
     folder, file, safely = str(source.parent), source.name, {"trust_remote_code": False}
     try:

@@ -13,8 +13,8 @@ from draftwise.drafters.protocol import Context
 from draftwise.drafters.runner import DraftInput, DraftModelRunner, TreeLevel
 from draftwise.drafters.session import NeuralSession
 from draftwise.nn.cache import RaggedCache
-from draftwise.nn.heads.eagle import EagleHead, read
-from draftwise.nn.heads.files import load_head
+from draftwise.nn.eagle import EagleHead, read
+from draftwise.nn.eagle_files import load_head
 from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape

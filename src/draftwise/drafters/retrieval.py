@@ -12,8 +12,8 @@ from draftwise.checks import MANY, whole
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
 from draftwise.drafters.scoring import score_known
 from draftwise.errors import BadValue
+from draftwise.nn.attention import pruned
 from draftwise.nn.transfer import DeviceRead, together
-from draftwise.nn.trees import pruned
 from draftwise.retrieval.corpus import Store
 from draftwise.retrieval.index import History, RetrievalIndex
 from draftwise.retrieval.kernels import LONGEST_CONTEXT, LONGEST_MATCH, MatchRule

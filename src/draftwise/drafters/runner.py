@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from draftwise.drafters.protocol import Context
+from draftwise.nn.attention import Branches
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.sampling import SampledSpan
-from draftwise.nn.trees import Branches
 from draftwise.types import TreeShape
 
 PROBE_TOKENS = 32  # number of last tokens that a probe processes

@@ -14,9 +14,9 @@ from draftwise.drafters.drawing import DraftLogits, draw_on_device, draw_stepwis
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
 from draftwise.drafters.runner import DraftInput, DraftModelRunner, TreeLevel, grow
 from draftwise.drafters.scoring import joined, score_known
+from draftwise.nn.attention import pruned
 from draftwise.nn.sampling import Dists, warped
 from draftwise.nn.transfer import DeviceRead, together
-from draftwise.nn.trees import pruned
 from draftwise.types import Draft, Scores
 
 PROBE_WEIGHT = 0.25  # weight of a probe's scores, which ignore distant context

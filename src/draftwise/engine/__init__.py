@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from draftwise.engine.engine import Engine as Engine
     from draftwise.engine.generation import Generation, Result
     from draftwise.engine.loop import Loop, verify_batch
-    from draftwise.engine.losslessness import (
+    from draftwise.nn.check import (
         LosslessnessReport as LosslessnessReport, rounding_bound,
     )
     from draftwise.engine.memory import SharedPolicyState, UnusableState, hold

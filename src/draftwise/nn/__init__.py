@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from draftwise.nn.check import check_model
     from draftwise.nn.layout import Prepacked, lay_out, put_back, weights_of
-    from draftwise.nn.heads.eagle import EagleConfig, EagleHead, read as read_head
-    from draftwise.nn.heads.files import default_taps, load_head, read_weights, rope_of
+    from draftwise.nn.eagle import EagleConfig, EagleHead, read as read_head
+    from draftwise.nn.eagle_files import default_taps, load_head, read_weights, rope_of
     from draftwise.nn.hidden_states import HiddenStates, HiddenStateHooks
     from draftwise.nn.library import missing as missing_in_transformers
     from draftwise.nn.load import load_model, load_tokenizer
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from draftwise.nn.tiny import tiny_config, tiny_module
     from draftwise.nn.transfer import answered, fetch
-    from draftwise.nn.trees import AttentionInputs, Masks, branches, draft_branches, tree_masks
+    from draftwise.nn.attention import AttentionInputs, Masks, branches, draft_branches, tree_masks
     from draftwise.nn.verify import DraftTreeBatch, rejection_sample, masses, overlaps, ratios
 
 check_library()  # before any module imports a name that the installed transformers may lack

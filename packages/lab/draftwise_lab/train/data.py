@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftwise.files import replacing
-from draftwise.nn.heads.eagle import lent_rows
+from draftwise.nn.eagle import lent_rows
 
 T = TypeVar("T")
 

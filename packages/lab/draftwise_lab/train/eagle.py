@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad as padded
 from transformers import PreTrainedModel
 
-from draftwise.nn.heads.eagle import EagleHead, lent_rows
-from draftwise.nn.heads.files import LLAMA, default_taps, head_config
+from draftwise.nn.eagle import EagleHead, lent_rows
+from draftwise.nn.eagle_files import LLAMA, default_taps, head_config
 from draftwise_lab.train.data import Observed, Text, groups, observe
 
 DECAY = 0.8  # weight of a pass relative to the previous one: a draft's early tokens count most

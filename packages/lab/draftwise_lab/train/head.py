@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from draftwise.files import replacing, write_text
 from draftwise.install import hint
-from draftwise.nn.heads.files import read_settings, read_weights
+from draftwise.nn.eagle_files import read_settings, read_weights
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError, Floats
 from draftwise_lab.train.answers import SamplingTask, continuations

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from draftwise.checks import known
-from draftwise.nn.heads.eagle import EagleConfig, EagleHead
-from draftwise.nn.heads.files import LENT, LLAMA, TAPS
+from draftwise.nn.eagle import EagleConfig, EagleHead
+from draftwise.nn.eagle_files import LENT, LLAMA, TAPS
 from draftwise.types import DraftwiseError
 
 LAYOUTS = ("authors", "speculators")
@@ -73,7 +73,7 @@ def _settings(config: EagleConfig, layout: str, verifier: str) -> dict[str, Any]
     names = ("draft_vocab_size", "target_hidden_size", "norm_before_residual")
     own: dict[str, Any] = {name: getattr(config, name) for name in names}
     if layout == "authors":
-        # layers whose output is tapped, not their input: see ``nn.heads.files``
+        # layers whose output is tapped, not their input: see ``nn.eagle_files``
         own["eagle_config"] = {TAPS: [tap - 1 for tap in config.taps]}
         return layer | own | {"architectures": ["LlamaForCausalLMEagle3"]}
     proposal = {

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from draftwise.nn.cache import RaggedCache
-from draftwise.nn.heads.eagle import EagleHead, read
+from draftwise.nn.eagle import EagleHead, read
 from draftwise.nn.model import CausalModel
 from draftwise.types import Costs, Floats
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from draftwise.files import write_text
-from draftwise.nn.heads.files import load_head
+from draftwise.nn.eagle_files import load_head
 from draftwise.nn.model import CausalModel
 from draftwise_lab.train import data
 from draftwise_lab.train.data import Observed, Text, answer_logits, observed_batches

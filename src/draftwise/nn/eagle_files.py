@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from draftwise.files import STATE_BYTES, local_path, looks_local, read_text, strict_json
-from draftwise.nn.heads.eagle import EagleConfig, EagleHead, lent_rows
+from draftwise.nn.eagle import EagleConfig, EagleHead, lent_rows
 from draftwise.nn.layout import lay_out
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError

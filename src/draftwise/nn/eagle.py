@@ -11,8 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
+from draftwise.nn.attention import Branches, ragged_slots, stacked_ids, stacked_rows, tree_masks
 from draftwise.nn.cache import RaggedCache, RowSpan
-from draftwise.nn.trees import Branches, ragged_slots, stacked_ids, stacked_rows, tree_masks
 
 
 class Norm(nn.RMSNorm):

@@ -1,1 +1,0 @@
-"""Draft heads that read a target's hidden states: EAGLE."""
