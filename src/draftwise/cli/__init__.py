@@ -11,11 +11,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from draftwise import __version__
+from draftwise import __version__, install
 from draftwise.checks import refuse_removed
-from draftwise.cli import lab
 from draftwise.cli.failures import refusals as refusals
 from draftwise.cli.failures import standing_streams
+from draftwise.install import LAB_COMMANDS, lab_part
 from draftwise.lazy import exports
 
 if TYPE_CHECKING:
@@ -25,12 +25,10 @@ if TYPE_CHECKING:
         Lane, Pair, Stage, choose_prompts, race as run_race, report as demo_report,
     )
     from draftwise.cli.failures import Output, refused_values, say
-    from draftwise.cli.lab import (
-        COMMANDS as LAB_COMMANDS, GROUP as LAB_GROUP, find as find_part,
-    )
     from draftwise.cli.load import alone_in, read_batch, read_template
     from draftwise.cli.show import Bars, Wrap, colours, painted, percentages, total
-    from draftwise.cli.trial import paste, verdict
+    from draftwise.cli.bench import paste, verdict
+    from draftwise.install import GROUP as LAB_GROUP, find_part
 
 __getattr__, __dir__ = exports(__name__)
 COMMANDS: Mapping[str, str] = {
@@ -50,14 +48,14 @@ COMMANDS: Mapping[str, str] = {
     "datastore": "Build a datastore to draft from.",
 }
 """Name -> help line."""
-_APPS = {"datastore": "datastore:app", "try": "trial:trial"}
+_APPS = {"datastore": "datastore:app", "try": "bench:trial"}
 """Modules of commands with subcommands; any other command is a function in the file of its name."""
 
 
 def find_command(name: str) -> Any:
     """The command's function or app; DraftwiseError for a lab command without the lab."""
-    if name in lab.COMMANDS:
-        return lab.need(name, f"draftwise {name}")
+    if name in LAB_COMMANDS:
+        return lab_part(name, f"draftwise {name}")
     module, _, attribute = _APPS.get(name, f"{name}:{name}").partition(":")
     return getattr(importlib.import_module(f"draftwise.cli.{module}"), attribute)
 
@@ -101,11 +99,11 @@ class Commands(TyperGroup):
     is_listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*COMMANDS, *(lab.COMMANDS if lab.is_installed() else ())]
+        return [*COMMANDS, *(LAB_COMMANDS if install.has_lab() else ())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command; while the list is printed, a placeholder with its help line."""
-        line = COMMANDS.get(cmd_name) or lab.COMMANDS.get(cmd_name)
+        line = COMMANDS.get(cmd_name) or LAB_COMMANDS.get(cmd_name)
         if line is None:
             with refusals():
                 refuse_removed(f"command {cmd_name}")

@@ -151,7 +151,7 @@ class Conversation:
         raise DraftwiseError(f"{why} as a message, put a space before it")
 
     def _answer(self, text: str, is_stopped: Callable[[], bool]) -> None:
-        from draftwise.engine.attribution import SourceAttribution
+        from draftwise.engine.answer import SourceAttribution
 
         asked = [*self.messages, {"role": "user", "content": text}]
         prompt, params = render(asked, self._speculator.tokenizer), self._params

@@ -28,7 +28,7 @@ from draftwise.engine.options import RequestParams
 from draftwise.types import NONE, DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.engine.attribution import Piece
+    from draftwise.engine.answer import Piece
     from draftwise.engine.generation import Generation, Result
     from draftwise.engine.outputs import Stats
     from draftwise.speculator import Speculator
@@ -101,7 +101,7 @@ class Lane:
     """One decoder's growing answer, and the engine's seconds spent on it."""
 
     def __init__(self, title: str, generation: Generation) -> None:
-        from draftwise.engine.attribution import SourceAttribution
+        from draftwise.engine.answer import SourceAttribution
         from draftwise.engine.outputs import Stats
 
         self.title, self.generation, self.stats = title, generation, Stats()

@@ -15,11 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwise import __version__, zoo
-from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.failures import REFUSED, Output, waiting
 from draftwise.files import CACHE_VARIABLE, cache_folder, cpu_name
-from draftwise.install import hint, lab_hint
+from draftwise.install import LAB_COMMANDS, has_lab, hint, lab_hint
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -73,8 +72,8 @@ def findings() -> Iterator[Finding]:
     yield from _models()
     yield _cache()
     yield _vllm()
-    found, missing = f"installed: {', '.join(lab.COMMANDS)}", f"not installed: {lab_hint()}"
-    is_there = lab.is_installed()
+    found, missing = f"installed: {', '.join(LAB_COMMANDS)}", f"not installed: {lab_hint()}"
+    is_there = has_lab()
     yield Finding(GOOD if is_there else ABSENT, "lab", found if is_there else missing)
 
 

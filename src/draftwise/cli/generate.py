@@ -143,7 +143,7 @@ class Job:
 
 def run_single(job: Job, prompt: Prompt) -> int:
     """Answer one prompt, streamed unless as JSON."""
-    from draftwise.engine.attribution import SourceAttribution
+    from draftwise.engine.answer import SourceAttribution
 
     generation, text = job.start([prompt], 0, token_texts=True), ""
     attribution = SourceAttribution()

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from draftwise import registry
 from draftwise.checks import option
-from draftwise.cli import lab
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, refused_values
 from draftwise.cli.show import make_table
+from draftwise.install import lab_part
 from draftwise.registry import PRESETS
 from draftwise.settings import DRAFTER_HELP
 from draftwise.types import DraftwiseError
@@ -52,7 +52,7 @@ def models(
     console = Output()
     if check is not None:
         with refused_values():
-            lab.need("models.check", "models --check")(console, check, quick, write)
+            lab_part("models.check", "models --check")(console, check, quick, write)
         return
     if wanted.target is None and not wanted.drafters:
         for table in _tables():

@@ -19,7 +19,7 @@ from draftwise.colours import drafter_colours
 from draftwise.types import NONE
 
 if TYPE_CHECKING:
-    from draftwise.engine.attribution import Piece
+    from draftwise.engine.answer import Piece
     from draftwise.engine.outputs import Stats
 
 

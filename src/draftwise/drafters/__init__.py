@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     # isort: off
     from draftwise.drafters.eagle import EagleDrafter as EagleDrafter, EagleRunner
     from draftwise.drafters.lm import ROOM, LMDrafter as LMDrafter, LMRunner, Window
-    from draftwise.drafters.chain import Chain
+    from draftwise.drafters.drawing import Chain
     from draftwise.drafters.drawing import without_replacement
     from draftwise.drafters.session import NeuralSession
     from draftwise.drafters.protocol import Context, Drafter, DraftTask

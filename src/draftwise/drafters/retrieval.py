@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from draftwise.checks import MANY, whole
-from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
-from draftwise.drafters.scoring import score_known
+from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, score_known
 from draftwise.errors import BadValue
 from draftwise.nn.attention import pruned
 from draftwise.nn.transfer import DeviceRead, together

@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from draftwise.drafters.chain import Chain
-from draftwise.drafters.drawing import DraftLogits, draw_on_device, draw_stepwise, prefill_logits
-from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask
+from draftwise.drafters.drawing import (
+    Chain,
+    DraftLogits,
+    draw_on_device,
+    draw_stepwise,
+    prefill_logits,
+)
+from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, joined, score_known
 from draftwise.drafters.runner import DraftInput, DraftModelRunner, TreeLevel, grow
-from draftwise.drafters.scoring import joined, score_known
 from draftwise.nn.attention import pruned
 from draftwise.nn.sampling import Dists, warped
 from draftwise.nn.transfer import DeviceRead, together

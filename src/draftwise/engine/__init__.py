@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise.engine.answer import Answer, Detokenizer, Ending
-    from draftwise.engine.attribution import SourceAttribution, attributed
+    from draftwise.engine.answer import SourceAttribution, attributed
     from draftwise.engine.deciders import Bandits, Controlled
-    from draftwise.engine.drafting import FEW
     from draftwise.engine.engine import Engine as Engine
     from draftwise.engine.generation import Generation, Result
     from draftwise.engine.loop import Loop, verify_batch
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from draftwise.engine.memory import SharedPolicyState, UnusableState, hold
     from draftwise.engine.options import Options, RequestParams
     from draftwise.engine.outputs import PHASES as PHASES, TARGET, RequestOutput, Round, Stats
-    from draftwise.engine.chunks import (
-        FIRST_PIECE, IDLE_S, LARGEST_PIECE, LEAST_PIECE, PrefillBudget,
+    from draftwise.engine.drafting import (
+        FEW, FIRST_PIECE, IDLE_S, LARGEST_PIECE, LEAST_PIECE, PrefillBudget,
     )
     from draftwise.engine.request import Request as Request, RoundState as RoundState
     from draftwise.engine.verify import (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from operator import methodcaller
+from statistics import median
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -25,7 +27,6 @@ from draftwise.drafters.protocol import (
     Mix,
     Retrieving,
 )
-from draftwise.engine.chunks import LEAST_PIECE, PrefillBudget
 from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.nn.model import CausalModel
 from draftwise.nn.transfer import DeviceRead, fetch
@@ -447,3 +448,37 @@ def _is_q(q: Any, vocab_size: int) -> bool:
 def _is_row(found: Any, kinds: str) -> bool:
     """Whether a value is a one-dimensional array whose ``dtype.kind`` is one of ``kinds``."""
     return isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in kinds
+
+
+LEAST_PIECE, LARGEST_PIECE = 16, 2048  # minimum and maximum prefill chunk, in tokens
+FIRST_PIECE = 256  # of a prompt, before the speed of prefill is known
+SHARE = 0.5  # maximum duration of a chunk, as a fraction of a round
+IDLE_S = 0.8
+"""Maximum duration of a long prompt's chunk while no request runs: a request that arrives meanwhile
+waits as long. Each chunk costs about one round more, which is to be small beside it."""
+
+
+class PrefillBudget:
+    """Chooses the size of the prefill chunk that runs between two rounds.
+
+    A chunk may take half as long as a round, estimated from earlier chunks, so that even with a
+    prompt chunk and a drafter chunk in one step no request waits for more than about two rounds.
+    State: recent seconds per round and per prefilled token; medians, so that pauses do not count.
+    """
+
+    def __init__(self) -> None:
+        self.rounds, self.tokens = deque[float](maxlen=9), deque[float](maxlen=9)
+
+    def budget(self, is_idle: bool) -> int:
+        """The chunk size for one step, in tokens; is_idle: no request is running."""
+        if not self.tokens:
+            return FIRST_PIECE if is_idle else LEAST_PIECE
+        if not is_idle and not self.rounds:
+            return LEAST_PIECE
+        seconds = IDLE_S if is_idle else SHARE * median(self.rounds)
+        most = seconds / max(median(self.tokens), 1e-9)
+        return int(min(LARGEST_PIECE, max(LEAST_PIECE, most)))
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        if num_tokens >= LEAST_PIECE // 2:  # smaller chunks predict larger ones poorly
+            self.tokens.append(seconds / num_tokens)

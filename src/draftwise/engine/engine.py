@@ -12,11 +12,15 @@ import torch
 
 from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import Context
-from draftwise.engine.chunks import PrefillBudget
-from draftwise.engine.drafting import Drafting, Pool
+from draftwise.engine.drafting import Drafting, Pool, PrefillBudget
 from draftwise.engine.loop import Loop
 from draftwise.engine.outputs import RequestOutput, Round
-from draftwise.engine.prefill import PROMPT_SCORES, PrefillScheduler, PrefixCache, PrefixMatch
+from draftwise.engine.prefill import (
+    PROMPT_SCORES,
+    PrefillScheduler,
+    PrefixCache,
+    PrefixMatch,
+)
 from draftwise.engine.request import Request
 from draftwise.nn.hidden_states import HiddenStates
 from draftwise.types import Costs, DraftwiseError

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from draftwise.drafters.protocol import Context
-from draftwise.engine.chunks import LARGEST_PIECE
-from draftwise.engine.drafting import Drafting
+from draftwise.engine.drafting import LARGEST_PIECE, Drafting
 from draftwise.engine.loop import Loop, as_logprobs, logprobs
 from draftwise.engine.request import Request
 from draftwise.nn.cache import RaggedCache

@@ -18,12 +18,12 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from draftwise.engine.attribution import SourceAttribution
+from draftwise.engine.answer import SourceAttribution
 from draftwise.engine.outputs import RequestOutput, Stats, TokenLogprobs
 from draftwise.serve import schemas
 from draftwise.serve.calls import CallParser
+from draftwise.serve.middleware import Service
 from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused
-from draftwise.serve.service import Service
 from draftwise.serve.worker import GenerationRequest, Worker
 
 

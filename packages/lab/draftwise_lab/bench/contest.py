@@ -37,7 +37,7 @@ from draftwise.bench import (
     turns,
 )
 from draftwise.bench import contest as turns_of
-from draftwise.bench.environment import command, environment
+from draftwise.bench.results import command, environment
 from draftwise.drafters.lm import LMDrafter
 from draftwise.files import write_text
 from draftwise.registry import PRESETS

@@ -10,7 +10,7 @@ from typing import Any
 from draftwise.bench import DEFAULT, Suite
 from draftwise.bench.results import cautions, extent, interval
 from draftwise.colours import drafter_colours
-from draftwise.engine.attribution import attributed
+from draftwise.engine.answer import attributed
 from draftwise.engine.outputs import TARGET
 from draftwise.types import NONE
 from draftwise_lab.bench import charts

@@ -23,7 +23,7 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from draftwise.bench.environment import command, environment
+from draftwise.bench.results import command, environment
 from draftwise.cli.failures import Output
 from draftwise.nn.attention import attend_raggedly
 from draftwise.nn.model import CausalModel

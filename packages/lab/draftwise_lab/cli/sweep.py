@@ -53,8 +53,8 @@ def sweep(
     if every rejection were known in advance, and the cost of forwards.
     """
     with refused_values():
-        from draftwise.bench.environment import command as command_line
-        from draftwise.bench.environment import environment
+        from draftwise.bench.results import command as command_line
+        from draftwise.bench.results import environment
 
         require_matplotlib()
         panels = {name: read_batch(file)[:num_prompts] for name, file in map(_named, prompts)}
