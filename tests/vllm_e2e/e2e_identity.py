@@ -152,7 +152,10 @@ def grams(*texts: list[int]) -> set[tuple[int, ...]]:
     [
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, "ngram"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
-        ({"additional_config": {"draftwise": {"polcy": "x"}}}, "no option 'polcy'"),
+        (
+            {"additional_config": {"draftwise": {"polcy": "x"}}},
+            "unknown option of additional_config['draftwise'] 'polcy'",
+        ),
         ({"additional_config": {"draftwise": {"drafters": ["lokup"]}}}, "retrieval, model"),
         ({"additional_config": {"draftwise": {"drafters": ["model"]}}}, "no model drafter"),
         ({"logits_processors": ["a.module:Processor"]}, "--logits-processors is set"),

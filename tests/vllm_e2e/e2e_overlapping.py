@@ -65,7 +65,7 @@ class Device:
         manager = StructuredOutputManager(config)
         self.scheduler = Scheduler(config, cache, manager, block_size=16, log_stats=True)
         self.now, self.rng, self.written = 0.0, random.Random(5), self.report([], 0)
-        self.scheduler.draftwise.clock = lambda: self.now
+        self.scheduler.draftwise.clock.now = lambda: self.now
         self.acceptance, self.token_s = acceptance, token_s
         self.emitted: dict[str, int] = {}
         self.verified: dict[str, list[int]] = {}

@@ -101,7 +101,7 @@ class FakeEngine:
 
     def step(self) -> None:
         self.adapter.starts()
-        num_drafted = self.adapter[len(self.requests)] if self.model_drafter else 0
+        num_drafted = self.adapter.num_to_draft if self.model_drafter else 0
         scheduled = self._schedule(num_drafted)
         self.drafted.append(num_drafted)
         output = self._execute(scheduled)

@@ -65,7 +65,7 @@ class FakeAsync:
         self.scheduled.append(sum(map(len, verified.values())))
         self.unread.clear()
         for request in self.requests.values():
-            request.spec_token_ids = [-1] * self.adapter[len(self.requests)]
+            request.spec_token_ids = [-1] * self.adapter.num_to_draft
         return scheduled
 
     def report(self, scheduled: Any) -> Report:
@@ -315,7 +315,7 @@ def test_a_worker_that_reports_nothing_has_failed(caplog: pytest.LogCaptureFixtu
     engine.run(1)
     assert engine.adapter.has_failed
     assert engine.adapter.orders(None) is None
-    assert engine.adapter[4] == engine.longest
+    assert engine.adapter.num_to_draft == engine.longest
     assert not [r for r in caplog.records if "draftwise failed" in r.message]
 
 

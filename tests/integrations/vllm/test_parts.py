@@ -27,7 +27,7 @@ from draftwise.integrations.vllm.options import (
     read_costs,
     wishes_of,
 )
-from draftwise.integrations.vllm.plugin import expand_batch_to_tokens, is_right, repaired
+from draftwise.integrations.vllm.plugin import repaired
 from draftwise.integrations.vllm.refusals import (
     NULL_PROPOSER,
     advice,
@@ -192,7 +192,7 @@ def test_options_are_checked() -> None:
     assert parse_options(None) == PluginOptions()
     assert parse_options({"drafters": ["model"], "state": None}).drafters == ("model",)
     for given, message in [
-        ({"polcy": "x"}, "its options are: drafters, max_draft, history_tokens, state, costs"),
+        ({"polcy": "x"}, "the options are: drafters, max_draft, history_tokens, state, costs"),
         ({"drafters": ["lokup"]}, "retrieval, model"),
         ({"drafters": []}, "at least one"),
         ({"max_draft": 0}, "1 to 128"),
@@ -549,18 +549,14 @@ def test_the_null_proposer_proposes_nothing() -> None:
     assert proposer.propose([[1], []], None, None, slot_mappings=None) == [[], []]
 
 
-def test_the_self_test_finds_memory_that_was_never_written() -> None:
+def test_memory_that_was_never_written_is_replaced() -> None:
     def broken(x: Any, cu_num_tokens: Any, num_tokens: int, *replace: int) -> Any:
         return x.new_empty(num_tokens)
 
-    def truncating(x: Any, cu_num_tokens: Any, num_tokens: int, *replace: int) -> Any:
-        return expand_batch_to_tokens(x.long(), cu_num_tokens, num_tokens, *replace).to(x.dtype)
-
-    assert is_right(expand_batch_to_tokens)
-    assert not is_right(broken)
-    assert not is_right(truncating)
     values, ends = torch.tensor([0.35, 0.9]), torch.tensor([2, 3])
     assert torch.equal(repaired(broken, values, ends, 3), torch.tensor([0.35, 0.35, 0.9]))
+    counts = torch.tensor([3, 0]), torch.tensor([1, 3])
+    assert repaired(broken, *counts, 3, 0, 1).tolist() == [3, 1, 1]
 
 
 VERSIONS = {"vllm": "1", "draftwise": "2"}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from draftwise.controller.controller import Controller
 from draftwise.controller.costs import Step
@@ -49,22 +50,45 @@ def fused(method: Callable[..., T]) -> Callable[..., T | None]:
     return call
 
 
-def timed(method: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a method of the adapter: the seconds it takes count as draftwise's overhead."""
+class StepClock:
+    """The seconds of steps, and draftwise's own among them, by the clock ``now``.
 
-    @functools.wraps(method)
-    def call(self: Any, *args: Any) -> None:
-        begin = self.clock()
-        method(self, *args)
-        self._ended = self.clock()
-        self._own_s += self._ended - begin
+    A step lasts from the end of the step before, or from its scheduling if the engine was idle, to
+    its end. ``seconds``, ``own_s``: of the latest step that ended, without and within draftwise.
+    """
 
-    return call
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.seconds = self.own_s = self._own_s = 0.0
+        self._begun = self._worked = now()
+        self._num_under_way = 0
+
+    def start(self, is_busy: bool) -> None:
+        """A step is scheduled. is_busy: whether requests were left after the latest output."""
+        now = self.now()
+        is_idle = not is_busy or now - self._worked > max(PAUSE_S, self.seconds)
+        if is_idle and not self._num_under_way:
+            self._begun, self._own_s = now, 0.0
+        self._num_under_way += 1
+
+    def end(self) -> None:
+        """The oldest step under way has ended."""
+        now, self.own_s = self.now(), self._own_s
+        self._num_under_way = max(self._num_under_way - 1, 0)
+        self.seconds = max(now - self._begun - self.own_s, 0.0)
+        self._begun, self._own_s = now, 0.0
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """What draftwise does inside is its own time."""
+        begun = self.now()
+        yield
+        self._worked = self.now()
+        self._own_s += self._worked - begun
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A finished step that is not learned from yet: vLLM's objects, and the step's seconds."""
+class Ended(NamedTuple):
+    """A finished step that is not learned from yet: vLLM's objects, and its seconds."""
 
     scheduled: Any
     output: Any
@@ -72,28 +96,34 @@ class _Ended:
     own_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """What a request may use. room: maximum tokens of its drafts. tenant: whose history."""
+
+    model: bool
+    retrieval: bool
+    room: int
+    tenant: int
+
+
 @dataclass(slots=True)
-class _Row:
-    """A decoding request. length: of its text. tenant, shares: of its answer in the history.
+class Row:
+    """A decoding request. length: of its text. shares: whether its answer enters the history.
     num_model: tokens of its draft by the model."""
 
+    request: Any
+    may: Permission
     length: int
-    max_draft: int
     label: str
-    tenant: int = 0
-    shares: bool = False
+    shares: bool
     num_model: int = 0
 
 
 class Adapter:
     """Drives the controller with vLLM's steps.
 
-    Call order: ``starts``, ``work`` while the step runs, ``came_back``, ``learn``, ``draft``. The
-    adapter also serves as vLLM's ``dynamic_sd_lookup``: the number of tokens that the server's
-    model drafter writes in a step.
-
-    A step lasts from the end of the previous step, or from its scheduling if the engine was idle,
-    to its end; draftwise's overhead in between is counted separately.
+    Call order: ``starts``, ``work`` while the step runs, ``came_back``, ``learn``, ``draft``.
+    ``num_to_draft``: the number of tokens that the server's model drafter writes in a step.
 
     requests: vLLM's table of running and waiting requests, by id.
     """
@@ -102,22 +132,18 @@ class Adapter:
 
     def __init__(
         self, controller: Controller, requests: Mapping[str, Any], max_model_len: int,
-        clock: Callable[[], float],
+        now: Callable[[], float],
     ) -> None:  # fmt: skip
-        self.controller, self._requests, self.clock = controller, requests, clock
-        self._max_model_len = max_model_len
+        self.controller, self.clock = controller, StepClock(now)
+        self._requests, self._max_model_len = requests, max_model_len
         self.counts = Counts()
-        self.has_failed = False
+        self.has_failed = self._is_busy = False
         self._tenants = Tenants()
-        self._rows: dict[str, _Row] = {}
-        self._ended_steps: list[_Ended] = []
-        self._under_way = 0
-        self._mark = self._ended = clock()
-        self._own_s = self._seconds = self._own_before_s = 0.0
-        self._is_busy = False
+        self._rows: dict[str, Row] = {}
+        self._ended: list[Ended] = []
 
-    def __getitem__(self, num_requests: int) -> int:
-        """The number of tokens to draft (vLLM's ``dynamic_sd_lookup``), for any batch size."""
+    @property
+    def num_to_draft(self) -> int:
         return 0 if self.has_failed else self.controller.num_to_draft
 
     @property
@@ -126,35 +152,25 @@ class Adapter:
 
     @fused
     def starts(self) -> None:
-        now = self.clock()
-        waited = not self._is_busy or now - self._ended > max(PAUSE_S, self._seconds)
-        if not self._under_way and waited:
-            self._mark, self._own_s = now, 0.0
-        self._under_way += 1
+        self.clock.start(self._is_busy)
 
     @fused
     def came_back(self, scheduled: Any, output: Any) -> None:
         """Record the end of a step, before vLLM processes its output."""
-        now = self.clock()
-        self._under_way = max(self._under_way - 1, 0)
-        self._own_before_s = self._own_s
-        self._seconds = max(now - self._mark - self._own_before_s, 0.0)
-        self._mark, self._own_s = now, 0.0
+        self.clock.end()
 
     @fused
-    @timed
     def learn(self, scheduled: Any, output: Any) -> None:
-        """Learn from an output that vLLM has processed, and update the requests.
+        """Learn from an output that vLLM has processed, and update the requests."""
+        with self.clock.own():
+            self._ended.append(Ended(scheduled, output, self.clock.seconds, self.clock.own_s))
+            if not self._may_wait(scheduled):
+                self._learn_ended()
+            self._is_busy = bool(self._requests)
 
-        Plain steps may be learned from later, when ``draft`` searches.
-        """
-        self._ended_steps.append(_Ended(scheduled, output, self._seconds, self._own_before_s))
-        if not self._is_plain(scheduled):
-            self._learn_ended()
-        self._is_busy = bool(self._requests)
-
-    def _is_plain(self, scheduled: Any) -> bool:
-        """Whether a step has no drafts and no prefill, and no request ended in it."""
+    def _may_wait(self, scheduled: Any) -> bool:
+        """Whether a step can be learned from later, when ``draft`` searches: it has no drafts and
+        no prefill, and no request ended in it."""
         num, rows = scheduled.num_scheduled_tokens, self._rows
         return (
             len(num) == scheduled.total_num_scheduled_tokens
@@ -163,11 +179,11 @@ class Adapter:
         )
 
     def _learn_ended(self) -> None:
-        steps, self._ended_steps = self._ended_steps, []
-        for step in steps:
+        ended, self._ended = self._ended, []
+        for step in ended:
             self._learn(step)
 
-    def _learn(self, step: _Ended) -> None:
+    def _learn(self, step: Ended) -> None:
         output = step.output
         sampled = output.sampled_token_ids or ()
         emitted = {id_: sampled[i] for id_, i in output.req_id_to_index.items() if i < len(sampled)}
@@ -196,22 +212,25 @@ class Adapter:
         return names, fresh, verified
 
     def _end_finished(self) -> None:
-        for id_ in self._rows.keys() - self._requests.keys():
-            del self._rows[id_]
-            self.controller.end(id_)
+        for id_ in [id_ for id_ in self._rows if id_ not in self._requests]:
+            self._end(self._rows.pop(id_))
+
+    def _end(self, row: Row) -> None:
+        self.controller.end(row.request.request_id)
 
     @fused
-    @timed
     def draft(self, offered: Any) -> None:
         """Replace the drafts of the server's model drafter with the controller's."""
-        may_draft = self.controller.limits.model or any(r.max_draft for r in self._rows.values())
-        if may_draft and not self.controller.rests(len(self._rows)):
-            self._learn_ended()
-            self._draft(offered)
-        else:  # this step drafts nothing, whatever the texts are
-            offered.draft_token_ids = [[] for _ in offered.req_ids]
-            if len(self._ended_steps) >= LATE_STEPS:
+        with self.clock.own():
+            may_draft = any(row.may.room for row in self._rows.values())
+            may_draft |= self.controller.limits.model
+            if may_draft and not self.controller.rests(len(self._rows)):
                 self._learn_ended()
+                self._draft(offered)
+            else:  # this step drafts nothing, whatever the texts are
+                offered.draft_token_ids = [[] for _ in offered.req_ids]
+                if len(self._ended) >= LATE_STEPS:
+                    self._learn_ended()
 
     def _draft(self, offered: Any) -> None:
         has_model = self.controller.limits.model
@@ -223,12 +242,12 @@ class Adapter:
                 continue
             if row.length != request.num_tokens:  # a session whose prompt was extended
                 row = self._begin(request)
-            names.append(id_)
-            rows.append(row)
-            rooms.append(self._room(request, row))
             offer = list(offered.draft_token_ids[place]) if has_model else []
             if -1 in offer:  # vLLM's placeholder
                 del offer[offer.index(-1) :]
+            names.append(id_)
+            rows.append(row)
+            rooms.append(self._room(row))
             offers.append(offer)
             places.append(place)
         chains = self.controller.choose(names, rooms, offers if has_model else None)
@@ -245,28 +264,29 @@ class Adapter:
 
     @fused
     def forget(self) -> None:
-        """Drop all texts, because the weights may have changed."""
+        """Drop the history of answers, because the weights may have changed."""
         self._learn_ended()
         self._tenants.forget()
         self._begin_running(list(self._rows))
         logger.info("draftwise: the history of answers is cleared")
 
     def _observe(
-        self, ended: _Ended, names: Sequence[str], emitted: Sequence[Sequence[int]],
+        self, ended: Ended, names: Sequence[str], emitted: Sequence[Sequence[int]],
         verified: Sequence[int],
     ) -> None:  # fmt: skip
         scheduled, num = ended.scheduled, len(names)
         total = self._num_tokens(scheduled)
         if not total:
             return
-        has_model, guard = self.controller.limits.model, self.controller.guard
+        guard = self.controller.guard
         step = Step(
-            num, total, ended.seconds,
-            num_drafted=self._num_drafted(scheduled) if has_model else 0,
+            num, total, ended.seconds, num_drafted=self._num_drafted(scheduled),
             num_prefill=max(total - num - sum(verified), 0), own_seconds=ended.own_s,
         )  # fmt: skip
         before = guard.plain_s, guard.spent_s
         self.controller.observe(step, names, emitted, verified)
+        if not names:
+            return
         worth_s, spent_s = guard.plain_s - before[0], guard.spent_s - before[1]
         counts, num_emitted = self.counts, sum(map(len, emitted))
         plain_s = worth_s * num / max(num_emitted, 1)
@@ -282,23 +302,17 @@ class Adapter:
                 kept_of_model += min(row.num_model, kept)
             if row.label:
                 counts.add_label(row.label, length, spent_s, plain_s)
-        counts.drafted[MODEL] += by_model
-        counts.accepted[MODEL] += kept_of_model
-        counts.drafted[RETRIEVAL] += drafted - by_model
-        counts.accepted[RETRIEVAL] += accepted - kept_of_model
-        if names:
-            counts.steps += 1
-            counts.rounds += num
-            counts.emitted += num_emitted
-            counts.step_s += ended.seconds + ended.own_s
-            counts.own_s += ended.own_s
+        counts.add_step(num, num_emitted, ended.seconds + ended.own_s, ended.own_s)
+        counts.add_drafts(MODEL, by_model, kept_of_model)
+        counts.add_drafts(RETRIEVAL, drafted - by_model, accepted - kept_of_model)
 
     def _num_tokens(self, scheduled: Any) -> int:
         return int(scheduled.total_num_scheduled_tokens)
 
     def _num_drafted(self, scheduled: Any) -> int:
         """Tokens that the model drafter wrote for each request in a step."""
-        return int(scheduled.num_spec_tokens_to_schedule)
+        has_model = self.controller.limits.model
+        return int(scheduled.num_spec_tokens_to_schedule) if has_model else 0
 
     def _begin_running(self, names: Sequence[str]) -> None:
         for id_ in names:
@@ -306,53 +320,53 @@ class Adapter:
             if request is not None and not request.is_finished():
                 self._begin(request)
 
-    def _room(self, request: Any, row: _Row) -> int:
+    def _room(self, row: Row) -> int:
         """Maximum length of the draft; the last token that a request may emit is never drafted."""
+        request = row.request
         left = request.max_tokens - request.num_output_tokens - 1
-        room = min(row.max_draft, left, self._max_model_len - request.num_tokens - 1)
+        room = min(row.may.room, left, self._max_model_len - request.num_tokens - 1)
         return int(max(0, room))
 
-    def _begin(self, request: Any) -> _Row:
+    def _begin(self, request: Any) -> Row:
         """Add a request after its prefill, or again after its text has changed."""
-        params = request.sampling_params
-        wishes = self._wishes(params)
-        can_draft = request.prompt_token_ids is not None and verifies(params)
-        limit = min(wishes.max_draft, self.controller.limits.max_draft)
-        if not (can_draft and wishes.speculation):
-            limit = 0
-        num, left = request.num_tokens, int(request.max_tokens - request.num_output_tokens)
+        wishes, may, id_ = self._wishes(request), self._permission(request), request.request_id
         is_private = wishes.private or request.use_structured_output
-        tenant = self._tenants.number(request)
-        shares = can_draft and not is_private and not distorts(params)
+        shares = can_draft(request) and not is_private and not distorts(request.sampling_params)
+        num, left = request.num_tokens, int(request.max_tokens - request.num_output_tokens)
         self.controller.begin(
-            request.request_id,
-            self._text(request),
-            tenant=tenant,
-            shares=shares,
-            model=limit > 0 and MODEL in wishes.drafters,
-            retrieval=limit > 0 and RETRIEVAL in wishes.drafters,
-            num_left=left if num + left < self._max_model_len else None,
-        )
-        row = self._rows[request.request_id] = _Row(num, limit, wishes.label, tenant, shares)
+            id_, self._text(request), tenant=may.tenant, shares=shares, model=may.model,
+            retrieval=may.retrieval, num_left=left if num + left < self._max_model_len else None,
+        )  # fmt: skip
+        self._rows[id_] = row = Row(request, may, num, wishes.label, shares)
         return row
+
+    def _permission(self, request: Any) -> Permission:
+        wishes = self._wishes(request)
+        may_draft = can_draft(request) and wishes.speculation
+        room = min(wishes.max_draft, self.controller.limits.max_draft) if may_draft else 0
+        model, retrieval = (room > 0 and name in wishes.drafters for name in (MODEL, RETRIEVAL))
+        return Permission(model, retrieval, room, self._tenants.number(request))
 
     def _text(self, request: Any) -> Sequence[int]:
         return list(request.all_token_ids)
 
-    def _wishes(self, params: Any) -> Wishes:
+    def _wishes(self, request: Any) -> Wishes:
         try:
-            return wishes_of(getattr(params, "extra_args", None))
+            return wishes_of(getattr(request.sampling_params, "extra_args", None))
         except DraftwiseError as error:  # the API server rejects these, other front ends may not
             logger.warning("a request's extra_args are not used: %s", error)
             return Wishes()
 
 
-def verifies(params: Any) -> bool:
-    """Whether vLLM can verify drafts under ``SamplingParams``; None: the request does not generate.
+def can_draft(request: Any) -> bool:
+    """Whether vLLM can verify drafts for a request.
 
-    vLLM applies min_p and logit_bias to sampled tokens, but not to verified drafts.
+    vLLM applies min_p and logit_bias to sampled tokens, but not to verified drafts. A request
+    without sampling parameters does not generate, one without tokens has embeddings as its prompt.
     """
-    return params is not None and not (params.min_p or params.logit_bias)
+    params = request.sampling_params
+    has_tokens = request.prompt_token_ids is not None and params is not None
+    return has_tokens and not (params.min_p or params.logit_bias)
 
 
 def distorts(params: Any) -> bool:

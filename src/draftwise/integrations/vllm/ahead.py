@@ -8,7 +8,7 @@ proposed comes back with the step that verified it (``Reports``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +16,8 @@ import numpy as np
 from draftwise.controller import mixing
 from draftwise.controller.acceptance import Int32
 from draftwise.controller.mixing import Hazards
-from draftwise.integrations.vllm.adapter import Adapter, fused, timed, verifies
+from draftwise.integrations.vllm.adapter import Adapter, Ended, Permission, Row, fused
 from draftwise.integrations.vllm.demand import Demand
-from draftwise.integrations.vllm.options import MODEL, RETRIEVAL
 from draftwise.retrieval.index import PROMPT_TAIL, Numbers, Tokens
 from draftwise.retrieval.kernels import Proposals
 from draftwise.types import Floats
@@ -27,17 +26,6 @@ NUM_FACTS = 8
 """Facts of a row after its tokens: see ``kernels.FACTS``."""
 NAME = "draftwise"
 """Attribute of vLLM's ``SchedulerOutput`` (Orders) and of its ``ModelRunnerOutput`` (Report)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Permission:
-    """What a request may use on the device. room: maximum tokens of its drafts. tenant: whose
-    history."""
-
-    model: bool
-    retrieval: bool
-    room: int
-    tenant: int
 
 
 class Answer(NamedTuple):
@@ -96,11 +84,13 @@ class Reports:
     def heads(self, slots: Numbers) -> list[list[int]]:
         """The drafts that the model wrote."""
         facts, begin = self._facts[slots], 2 * self._num
-        return [row[begin : begin + max(row[-1], 0)] for row in facts.tolist()]
+        tokens = facts[:, begin : begin + self._num].tolist()
+        return [row[: max(num, 0)] for row, num in zip(tokens, facts[:, -1].tolist(), strict=True)]
 
-    def drafters(self, slots: Numbers) -> list[tuple[int, int]]:
+    def drafters(self, slots: Numbers) -> tuple[Int32, Int32]:
         """Who drafted, and how many tokens the model wrote."""
-        return [(row[-2], max(row[-1], 0)) for row in self._facts[slots].tolist()]
+        drafters, wrote = self._facts[slots, -2:].T
+        return drafters, np.maximum(wrote, 0)
 
     def survival(self, slots: Numbers) -> Floats:
         """[requests, max_draft] probabilities that a draft is accepted up to each token."""
@@ -145,9 +135,10 @@ class AsyncAdapter(Adapter):
     while it runs, ``came_back``, ``learn``. All of draftwise's overhead counts as added time,
     although part of it may pass while the device computes.
 
-    width: columns of the device's table of drafts. fallback: tokens that vLLM's own drafter writes
-    after a failure. divides: whether the device divides a budget of drafted tokens among the
-    requests (vLLM's adaptive verification); otherwise each request's length is decided here.
+    width: columns of the device's table of drafts, all of which a step writes. fallback: tokens
+    that vLLM's own drafter writes after a failure. divides: whether the device divides a budget of
+    drafted tokens among the requests (vLLM's adaptive verification); otherwise each request's
+    length is decided here.
     """
 
     failure = "draftwise failed: vLLM's own drafts are verified until the server is restarted"
@@ -156,81 +147,69 @@ class AsyncAdapter(Adapter):
         self, *args: Any, reports: Reports, width: int, fallback: int, divides: bool = False
     ) -> None:
         super().__init__(*args)
-        self._divides = divides
         self._reports, self._width, self._fallback = reports, width, fallback
+        self._divides, self._demand = divides, Demand(self.controller.limits.max_draft)
         self._emitted: dict[str, list[int]] = {}
         self._wanted: dict[str, int] = {}
         self._usual, self._told = 0.0, 0
-        self._demand = Demand(self.controller.limits.max_draft)
         self._changed: set[str] = set()
-        self._running: dict[str, Any] = {}
         self._answers: list[Answer] = []
         self._forgets = False
 
-    def __getitem__(self, num_requests: int) -> int:
-        """Columns of the drafts that a step writes (vLLM's ``dynamic_sd_lookup``)."""
+    @property
+    def num_to_draft(self) -> int:
         return self._fallback if self.has_failed else self._width
 
     @fused
-    @timed
     def shorten(self) -> None:
         """Truncate each request's placeholders to the tokens worth verifying.
 
         A request whose drafts are not known yet gets the usual length of the others.
         """
-        usual, most = round(self._usual), self._width * (round(self._usual * self.num_running) > 0)
-        for id_, request in self._requests.items():
-            if not request.spec_token_ids:
-                continue
-            row = self._rows.get(id_) or self._begin(request)
-            left = request.max_tokens - request.num_output_tokens
-            left -= getattr(request, "num_output_placeholders", 0)
-            room = max(0, min(self._room(request, row), left))
-            length = min(most if self._divides else self._wanted.get(id_, usual), room)
-            request.spec_token_ids = list(request.spec_token_ids[:length])
-
-    def orders(self, scheduled: Any) -> Orders | None:
-        """Orders for the workers, with the step that was just scheduled; None after a failure."""
-        return self._orders(scheduled)
+        with self.clock.own():
+            usual = round(self._usual)
+            most = self._width if round(self._usual * self.num_running) else 0
+            for id_, request in self._requests.items():
+                if not request.spec_token_ids:
+                    continue
+                row = self._rows.get(id_) or self._begin(request)
+                left = request.max_tokens - request.num_output_tokens
+                left -= getattr(request, "num_output_placeholders", 0)
+                room = max(0, min(self._room(row), left))
+                length = min(most if self._divides else self._wanted.get(id_, usual), room)
+                request.spec_token_ids = list(request.spec_token_ids[:length])
 
     @fused
-    def _orders(self, scheduled: Any) -> Orders:
+    def orders(self, scheduled: Any) -> Orders:
+        """Orders for the workers, with the step that was just scheduled; None after a failure."""
         controller = self.controller
-        begun = {new.req_id: self._permission(new.req_id) for new in scheduled.scheduled_new_reqs}
+        begun = {new.req_id: self._on_device(new.req_id) for new in scheduled.scheduled_new_reqs}
         names = [id_ for id_ in self._changed if id_ in controller]
-        self._changed.clear()
         self._told = controller.num_to_draft
-        (answers, self._answers), (forgets, self._forgets) = (
-            (self._answers, []), (self._forgets, False)
-        )  # fmt: skip
-        return Orders(
+        orders = Orders(
             self._told, controller.price, controller.hazards, names,
-            controller.factors(names).astype(np.float32), begun, answers, forgets,
+            controller.factors(names).astype(np.float32), begun, self._answers, self._forgets,
             self._budget(scheduled) if self._divides else None,
         )  # fmt: skip
+        self._answers, self._forgets = [], False
+        self._changed.clear()
+        return orders
 
     def _budget(self, scheduled: Any) -> int:
         """Drafted tokens that are worth verifying in a step, by the demand of an earlier one."""
         drafts = scheduled.scheduled_spec_decode_tokens.values()
-        wanted = round(self._usual * len(drafts))
-        return min(wanted, sum(map(len, drafts)))
+        return min(round(self._usual * len(drafts)), sum(map(len, drafts)))
 
-    def _permission(self, id_: str) -> Permission:
-        request = self._requests[id_]
-        wishes, params = self._wishes(request.sampling_params), request.sampling_params
-        can_draft = request.prompt_token_ids is not None and verifies(params) and wishes.speculation
-        room = min(wishes.max_draft, self.controller.limits.max_draft) if can_draft else 0
-        limits = self.controller.limits
-        return Permission(
-            limits.model and room > 0 and MODEL in wishes.drafters,
-            limits.retrieval and room > 0 and RETRIEVAL in wishes.drafters, room,
-            self._tenants.number(request),
-        )  # fmt: skip
+    def _on_device(self, id_: str) -> Permission:
+        may, limits = self._permission(self._requests[id_]), self.controller.limits
+        return replace(
+            may, model=may.model and limits.model, retrieval=may.retrieval and limits.retrieval
+        )
 
     @fused
     def came_back(self, scheduled: Any, output: Any) -> None:
         """Record the end of a step; vLLM truncates its tokens when it processes the output."""
-        super().came_back(scheduled, output)
+        self.clock.end()
         sampled, places = output.sampled_token_ids or (), output.req_id_to_index.items()
         self._emitted = {id_: list(sampled[i]) for id_, i in places if i < len(sampled)}
 
@@ -240,109 +219,84 @@ class AsyncAdapter(Adapter):
 
         A step without a report ends drafting: a worker has failed, and its log says why.
         """
-        is_ordered = getattr(scheduled, NAME, None) is not None
         is_run = scheduled.total_num_scheduled_tokens > 0
-        if is_ordered and is_run and getattr(output, NAME, None) is None:
+        if is_run and orders_of(scheduled) and getattr(output, NAME, None) is None:
             self.has_failed = True
-            return
         super().learn(scheduled, output)
 
-    def _is_plain(self, scheduled: Any) -> bool:
+    def _may_wait(self, scheduled: Any) -> bool:
         return False
 
-    def _learn(self, step: Any) -> None:
-        report = getattr(step.output, NAME, None)
-        if report is not None:
-            self._put(report)
+    def _learn(self, step: Ended) -> None:
+        controller, reports = self.controller, self._reports
+        self._put(getattr(step.output, NAME, None))
         names, _, verified = self._decoded(step.scheduled, self._emitted)
-        rooms = self._rooms(names)
-        self._choose(names, rooms)
-        heads = self._reports.heads(self.controller.slots(names))
-        self.controller.recall(names, rooms, heads if self.controller.limits.model else None)
-        slots = self.controller.slots(names)
-        if (budget := self._budget_of(step.scheduled)) is not None:
-            verified = self._divided(names, slots, verified, budget)
-        by_model, by_match = list[int](), list[int]()
-        for id_, num, (drafter, num_head) in zip(
-            names, verified, self._reports.drafters(slots), strict=True
-        ):
-            model = min(num, num_head) if drafter == mixing.MODEL else 0
-            by_model.append(model)
-            by_match.append(num - model)
-            self._rows[id_].num_model = model
-        self.controller.plays(names, by_model, by_match)
+        rows, slots = [self._rows[id_] for id_ in names], controller.slots(names)
+        rooms = [
+            self._room(row) if id_ in self._requests else row.may.room
+            for id_, row in zip(names, rows, strict=True)
+        ]
+        drafters, wrote = reports.drafters(slots)
+        self._choose(names, rooms, slots, max(wrote.tolist(), default=0))
+        controller.recall(names, rooms, reports.heads(slots) if controller.limits.model else None)
+        orders = orders_of(step.scheduled)
+        if orders is not None and orders.budget is not None:
+            verified = self._divided(names, slots, verified, orders.budget)
+        by_model = np.where(drafters == mixing.MODEL, np.minimum(verified, wrote), 0).tolist()
+        for row, num in zip(rows, by_model, strict=True):
+            row.num_model = num
+        by_match = [num - model for num, model in zip(verified, by_model, strict=True)]
+        controller.plays(names, by_model, by_match)
         self._observe(step, names, [self._emitted[id_] for id_ in names], verified)
         self._changed.update(names)
         self._end_finished()
+
+    def _put(self, report: Report | None) -> None:
+        if report is not None:
+            places = [i for i, id_ in enumerate(report.names) if id_ in self.controller]
+            slots = self.controller.slots([report.names[i] for i in places])
+            self._reports.put(slots, report.facts[places])
+
+    def _choose(
+        self, names: Sequence[str], rooms: Sequence[int], slots: Numbers, wrote: int
+    ) -> None:
+        """Choose lengths for the drafts that the step under way writes.
+
+        They are not known. The controller chooses as if its model's tokens, of which only the
+        number is known, came with the retrieval of the drafts that came back, in which the model
+        ``wrote`` some, and names the price; how many tokens are worth it follows from the drafts of
+        recent steps.
+        """
+        controller, demand, num = self.controller, self._demand, len(names)
+        demand.observe(names, self._reports.survival(slots), wrote)
+        offers = [[0] * self._told] * num if controller.limits.model else None
+        lengths = list(map(len, controller.choose(names, rooms, offers)))
+        if controller.terms is not None and demand.knows(self._told):
+            terms = self._told, *controller.terms
+            if self._divides:
+                self._wanted, self._usual = {}, demand.budget(num, *terms) / num
+                return
+            lengths = demand.lengths(names, rooms, *terms)
+        self._wanted = dict(zip(names, lengths, strict=True))
+        self._usual = sum(lengths) / max(num, 1)
 
     def _divided(
         self, names: Sequence[str], slots: Numbers, capacities: Sequence[int], budget: int
     ) -> list[int]:
         """How the device has divided a budget: the host does the same, except for ties."""
         alive = self._reports.survival(slots)
-        found = mixing.divide(alive, np.array(capacities, np.int64), budget).tolist()
+        found = mixing.divide(alive, np.array(capacities, np.int64), budget)
         kept = [len(self._emitted[id_]) - 1 for id_ in names]
-        limits = zip(found, kept, capacities, strict=True)
-        return [min(max(num, least), most) for num, least, most in limits]
+        nums: list[int] = np.minimum(np.maximum(found, kept), capacities).tolist()
+        return nums
 
-    @staticmethod
-    def _budget_of(scheduled: Any) -> int | None:
-        budget: int | None = getattr(getattr(scheduled, NAME, None), "budget", None)
-        return budget
-
-    def _num_tokens(self, scheduled: Any) -> int:
-        total = super()._num_tokens(scheduled)
-        if (budget := self._budget_of(scheduled)) is None:
-            return total
-        drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
-        return total - drafted + min(budget, drafted)
-
-    def _put(self, report: Report) -> None:
-        places = [i for i, id_ in enumerate(report.names) if id_ in self.controller]
-        slots = self.controller.slots([report.names[i] for i in places])
-        self._reports.put(slots, report.facts[places])
-
-    def _rooms(self, names: Sequence[str]) -> list[int]:
-        rooms = []
-        for id_ in names:
-            row, request = self._rows[id_], self._requests.get(id_)
-            rooms.append(row.max_draft if request is None else self._room(request, row))
-        return rooms
-
-    def _choose(self, names: Sequence[str], rooms: Sequence[int]) -> None:
-        """Choose lengths for the drafts that the step under way writes.
-
-        They are not known. The controller chooses as if its model's tokens, of which only the
-        number is known, came with the retrieval of the drafts that came back, and names the price;
-        how many tokens are worth it follows from the drafts of recent steps.
-        """
-        controller, demand, num = self.controller, self._demand, len(names)
-        offers = [[0] * self._told] * num if controller.limits.model else None
-        slots = controller.slots(names)
-        wrote = max((num_head for _, num_head in self._reports.drafters(slots)), default=0)
-        demand.observe(names, self._reports.survival(slots), wrote)
-        lengths = list(map(len, controller.choose(names, rooms, offers)))
-        given = self._told, *(controller.terms or ())
-        if controller.terms is not None and demand.knows(self._told):
-            if self._divides:
-                self._wanted, self._usual = {}, demand.budget(num, *given) / num
-                return
-            lengths = demand.lengths(names, rooms, *given)
-        self._wanted = dict(zip(names, lengths, strict=True))
-        self._usual = sum(lengths) / max(num, 1)
-
-    def _begin(self, request: Any) -> Any:
-        self._running[request.request_id] = request
-        return super()._begin(request)
-
-    def _end_finished(self) -> None:
-        for id_ in [id_ for id_ in self._running if id_ not in self._requests]:
-            request, row = self._running.pop(id_), self._rows[id_]
-            self._demand.end(id_)
-            if row.shares and request.num_output_tokens:
-                begin = max(request.num_prompt_tokens - PROMPT_TAIL, 0)
-                self._answers.append(Answer(id_, begin, request.num_tokens, row.tenant))
-        super()._end_finished()
+    def _end(self, row: Row) -> None:
+        super()._end(row)
+        request, id_ = row.request, row.request.request_id
+        self._demand.end(id_)
+        if row.shares and request.num_output_tokens:
+            begin = max(request.num_prompt_tokens - PROMPT_TAIL, 0)
+            self._answers.append(Answer(id_, begin, request.num_tokens, row.may.tenant))
 
     @fused
     def forget(self) -> None:
@@ -350,9 +304,21 @@ class AsyncAdapter(Adapter):
         self._answers, self._forgets = [], True
         super().forget()
 
+    def _num_tokens(self, scheduled: Any) -> int:
+        total, orders = super()._num_tokens(scheduled), orders_of(scheduled)
+        if orders is None or orders.budget is None:
+            return total
+        drafted = sum(map(len, scheduled.scheduled_spec_decode_tokens.values()))
+        return total - max(drafted - orders.budget, 0)
+
     def _num_drafted(self, scheduled: Any) -> int:
-        orders = getattr(scheduled, NAME, None)
-        return 0 if orders is None else orders.head
+        orders = orders_of(scheduled)
+        return orders.head if orders is not None and self.controller.limits.model else 0
 
     def _text(self, request: Any) -> Sequence[int]:
         return range(request.num_tokens)
+
+
+def orders_of(scheduled: Any) -> Orders | None:
+    """The orders that went out with a step."""
+    return getattr(scheduled, NAME, None)

@@ -37,7 +37,7 @@ class Demand:
         num = len(names)
         if not num:
             return
-        totals = np.append(0.0, np.sort(alive, axis=None)[::-1].cumsum())
+        totals = _totals(alive)
         worth = np.interp(self._each * num, np.arange(len(totals)), totals) / num
         self._num_steps[head] += 1
         weight = max(1 - DISCOUNT, 1 / self._num_steps.item(head))
@@ -61,8 +61,7 @@ class Demand:
         that these must bring.
         """
         each = np.arange(len(seconds)) / num
-        worth = num * np.interp(each, self._each, self._worth[head])
-        return int((worth - rate * seconds).argmax())
+        return _best(num * np.interp(each, self._each, self._worth[head]), seconds, rate)
 
     def lengths(
         self, names: Sequence[str], rooms: Sequence[int], head: int, seconds: Floats, rate: float
@@ -71,8 +70,18 @@ class Demand:
         means = (self._alive[name] for name in names)
         alive = np.stack([own[head] if head in own else own[next(reversed(own))] for own in means])
         capacities = np.asarray(rooms)
-        alive = np.where(np.arange(alive.shape[1]) < capacities[:, None], alive, 0.0)
-        totals = np.append(0.0, np.sort(alive, axis=None)[::-1].cumsum())[: len(seconds)]
-        most = int((totals - rate * seconds[: len(totals)]).argmax())
+        alive[np.arange(alive.shape[1]) >= capacities[:, None]] = 0.0
+        most = _best(_totals(alive), seconds, rate)
         found: list[int] = mixing.divide(alive, capacities, most).tolist()
         return found
+
+
+def _totals(alive: Floats) -> Floats:
+    """Expected tokens by number of verified ones, the most likely first."""
+    return np.append(0.0, np.sort(alive, axis=None)[::-1].cumsum())
+
+
+def _best(totals: Floats, seconds: Floats, rate: float) -> int:
+    """The number of tokens whose total exceeds their seconds by most."""
+    num = min(len(totals), len(seconds))
+    return int((totals[:num] - rate * seconds[:num]).argmax())

@@ -75,6 +75,17 @@ class Counts:
     accepted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFTERS, 0))
     labels: dict[str, LabelCounts] = field(default_factory=dict)
 
+    def add_step(self, num_rows: int, num_emitted: int, seconds: float, own_s: float) -> None:
+        self.steps += 1
+        self.rounds += num_rows
+        self.emitted += num_emitted
+        self.step_s += seconds
+        self.own_s += own_s
+
+    def add_drafts(self, drafter: str, num_drafted: int, num_accepted: int) -> None:
+        self.drafted[drafter] += num_drafted
+        self.accepted[drafter] += num_accepted
+
     def add_label(self, label: str, num_emitted: int, seconds: float, plain_s: float) -> None:
         """Add one round of a request with a label, in a step that took ``seconds``.
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +20,10 @@ from draftwise.integrations.vllm import ahead
 from draftwise.integrations.vllm.adapter import fused
 from draftwise.integrations.vllm.ahead import Orders, Report
 from draftwise.integrations.vllm.options import parse_options
+from draftwise.integrations.vllm.refusals import MARK
 
 logger = logging.getLogger("vllm.draftwise")
 
-MARK = "__draftwise__"
 HOME = "vllm.v1.worker.gpu"
 RUNNER = f"{HOME}.model_runner"
 Function = Callable[..., Any]
@@ -91,21 +90,20 @@ def with_report(sample: Function, self: Any, *args: Any, **kwargs: Any) -> Any:
     return output
 
 
-@dataclass(frozen=True, slots=True)
-class _Copied:
+def with_budget(get: Function, self: Any, *args: Any, **kwargs: Any) -> int:
+    """Wrap ``AdaptiveVerificationManager.get_num_tokens``: the scheduler's budget of a step."""
+    total: int = get(self, *args, **kwargs)
+    mixer: Mixer = getattr(self.req_states, MARK)
+    return mixer.budgeted(self) or total
+
+
+class Copied(NamedTuple):
     """Facts on their way to the host. source: kept, since another stream reads it."""
 
     names: list[str]
     facts: Int32
     event: Any
     source: torch.Tensor
-
-
-def with_budget(get: Function, self: Any, *args: Any, **kwargs: Any) -> int:
-    """Wrap ``AdaptiveVerificationManager.get_num_tokens``: the scheduler's budget of a step."""
-    total: int = get(self, *args, **kwargs)
-    mixer: Mixer = getattr(self.req_states, MARK)
-    return mixer.budgeted(self) or total
 
 
 class Mixer:
@@ -126,11 +124,8 @@ class Mixer:
         self.divides = bool(getattr(speculator, "enable_adaptive_verification", False))
         self._confidence: Any = getattr(speculator, "draft_token_confidence_probs", None)
         self.has_head = not config.speculative_config.use_ngram()
-        self._head, self._observe = (
-            speculator.propose,
-            getattr(speculator, "observe_verification", None),
-        )
-        self._states, self._device = req_states, device
+        self._head, self._states, self._device = speculator.propose, req_states, device
+        self._observe: Any = getattr(speculator, "observe_verification", None)
         num, width = req_states.max_num_reqs, req_states.num_speculative_steps
         if self.has_head:
             req_states.all_token_ids = StagedWriteTensor(
@@ -142,7 +137,7 @@ class Mixer:
         self._orders: Orders | None = None
         self._names: list[str] = []
         self._is_warm = False
-        self.copied: _Copied | None = None
+        self.copied: Copied | None = None
 
     @fused
     def budgeted(self, manager: Any) -> int | None:
@@ -193,15 +188,13 @@ class Mixer:
         if not self._is_warm:  # vLLM's first call profiles memory, before any request
             self._is_warm = True
             self._warm_up()
-        orders = None if kwargs.get("dummy_run") else self._orders
-        if orders is None or self.has_failed:
-            return self._plain(input_batch, *args, **kwargs)
+        orders = self._orders
+        if orders is None or self.has_failed or kwargs.get("dummy_run"):
+            return self._head(input_batch, *args, **kwargs)  # type: ignore[no-any-return]
+        head = self._drafting.drafts
         num_head = min(orders.head, self._drafting.num) if self.has_head else 0
         if self.has_head:
-            kwargs["num_speculative_tokens"] = num_head
-            head = self._plain(input_batch, *args, **kwargs)
-        else:
-            head = self._drafting.drafts
+            head = self._head(input_batch, *args, **kwargs | {"num_speculative_tokens": num_head})
         drafts = self._mix(orders, input_batch, args, head, num_head)
         if drafts is None:  # the last columns may hold vLLM's placeholder
             return head[: input_batch.num_reqs].clamp(min=0)
@@ -211,10 +204,6 @@ class Mixer:
     def _warm_up(self) -> None:
         text, lengths = self._states.all_token_ids.gpu, self._states.total_len.gpu
         self._drafting.warm_up(text, lengths, self._confidence if self.divides else None)
-
-    def _plain(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        drafts: torch.Tensor = self._head(input_batch, *args, **kwargs)
-        return drafts
 
     @fused
     def _mix(
@@ -245,10 +234,9 @@ class Mixer:
         self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
     ) -> None:
         """As the drafter's; tokens of retrieval teach vLLM nothing about the model's."""
-        if self._observe is None:
-            return
-        masked = self._masked(idx_mapping, num_sampled, num_rejected) if self.is_on else None
-        self._observe(idx_mapping, *(masked or (num_sampled, num_rejected)))
+        counts = num_sampled, num_rejected
+        masked = self._masked(idx_mapping, *counts) if self.is_on else None
+        self._observe(idx_mapping, *(masked or counts))
 
     @fused
     def _masked(
@@ -278,10 +266,10 @@ class Mixer:
             done = async_copy_to_np(facts)
             event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record(copy_stream)
-        self.copied = _Copied(self._names, done, event, facts)
+        self.copied = Copied(self._names, done, event, facts)
 
     @fused
-    def report(self, copied: _Copied | None) -> Report | None:
+    def report(self, copied: Copied | None) -> Report | None:
         """Facts of earlier drafts, once they have arrived; None after a failure."""
         if self.has_failed:
             return None

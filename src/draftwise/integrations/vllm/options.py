@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from draftwise.errors import DraftwiseError, shown
+from draftwise.checks import known, whole
+from draftwise.errors import BadValue, DraftwiseError, shown
 from draftwise.files import STATE_BYTES, local_path, read_text, strict_json
 
 MAX_DRAFT = 128
@@ -58,21 +59,17 @@ def parse_options(given: Any) -> PluginOptions:
             f"additional_config['draftwise'] is {given!r}: write an object, such as "
             '{"draftwise": {"max_draft": 8}}'
         )
-    valid = [field.name for field in fields(PluginOptions)]
     for name in given:
-        if name not in valid:
-            raise DraftwiseError(
-                f"additional_config['draftwise'] has no option {name!r}; its options are: "
-                f"{', '.join(valid)}"
-            )
+        options = [field.name for field in fields(PluginOptions)]
+        known("option of additional_config['draftwise']", name, options, "options")
     values = dict(given)
     if "drafters" in given:
         values["drafters"] = drafters_of(given["drafters"])
     for name, least, most in (("max_draft", 1, MAX_DRAFT), ("history_tokens", 0, 1 << 30)):
         if name in given:
-            values[name] = whole_number(name, given[name], least, most)
+            values[name] = whole(name, given[name], least, most)
     if not isinstance(values.get("state", ""), str | None) or values.get("state") == "":
-        raise DraftwiseError(f"state is {values['state']!r}: write a file's path, 'auto' or null")
+        raise BadValue("state", values["state"], "a file's path, 'auto' or null")
     if values.get("costs") is not None:
         read_costs(values["costs"])
     return PluginOptions(**values)
@@ -112,19 +109,8 @@ def drafters_of(given: Any) -> tuple[str, ...]:
     """Parse the names of drafters, a list or a comma-separated string."""
     names = given.replace(" ", "").split(",") if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not names or any(n not in DRAFTERS for n in names):
-        raise DraftwiseError(
-            f"drafters is {shown(given)}: write a list of at least one of {', '.join(DRAFTERS)}"
-        )
+        raise BadValue("drafters", given, f"a list of at least one of {', '.join(DRAFTERS)}")
     return tuple(dict.fromkeys(names))
-
-
-def whole_number(name: str, given: Any, least: int, most: int) -> int:
-    is_whole = isinstance(given, int | float) and not isinstance(given, bool)
-    if not is_whole or given != given // 1 or not least <= given <= most:
-        raise DraftwiseError(
-            f"{name} is {shown(given)}: it must be a whole number, {least} to {most}"
-        )
-    return int(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +144,20 @@ def wishes_of(extra_args: Mapping[str, Any] | None) -> Wishes:
     if "drafters" in given:
         values["drafters"] = drafters_of(given["drafters"])
     if "max_draft" in given:
-        values["max_draft"] = whole_number("max_draft", given["max_draft"], 0, MAX_DRAFT)
+        values["max_draft"] = whole("max_draft", given["max_draft"], 0, MAX_DRAFT)
     if "label" in given:
         values["label"] = label = given["label"]
         if not isinstance(label, str) or not 1 <= len(label) <= MAX_LABEL:
-            raise DraftwiseError(f"label is {shown(label)}: it must be 1 to {MAX_LABEL} characters")
+            raise BadValue("label", label, f"1 to {MAX_LABEL} characters")
     return Wishes(**values)
 
 
 def _flag(name: str, given: Any) -> bool:
-    if isinstance(given, int | float) and given in (0, 1):
-        return bool(given)
-    words = {"true": True, "false": False, "1": True, "0": False}
-    if not isinstance(given, str) or given.lower() not in words:
-        raise DraftwiseError(f"{name} is {shown(given)}: it must be true or false (or 1 or 0)")
-    return words[given.lower()]
+    word = given.lower() if isinstance(given, str) else given
+    for value, words in ((True, (1, "1", "true")), (False, (0, "0", "false"))):
+        if word in words:
+            return value
+    raise BadValue(name, given, "true or false (or 1 or 0)")
 
 
 class Tenants:

@@ -24,15 +24,13 @@ from draftwise.integrations.vllm import refusals
 from draftwise.integrations.vllm.capabilities import check_capabilities, missing
 from draftwise.integrations.vllm.metrics import open_folder
 from draftwise.integrations.vllm.options import RETRIEVAL, PluginOptions, parse_options, wishes_of
-from draftwise.integrations.vllm.refusals import LENGTHS, NULL_PROPOSER, TABLE, is_null
+from draftwise.integrations.vllm.refusals import LENGTHS, MARK, NULL_PROPOSER, TABLE, is_null
 from draftwise.integrations.vllm.state import check_path
 
 logger = logging.getLogger("vllm.draftwise")
 
 HOME = "draftwise.integrations.vllm"
 SCHEDULER, SYNCHRONOUS = f"{HOME}.Scheduler", f"{HOME}.SynchronousScheduler"
-MARK = "__draftwise__"
-"""Attribute of functions that this plug-in has wrapped, and of its servers' speculative configs."""
 SHORTEST_CONTEXT, LONGEST_CONTEXT = 2, 5
 """Contexts of vLLM's own n-gram drafts, which replace draftwise's after an error."""
 Function = Callable[..., Any]
@@ -124,18 +122,18 @@ def made(
 
     root = Path(vllm.__file__).parent
     prepare(args)
-    use_v2, before = getattr(envs, "VLLM_USE_V2_MODEL_RUNNER", None), dict(vars(args))
-    lacks = missing(root, asynchronous=True)
-    reason = refusals.on_runner_v1(args, current_platform.is_cpu(), use_v2, lacks)
-    if name == SCHEDULER and reason is None:
-        use_runner_v2(args)
-        config = create(args, *given, **more)
-        if config.use_v2_model_runner and config.scheduler_config.async_scheduling:
-            refusals.check_server(config, asynchronous=True)
-            return config, True
-        reason = "vLLM does not take runner V2 with asynchronous scheduling here"
-        vars(args).update(before)
     if name == SCHEDULER:
+        use_v2, before = getattr(envs, "VLLM_USE_V2_MODEL_RUNNER", None), dict(vars(args))
+        lacks = missing(root, asynchronous=True)
+        reason = refusals.on_runner_v1(args, current_platform.is_cpu(), use_v2, lacks)
+        if reason is None:
+            use_runner_v2(args)
+            config = create(args, *given, **more)
+            if config.use_v2_model_runner and config.scheduler_config.async_scheduling:
+                refusals.check_server(config, asynchronous=True)
+                return config, True
+            reason = "vLLM does not take runner V2 with asynchronous scheduling here"
+            vars(args).update(before)
         logger.info("draftwise: SynchronousScheduler on model runner V1, since %s", reason)
     check_capabilities(root, asynchronous=False)
     use_runner_v1(args)
@@ -328,37 +326,14 @@ def _refusal(message: str) -> Exception:
     return found
 
 
-def repaired(expand: Function, *args: Any, **kwargs: Any) -> Any:
-    """Wrap ``expand_batch_to_tokens``, which returns uninitialised memory on vLLM's CPU backend.
+def repaired(broken: Function, *args: Any, **kwargs: Any) -> Tensor:
+    """Replace ``expand_batch_to_tokens``, which returns uninitialised memory on vLLM's CPU backend.
 
     vLLM's function repeats each request's temperature, top-k and top-p for its drafted tokens, but
     passes a copy of its output to the C++ kernel, so the returned tensor is never written (seen in
     0.32.0). Greedy requests are not affected; all others sample from a wrong distribution.
     """
-    return self_tested(expand)(*args, **kwargs)
-
-
-@functools.cache
-def self_tested(expand: Function) -> Function:
-    """vLLM's function if it passes the self-test, otherwise the replacement.
-
-    The test runs at the first call, because vLLM installs the CPU kernels after loading plug-ins.
-    """
-    if is_right(expand):
-        return expand
-    logger.info("expand_batch_to_tokens of vLLM's CPU backend failed: replaced")
-    return expand_batch_to_tokens
-
-
-def is_right(expand: Function) -> bool:
-    """Whether a function matches ``expand_batch_to_tokens`` on the CPU, for floats and integers."""
-    for values in (torch.tensor([0.35, 0.7, 0.0]), torch.tensor([3, 5, 0])):
-        asked = (values, torch.tensor([2, 3, 6], dtype=torch.int32), 6, 0, 1)
-        for _ in range(4):  # uninitialised memory may hold the right numbers by chance
-            torch.full((6,), -7, dtype=values.dtype)
-            if not torch.equal(expand(*asked), expand_batch_to_tokens(*asked)):
-                return False
-    return True
+    return expand_batch_to_tokens(*args, **kwargs)
 
 
 def expand_batch_to_tokens(

@@ -18,6 +18,9 @@ NULL_PROPOSER = "draftwise.integrations.vllm.nothing.NullProposer"
 TABLE = "ngram_gpu"
 """vLLM's method whose drafts draftwise replaces in servers with retrieval alone, on runner V2."""
 LENGTHS = "num_speculative_tokens_per_batch_size"
+MARK = "__draftwise__"
+"""Attribute of what belongs to the plug-in: functions that it has wrapped, the speculative configs
+of its servers, and the drafters of their workers."""
 
 
 def is_null(speculative: Any) -> bool:
@@ -56,16 +59,16 @@ def check_arguments(args: Any, options: PluginOptions) -> None:
 
     args: vLLM's ``EngineArgs``; its speculative config may be None.
     """
-    reasons = _met(
-        (RETRIEVAL not in options.drafters and args.speculative_config is None,
-         "drafters is ['model'], and this server has no model drafter: add --speculative-config"),
-        (getattr(args, "logits_processors", None),
-         "--logits-processors is set: vLLM refuses custom logits processors in servers that "
-         "speculate, since drafts would be verified without them; leave them out, or "
-         "leave --scheduler-cls out"),
-    )  # fmt: skip
-    if reasons:
-        raise DraftwiseError(reasons[0])
+    if RETRIEVAL not in options.drafters and args.speculative_config is None:
+        raise DraftwiseError(
+            "drafters is ['model'], and this server has no model drafter: add --speculative-config"
+        )
+    if getattr(args, "logits_processors", None):
+        raise DraftwiseError(
+            "--logits-processors is set: vLLM refuses custom logits processors in servers that "
+            "speculate, since drafts would be verified without them; leave them out, or "
+            "leave --scheduler-cls out"
+        )
 
 
 def on_runner_v1(args: Any, is_cpu: bool, use_v2: bool | None, missing: list[str]) -> str | None:
@@ -83,11 +86,11 @@ def on_runner_v1(args: Any, is_cpu: bool, use_v2: bool | None, missing: list[str
         (method == "draft_model", "runner V2 always writes the longest draft of a draft_model"),
         (missing, f"this vLLM lacks {'; '.join(missing)}"),
     )  # fmt: skip
-    return reasons[0] if reasons else None
+    return next(iter(reasons), None)
 
 
-def _met(*refusals: tuple[Any, str]) -> list[str]:
-    return [reason for is_met, reason in refusals if is_met]
+def _met(*reasons: tuple[Any, str]) -> list[str]:
+    return [reason for is_met, reason in reasons if is_met]
 
 
 def check_server(config: Any, *, asynchronous: bool = False) -> None:
@@ -99,16 +102,17 @@ def check_server(config: Any, *, asynchronous: bool = False) -> None:
             f"into vLLM's environment ({hint('vllm')}), and let VLLM_PLUGINS, if it is set, name "
             "draftwise"
         )
-    of_scheduler = _of_device if asynchronous else _of_drafts
-    if reasons := _common(config, speculative) + of_scheduler(config, speculative):
+    if reasons := _unsupported(config, speculative, asynchronous):
         raise DraftwiseError(
             "draftwise cannot draft in this server: " + "; ".join(reasons) + "; change that, or "
             "leave --scheduler-cls out"
         )
 
 
-def _common(config: Any, speculative: Any) -> list[str]:
-    parallel, model = config.parallel_config, config.model_config
+def _unsupported(config: Any, speculative: Any, asynchronous: bool) -> list[str]:
+    parallel, model, method = config.parallel_config, config.model_config, speculative.method
+    is_async, is_v2 = config.scheduler_config.async_scheduling, config.use_v2_model_runner
+    is_fixed = asynchronous and (method == "draft_model" or speculative.use_multi_module_mtp())
     return _met(
         (parallel.pipeline_parallel_size > 1,
          f"pipeline_parallel_size is {parallel.pipeline_parallel_size}: several steps are under "
@@ -125,49 +129,24 @@ def _common(config: Any, speculative: Any) -> list[str]:
         (speculative.rejection_sample_method != "standard",
          f"rejection_sample_method is {speculative.rejection_sample_method!r}: outputs would "
          "not have the model's law"),
-    )  # fmt: skip
-
-
-def _of_drafts(config: Any, speculative: Any) -> list[str]:
-    return _met(
-        (not is_null(speculative) and speculative.method not in MODEL_METHODS, _other(speculative)),
-        (config.use_v2_model_runner,
+        (not is_null(speculative) and method not in MODEL_METHODS,
+         f"method {method!r} cannot share a server with other drafters: those that can are "
+         f"{', '.join(MODEL_METHODS)}; draftwise retrieves by itself (ngram and suffix are not "
+         "needed)"),
+        (speculative.draft_sample_method != "greedy",
+         f"draft_sample_method is {speculative.draft_sample_method!r}: retrieved drafts have no "
+         "probabilities, so all have to be judged as certain (greedy)"),
+        (is_v2 and not asynchronous,
          "SynchronousScheduler needs model runner V1: set VLLM_USE_V2_MODEL_RUNNER=0, or use "
          "draftwise.integrations.vllm.Scheduler"),
-        (config.scheduler_config.async_scheduling,
+        (is_async and not asynchronous,
          "SynchronousScheduler needs drafts before it schedules: give --no-async-scheduling"),
-        (speculative.draft_sample_method != "greedy", _sampled(speculative)),
-    )  # fmt: skip
-
-
-def _other(speculative: Any) -> str:
-    return (
-        f"method {speculative.method!r} cannot share a server with other drafters: those that "
-        f"can are {', '.join(MODEL_METHODS)}; draftwise retrieves by itself (ngram and suffix "
-        "are not needed)"
-    )
-
-
-def _sampled(speculative: Any) -> str:
-    return (
-        f"draft_sample_method is {speculative.draft_sample_method!r}: retrieved drafts have no "
-        "probabilities, so all have to be judged as certain (greedy)"
-    )
-
-
-def _of_device(config: Any, speculative: Any) -> list[str]:
-    has_one_length = speculative.method == "draft_model" or speculative.use_multi_module_mtp()
-    return _met(
-        (not is_null(speculative) and speculative.method not in MODEL_METHODS, _other(speculative)),
-        (not config.use_v2_model_runner,
-         "Scheduler needs model runner V2: take SynchronousScheduler"),
-        (has_one_length,
-         f"method {speculative.method!r} on model runner V2 always drafts num_speculative_tokens "
+        (asynchronous and not (is_v2 and is_async),
+         "Scheduler needs model runner V2 with asynchronous scheduling: take SynchronousScheduler"),
+        (is_fixed,
+         f"method {method!r} on model runner V2 always drafts num_speculative_tokens "
          "(mtp does with several layers), whatever it is told, so a shorter draft saves nothing: "
          "set VLLM_USE_V2_MODEL_RUNNER=0, or use eagle, eagle3 or mtp of one layer"),
-        (not config.scheduler_config.async_scheduling,
-         "Scheduler needs asynchronous scheduling: take SynchronousScheduler"),
-        (speculative.draft_sample_method != "greedy", _sampled(speculative)),
     )  # fmt: skip
 
 

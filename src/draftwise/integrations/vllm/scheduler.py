@@ -16,7 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler as VllmScheduler
 
 import draftwise
 from draftwise.compiled import warm_up
-from draftwise.controller.controller import Controller
+from draftwise.controller.controller import Controller, Limits
 from draftwise.files import cpu_name
 from draftwise.integrations.vllm.adapter import Adapter
 from draftwise.integrations.vllm.ahead import NAME, AsyncAdapter, Reports
@@ -30,6 +30,16 @@ from draftwise.integrations.vllm.upkeep import Upkeep
 logger = logging.getLogger("vllm.draftwise")
 
 
+class Lengths:
+    """In place of vLLM's table of draft lengths by number of requests: always the adapter's."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+
+    def __getitem__(self, num_requests: int) -> int:
+        return self._adapter.num_to_draft
+
+
 class _Steps(VllmScheduler):  # type: ignore[misc]
     """Base of both schedulers. Decisions are made in the scheduler's process, so ranks cannot
     disagree. Errors: DraftwiseError with the reason if the server is not supported.
@@ -41,8 +51,18 @@ class _Steps(VllmScheduler):  # type: ignore[misc]
         check_capabilities(Path(vllm.__file__).parent, asynchronous=self._asynchronous)
         check_server(vllm_config, asynchronous=self._asynchronous)
         super().__init__(vllm_config, *args, **kwargs)
-        self.draftwise, self._upkeep = _open(self, vllm_config, asynchronous=self._asynchronous)
-        self.dynamic_sd_lookup = self.draftwise  # tokens that vLLM's model drafter writes
+        options = parse_options(vllm_config.additional_config.get("draftwise"))
+        limits = limits_of(vllm_config, options, asynchronous=self._asynchronous)
+        warm_up(logger)
+        self.draftwise = self._adapter(limits, options, vllm_config.speculative_config)
+        if options.costs is not None:  # a saved state replaces these costs
+            self.draftwise.controller.costs.load_table(*read_costs(options.costs))
+        self._upkeep = _upkeep(self, vllm_config, options)
+        self.dynamic_sd_lookup = Lengths(self.draftwise)
+
+    def _adapter(self, limits: Limits, options: PluginOptions, speculative: Any) -> Adapter:
+        controller = Controller(limits, history_tokens=options.history_tokens)
+        return Adapter(controller, self.requests, self.max_model_len, time.perf_counter)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """As in vLLM; starts the step's clock."""
@@ -86,6 +106,14 @@ class Scheduler(_Steps, VllmAsyncScheduler):  # type: ignore[misc]
     _asynchronous = True
     draftwise: AsyncAdapter
 
+    def _adapter(self, limits: Limits, options: PluginOptions, speculative: Any) -> AsyncAdapter:
+        reports, width = Reports(limits.max_draft), speculative.num_speculative_tokens
+        return AsyncAdapter(
+            Controller(limits, index=reports), self.requests, self.max_model_len, time.perf_counter,
+            reports=reports, width=width, fallback=limits.longest_model or width,
+            divides=bool(speculative.enable_adaptive_verification),
+        )  # fmt: skip
+
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """As in vLLM, with drafts cut to the tokens worth verifying, and orders for the workers."""
         self.draftwise.shorten()
@@ -103,35 +131,11 @@ class SynchronousScheduler(_Steps):
         super().update_draft_token_ids(draft_token_ids)
 
 
-def _adapter(scheduler: Any, config: Any, options: PluginOptions, asynchronous: bool) -> Adapter:
-    """The adapter and its controller, with the costs of the options."""
-    limits = limits_of(config, options, asynchronous=asynchronous)
-    warm_up(logger)
-    reports = Reports(limits.max_draft) if asynchronous else None
-    controller = Controller(limits, history_tokens=options.history_tokens, index=reports)
-    if options.costs is not None:  # a saved state replaces these costs
-        controller.costs.load_table(*read_costs(options.costs))
-    given = controller, scheduler.requests, scheduler.max_model_len, time.perf_counter
-    if reports is None:
-        return Adapter(*given)
-    longest = config.speculative_config.num_speculative_tokens
-    return AsyncAdapter(
-        *given,
-        reports=reports,
-        width=longest,
-        fallback=limits.longest_model or longest,
-        divides=bool(config.speculative_config.enable_adaptive_verification),
-    )
-
-
-def _open(scheduler: Any, config: Any, *, asynchronous: bool) -> tuple[Adapter, Upkeep]:
-    """The adapter and upkeep of one engine, with its saved state; logs what is active."""
-    options = parse_options(config.additional_config.get("draftwise"))
-    adapter = _adapter(scheduler, config, options, asynchronous)
-    limits, clock = adapter.controller.limits, adapter.clock
-    parallel = config.parallel_config
+def _upkeep(scheduler: _Steps, config: Any, options: PluginOptions) -> Upkeep:
+    """The upkeep of one engine, with its saved state; logs what is active."""
+    adapter, parallel = scheduler.draftwise, config.parallel_config
+    limits, file = adapter.controller.limits, None
     rank = int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank) or 0)
-    file = None
     if options.state is not None:
         versions = {"vllm": vllm.__version__, "draftwise": draftwise.__version__}
         about = about_of(config, limits.max_draft, _device_name(), versions)
@@ -139,10 +143,7 @@ def _open(scheduler: Any, config: Any, *, asynchronous: bool) -> tuple[Adapter, 
     exporter, figures = _sinks(rank) if scheduler.log_stats else (None, None)
     name = config.model_config.served_model_name
     labels = {"model_name": str(name[0] if isinstance(name, list) else name), "engine": str(rank)}
-    upkeep = Upkeep(adapter, clock, file, exporter, figures, labels)
-    drafters = ["retrieval"] if limits.retrieval else []
-    if limits.model:
-        drafters.append(config.speculative_config.method)
+    drafters = ["retrieval"] * limits.retrieval + [config.speculative_config.method] * limits.model
     logger.info(
         "draftwise %s is active in vLLM %s: drafts by %s, at most %d tokens each, %d tokens in a "
         "step; state: %s; counters in /metrics: %s",
@@ -151,9 +152,10 @@ def _open(scheduler: Any, config: Any, *, asynchronous: bool) -> tuple[Adapter, 
         "yes" if exporter or figures else "no (vLLM's statistics are off, or this engine was not "
         "started by a process with draftwise's plug-in; the log has them)",
     )  # fmt: skip
+    upkeep = Upkeep(adapter, time.perf_counter, file, exporter, figures, labels)
     upkeep.load()
     upkeep.export()
-    return adapter, upkeep
+    return upkeep
 
 
 def _sinks(rank: int) -> tuple[Exporter | None, Path | None]:
