@@ -2,7 +2,8 @@
 
 A job holds engine arguments, options of draftwise (None = plain vLLM), ``v2`` (whether runner V2
 with asynchronous scheduling runs), ``fault`` (what of draftwise fails) and tasks, each a list of
-concurrent requests; the output holds the answers' tokens and the adapter's counts.
+concurrent requests; the output holds the answers' tokens, each task's seconds, the adapter's counts
+and the number of preemptions. ``turns``: each task waits for a line of input, and prints one.
 """
 
 from __future__ import annotations
@@ -34,24 +35,69 @@ def main(path: Path) -> None:
         options["additional_config"] = {"draftwise": {"state": None} | job["draftwise"]}
     if job.get("fault"):
         FAULTS[job["fault"]]()
+    clock = Clock() if job.get("turns") else time.process_time
     llm = LLM(**options)
-    done = []
+    if job.get("turns") and hasattr(scheduler_of(llm), "draftwise"):
+        scheduler_of(llm).draftwise.clock.now = clock
+    preempted = counted(scheduler_of(llm), "_preempt_request")
+    done, seconds = [], []
     for task in job["tasks"]:
-        start = time.process_time()
+        if job.get("turns"):
+            print("the engine is ready for its next task", flush=True)
+            sys.stdin.readline()
+        start = clock()
         done.append(run(llm, task))
-        print(f"{time.process_time() - start:.1f} s of CPU", task.get("free"), file=sys.stderr)
-    Path(job["out"]).write_text(json.dumps({"answers": done, "counts": counts(llm)}))
+        seconds.append(clock() - start)
+        print(f"{seconds[-1]:.1f} s of CPU", task.get("free"), file=sys.stderr)
+    found = {"answers": done, "seconds": seconds, "counts": counts(llm), "preempted": preempted[0]}
+    Path(job["out"]).write_text(json.dumps(found))
+
+
+class Clock:
+    """CPU seconds of this process without those of draftwise's kernels, which a GPU runs in
+    microseconds, and Triton's interpreter in milliseconds."""
+
+    def __init__(self) -> None:
+        from draftwise.integrations.vllm.kernels import Drafting
+
+        self._kernels_s, draft = 0.0, Drafting.__call__
+
+        def timed(*args: Any, **kwargs: Any) -> None:
+            start = time.process_time()
+            draft(*args, **kwargs)
+            self._kernels_s += time.process_time() - start
+
+        Drafting.__call__ = timed
+
+    def __call__(self) -> float:
+        return time.process_time() - self._kernels_s
+
+
+def counted(owner: Any, name: str) -> list[int]:
+    """The number of calls of a method from here on."""
+    method, num = getattr(owner, name, None), [0]
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        num[0] += 1
+        return method(*args, **kwargs)
+
+    if method is not None:
+        setattr(owner, name, counting)
+    return num
 
 
 def run(llm: Any, task: dict[str, Any]) -> list[Any]:
     """The answers' tokens of one task's requests, ``at_once`` at a time.
 
     ``logprobs``: also return the log-probabilities of each token and the likeliest ones. ``free``:
-    drafted tokens seem to cost nothing, so that everything is drafted.
+    drafted tokens seem to cost nothing, so that everything is drafted. ``leave``: by request, the
+    number of tokens after which its client leaves; all are asked at once then.
     """
     if task.get("free") and scheduler_of(llm) is not None:
         make_drafts_free(scheduler_of(llm))
     requests = [sampling(request) for request in task["requests"]]
+    if "leave" in task:
+        return left(llm.llm_engine, requests, task["leave"])
     answers: list[Any] = []
     for start in range(0, len(requests), task["at_once"]):
         part = requests[start : start + task["at_once"]]
@@ -63,6 +109,20 @@ def run(llm: Any, task: dict[str, Any]) -> list[Any]:
                     {str(token): found.logprob for token, found in place.items()}
                     for place in one.logprobs
                 ]
+    return answers
+
+
+def left(engine: Any, requests: list[Any], leave: dict[str, int]) -> list[list[int]]:
+    """The tokens of requests some of which are aborted while drafts of theirs are under way."""
+    answers: list[list[int]] = [[] for _ in requests]
+    for i, (prompt, params) in enumerate(requests):
+        engine.add_request(str(i), prompt, params)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            id_, tokens = output.request_id, list(output.outputs[0].token_ids)
+            answers[int(id_)] = tokens
+            if len(tokens) >= leave.get(id_, len(tokens) + 1) and not output.finished:
+                engine.abort_request([id_])
     return answers
 
 
@@ -158,8 +218,8 @@ class Ticks:
 
 def make_drafts_free(scheduler: Any) -> None:
     """Replace the clock by one on which drafts cost nothing."""
-    if hasattr(scheduler, "draftwise") and not isinstance(scheduler.draftwise.clock, Ticks):
-        scheduler.draftwise.clock = Ticks()
+    if hasattr(scheduler, "draftwise") and not isinstance(scheduler.draftwise.clock.now, Ticks):
+        scheduler.draftwise.clock.now = Ticks()
 
 
 def counts(llm: Any) -> dict[str, Any]:

@@ -27,6 +27,10 @@ def use_runner_v2() -> None:
         config.scheduler_config.async_scheduling = True
 
     CpuPlatform.check_and_update_config = classmethod(keep_asynchronous)
+    # one kernel is more than the interpreter can run: vLLM's own form of it in torch instead
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    topk_topp_sampler.HAS_TRITON = False
 
 
 def use_adaptive_verification() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from draftwise import zoo
 
 ENGINE = Path(__file__).with_name("engine.py")
+TURN = "the engine is ready for its next task\n"
 DRAFT_MODEL = {
     "speculative_config": {
         "method": "draft_model",
@@ -64,6 +65,27 @@ def run(folder: Path, name: str, job: dict[str, Any], **environment: str) -> dic
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(Path(job["out"]).read_text())
     return found
+
+
+def in_turns(folder: Path, *jobs: dict[str, Any], **environment: str) -> list[list[float]]:
+    """The seconds of each job's tasks, which run in turns: the first of all, then the second."""
+    engines = []
+    for i, job in enumerate(jobs):
+        file, job["out"] = folder / f"{i}.json", str(folder / f"{i}.out.json")
+        file.write_text(json.dumps(job))
+        with (folder / f"{i}.log").open("w") as log:
+            engines.append(subprocess.Popen(
+                [sys.executable, str(ENGINE), str(file)], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | environment,
+            ))  # fmt: skip
+    is_ready = [TURN in engine.stdout for engine in engines]
+    for _ in jobs[0]["tasks"]:
+        for i, engine in enumerate(engines):
+            assert is_ready[i], (folder / f"{i}.log").read_text()[-3000:]
+            engine.stdin.write("\n")
+            engine.stdin.flush()
+            is_ready[i] = TURN in engine.stdout or not engine.wait(60)
+    return [json.loads(Path(job["out"]).read_text())["seconds"] for job in jobs]
 
 
 def job_of(
