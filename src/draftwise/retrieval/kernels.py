@@ -45,6 +45,7 @@ _ZERO, _ALL = _NUMBERS if HAS_NUMBA else (0, -1)
 
 
 if HAS_NUMBA:
+    from llvmlite import ir
     from numba import types
     from numba.extending import intrinsic
 
@@ -60,6 +61,20 @@ if HAS_NUMBA:
 
     _pointer32, _pointer64 = _pointer_to(types.int32), _pointer_to(types.int64)
 
+    @intrinsic  # type: ignore[untyped-decorator]
+    def fetch(typing_context: Any, data: Any, place: Any) -> Any:
+        """Prefetch data[place] into the processor's cache."""
+
+        def prefetch(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            number, pointer = ir.IntType(32), ir.PointerType()
+            kind = ir.FunctionType(ir.VoidType(), [pointer] + [number] * 3)
+            function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+            where = builder.bitcast(builder.gep(args[0], [args[1]]), pointer)
+            builder.call(function, [where, number(0), number(3), number(1)])  # read, stays, data
+            return context.get_dummy_value()
+
+        return types.void(types.CPointer(types.int32), types.int64), prefetch
+
     @compiled
     def numbers(address: int, first: int) -> Any:
         """int32 numbers from an address on. Passing arrays instead, whose references are counted,
@@ -70,6 +85,9 @@ if HAS_NUMBA:
     def long_numbers(address: int) -> Any:
         return _pointer64(address)
 else:
+
+    def fetch(data: Any, place: int) -> None:
+        pass
 
     def numbers(address: Any, first: int) -> Any:
         return address[first:] if first else address
@@ -371,6 +389,13 @@ def go_on(
     agree, places, nexts = num, room.places, room.nexts
     data, mask = chains.data, chains.size - 1
     for depth in range(limit):
+        if num == 1:  # most of the tokens of most proposals
+            for at in range(depth, limit):
+                token = read(chains, newest, draft, drafted, places[0], at)
+                if token < 0:
+                    return at, agree
+                out[at] = token
+            return limit, agree
         kept = _ZERO
         for i in range(num):
             at = places[i] + depth
@@ -506,12 +531,42 @@ def vote(
 
 
 @compiled
+def fetch_heads(chains: Chains, seed: int, ending: Any, num_ending: int) -> None:
+    """Prefetch the heads of an ending's contexts."""
+    key = _hash(seed)
+    level = 0
+    for i in range(min(num_ending, LONGEST_CONTEXT)):
+        key = key * _FACTOR + _hash(ending[i]) & _WORD
+        if i + 1 == 1 << level:
+            fetch(chains.data, head_of(chains, key, level))
+            level += 1
+
+
+@compiled
+def fetch_rows(texts: Texts, ring: Chains, asked: Asked, num: int, room: Room) -> None:
+    """Prefetch what ``propose`` reads first, of all rows: cache misses would dominate its time."""
+    if not HAS_NUMBA:
+        return
+    for i in range(num):
+        chains, length = chains_of(texts, asked.slots[i]), column(texts, asked.slots[i], LENGTH)
+        fetch(chains.data, chains.tokens + length - 1)
+        fetch(chains.data, chains.tokens + length - 17)
+    for i in range(num):
+        chains, length = chains_of(texts, asked.slots[i]), column(texts, asked.slots[i], LENGTH)
+        draft = numbers(asked.drafts, asked.width * i)
+        num_ending = write_ending(chains, length, draft, asked.num_drafted[i], room.ending)
+        fetch_heads(chains, _ZERO, room.ending, num_ending)
+        fetch_heads(ring, column(texts, asked.slots[i], TENANT) + 1, room.ending, num_ending)
+
+
+@compiled
 def propose(
     texts: Texts, history: Ring, newest: int, asked: Asked, num: int, rule: MatchRule, room: Room,
     found: Proposals, address: Any,
 ) -> None:  # fmt: skip
     """Propose tokens after each text and its draft. address: of found.tokens."""
     ring, room, max_draft = ring_chains(history), located(room), found.tokens.shape[1]
+    fetch_rows(texts, ring, asked, num, room)
     for i in range(num):
         slot, drafted, limit = asked.slots[i], asked.num_drafted[i], asked.limits[i]
         draft = numbers(asked.drafts, asked.width * i)
