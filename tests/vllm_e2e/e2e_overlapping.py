@@ -64,9 +64,9 @@ class Device:
         config.cache_config.num_gpu_blocks = 600
         manager = StructuredOutputManager(config)
         self.scheduler = Scheduler(config, cache, manager, block_size=16, log_stats=True)
+        self.acceptance, self.token_s = acceptance, token_s
         self.now, self.rng, self.written = 0.0, random.Random(5), self.report([], 0)
         self.scheduler.draftwise.clock.now = lambda: self.now
-        self.acceptance, self.token_s = acceptance, token_s
         self.emitted: dict[str, int] = {}
         self.verified: dict[str, list[int]] = {}
 
@@ -123,6 +123,7 @@ class Device:
         facts = np.full((len(names), 4 * longest + NUM_FACTS), -1, np.int32)
         facts[:, 2 * longest : 2 * longest + told] = 7
         facts[:, 3 * longest : -2] = 0
+        facts[:, 3 * longest : 3 * longest + told] = 1e6 * self.acceptance
         facts[:, -2:] = BY_MODEL if told else BY_NOBODY, told
         return Report(names, facts)
 
