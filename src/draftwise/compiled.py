@@ -27,9 +27,33 @@ def compiled(function: F) -> F:
     if numba is None:
         return function
     try:
-        return numba.njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
+        found = numba.njit(cache=True, nogil=True)(function)
     except RuntimeError:  # no folder to cache in: a read-only file system without a home
         return numba.njit(nogil=True)(function)  # type: ignore[no-any-return]
+    _ignore_stale_cache(found)
+    return found  # type: ignore[no-any-return]
+
+
+def _ignore_stale_cache(function: Any) -> None:
+    """Let an index that cannot be read count as empty: the function is compiled again, and the
+    index overwritten.
+
+    An index is a pickle that names the classes of arguments. Where one of them has been renamed or
+    moved since, numba would raise an AttributeError until the files are deleted.
+    """
+    file: Any = getattr(getattr(function, "_cache", None), "_cache_file", None)
+    load = getattr(file, "_load_index", None)
+    if load is None:  # another release of numba
+        return
+
+    def load_index() -> Any:
+        try:
+            return load()
+        except Exception as error:
+            _log.debug("the compiled code of %s is not used: %s", function.__name__, error)
+            return {}
+
+    file._load_index = load_index
 
 
 def warms_up(function: F) -> F:
