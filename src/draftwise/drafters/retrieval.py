@@ -6,6 +6,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from draftwise.checks import MANY, whole
@@ -359,6 +360,19 @@ class DatastoreDrafter:
         return RetrievalSession(self.name, lambda _: _CorpusSource(self._store, self._num_matches))
 
 
+@dataclass(frozen=True, slots=True)
+class _CorpusMatch(Match):
+    """Suffixes [first, last) of a corpus, of which at most ``most`` are read."""
+
+    store: Store
+    first: int
+    last: int
+    most: int
+
+    def rows(self, depth: int) -> Sequence[Sequence[int]]:
+        return self.store.continuations(self.first, self.last, self.most, depth)
+
+
 class _CorpusSource(Source):
     """A corpus on disk, and the last tokens of a row's text."""
 
@@ -381,5 +395,4 @@ class _CorpusSource(Source):
         length, first, last = self._store.find([*self._ending, *draft])
         if not length:
             return NO_MATCH
-        store, num = self._store, self._num_matches
-        return Match(length, lambda depth: store.continuations(first, last, num, depth))
+        return _CorpusMatch(length, self._store, first, last, self._num_matches)

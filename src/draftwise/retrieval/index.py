@@ -27,7 +27,7 @@ from draftwise.retrieval.kernels import (
     address_of,
     view,
 )
-from draftwise.retrieval.match import Match
+from draftwise.retrieval.match import Match, Rows
 from draftwise.types import Ints
 
 SLICE = 2048  # prompt tokens that ``open`` indexes: less than half a millisecond
@@ -147,6 +147,34 @@ class History:
     @property
     def waiting_bytes(self) -> int:
         return sum(text.nbytes for _, text, *_ in self._waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryMatch(Match):
+    history: History
+    places: Sequence[int]
+
+    def rows(self, depth: int) -> Rows:
+        return [self.history.row(place, depth) for place in self.places]
+
+
+@dataclass(frozen=True, slots=True)
+class TextMatch(Match):
+    """A match in the text itself, which goes on with its draft, then both repeat."""
+
+    text: Int32
+    draft: list[int]
+    places: Sequence[int]
+
+    def rows(self, depth: int) -> Rows:
+        return [self._row(place, depth) for place in self.places]
+
+    def _row(self, place: int, depth: int) -> list[int]:
+        row: list[int] = self.text[place : place + depth].tolist()
+        if len(row) < depth:
+            row += self.draft
+            row *= -(-depth // len(row))
+        return row[:depth]
 
 
 class RetrievalIndex:
@@ -393,18 +421,9 @@ class RetrievalIndex:
         )  # fmt: skip
         places = self._places[:hits].tolist()
         if shared:
-            history = self.history
-            return Match(match, lambda depth: [history.row(place, depth) for place in places])
+            return HistoryMatch(match, self.history, places)
         start, num = self._table[slot, [kernels.START, kernels.LENGTH]].tolist()
-
-        def run_on(place: int, depth: int) -> list[int]:
-            row: list[int] = self._store[start + place : start + min(place + depth, num)].tolist()
-            if len(row) < depth:
-                row += draft
-                row *= -(-depth // len(row))
-            return row[:depth]
-
-        return Match(match, lambda depth: [run_on(place, depth) for place in places])
+        return TextMatch(match, self._store[start : start + num], list(draft), places)
 
     def length(self, slot: int) -> int:
         if not (0 <= slot < len(self._table) and self._table[slot, kernels.CAPACITY]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,10 +18,16 @@ Rows: TypeAlias = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest matching end of a text."""
+    """The longest matching end of a text: ``length`` tokens, of which a source knows what followed.
+
+    Each source has a subclass, which reads continuations only as deep as they are asked for.
+    """
 
     length: int
-    rows: Callable[[int], Rows]  # the continuations, at most so many tokens of each
+
+    def rows(self, depth: int) -> Rows:
+        """The continuations, at most ``depth`` tokens of each."""
+        return []
 
     def proposal(self) -> int:
         """The most frequent next token; ties go to the first; -1 = none."""
@@ -29,7 +35,7 @@ class Match:
         return path[0][0] if path else -1
 
 
-NO_MATCH = Match(0, lambda depth: [])
+NO_MATCH = Match(0)
 
 
 @dataclass(frozen=True, slots=True)
