@@ -47,21 +47,6 @@ def test_router_counts_trigrams() -> None:
     assert [router.route(text) for text in ("aaa", "bbb")] == [0, 1]
 
 
-def test_router_that_was_not_fitted_keeps_its_plan() -> None:
-    assert Router(3, plan=2).route("anything") == 2
-
-
-def test_router_wants_as_many_plans_as_texts() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        Router(2).fit(["a", "b"], [0])
-
-
-def test_router_takes_short_and_odd_prompts() -> None:
-    router = Router(2)
-    router.fit(["", "ab", "\\ud83d\\ude00 naïve"], [0, 1, 1])
-    assert router.route("") in (0, 1)
-
-
 def test_router_never_picks_a_plan_without_examples() -> None:
     """Under plans 0 and 4 nothing was counted, so every cell has its full 1/1024; under the others
     a cell without any of their 3,000 trigrams has 1/4,000."""

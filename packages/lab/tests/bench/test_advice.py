@@ -23,7 +23,7 @@ from transformers.generation.candidate_generator import (
 from cli.conftest import run_command
 from draftwise import Speculator
 from draftwise.types import PLAIN, Plan
-from draftwise_lab.bench import ENGINES, Source, advise, batch_table, choose, sources_of
+from draftwise_lab.bench import Source, advise, batch_table, choose, sources_of
 from draftwise_lab.sim import costs_by_batch
 
 VLLM_VERSIONS = "0.30.0 to 0.33.0"
@@ -302,14 +302,6 @@ def test_steps_of_batches_are_priced_once(log: Path) -> None:
 def test_ranges_of_batch_sizes() -> None:
     assert batch_table([(1, 5)]) == [[1, 1, 5]]
     assert batch_table([(1, 5), (4, 3), (16, 3), (64, 0)]) == [[1, 1, 5], [2, 16, 3], [17, 64, 0]]
-
-
-def test_what_is_refused(log: Path) -> None:
-    assert ", ".join(ENGINES) in run_command("advise", log, "--for", "tgi").refusal
-    assert "TRACE" in run_command("advise").refusal
-    assert "not both" in run_command("advise", log, "--prompts", log).refusal
-    said = run_command("advise", "--prompts", log, "--batch-sizes", "0,4").refusal
-    assert "whole numbers from 1" in said
 
 
 def test_a_short_run_on_the_users_prompts(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -130,25 +130,6 @@ def test_refusals_come_before_any_work(tmp_path: Path, options: list[str], messa
     assert not folder.exists()
 
 
-def test_a_method_for_a_drafter_that_is_not_there(
-    pair: tuple[Path, Path], questions: Path, tmp_path: Path
-) -> None:
-    ran = run_command(
-        "contest", "--suite", questions, "--out", tmp_path / "out", "--target", pair[0],
-        "--drafter", "lookup", "--method", "fixed:gonex3", "--tokens", 4,
-    )  # fmt: skip
-    assert ran.code == 2
-    assert "no drafter 'gone'; there are: lookup" in ran.err
-
-
-def test_no_time_at_all(pair: tuple[Path, Path], questions: Path, tmp_path: Path) -> None:
-    ran = run_command(
-        "contest", "--suite", questions, "--out", tmp_path / "out", "--target", pair[0],
-        "--drafter", "lookup", "--minutes", 0,
-    )  # fmt: skip
-    assert "give more --minutes" in ran.refusal
-
-
 def test_ctrl_c_keeps_what_was_measured(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,16 +36,3 @@ def test_ended_early_it_measures_nothing_and_leaves_no_trace(
 
     assert measure(wish, suite, store, speculator, goes_on, lambda *_: None) is None
     assert not (tmp_path / "trace.jsonl").exists()
-
-
-def test_without_a_report_and_groups_that_need_it_there_is_none(
-    speculator: Speculator, questions: Path, tmp_path: Path
-) -> None:
-    for number, methods in enumerate([("plain",), ("plain", "fixed")]):
-        wish = ContestSettings(str(questions), tmp_path / str(number), methods, tokens=4, repeats=1)
-        suite, store = prepare(wish)
-        found = measure(
-            wish, suite, store, speculator, lambda: True, lambda *_: None, explores=False
-        )
-        assert found is not None
-        assert (wish.out / "trace.jsonl").exists() == ("fixed" in methods)

@@ -67,39 +67,6 @@ def test_speeds_follow_from_the_steps(found: dict[str, Any]) -> None:
         assert mine["same_answers"] == 1
 
 
-def test_every_way_to_draft_is_a_method(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    out = tmp_path / "out.json"
-    ways = ("--adaptive", "--head", "--idle", "--copies", "--lengths", "2")
-    size = ("--requests", "2", "--tokens", "8", "--blocks", "1", "--out", str(out))
-    run(script, monkeypatch, "--dry", *ways, *size)
-    rows = {row["method"]: row for row in json.loads(out.read_text())["speeds"]}
-    others = {"none", "eagle3 2", "adaptive verification", "idle head"}
-    mine = {"draftwise", "draftwise, head only", "draftwise, divided"}
-    assert rows.keys() == others | mine
-    assert all(rows[name]["best_other"] in others for name in mine)
-    args = script.argparse.Namespace(
-        target="t", engine="{}", method="eagle3", drafter="h", lengths=[2, 4], adaptive=True,
-        idle=False, head=False, scheduler="Scheduler",
-    )  # fmt: skip
-    options, _ = script.engines(args)["draftwise, divided"]
-    assert options["scheduler_cls"] == "draftwise.integrations.vllm.Scheduler"
-    assert options["speculative_config"] == {
-        "method": "eagle3", "model": "h", "num_speculative_tokens": 4,
-        "enable_adaptive_verification": True,
-    }  # fmt: skip
-
-
-def test_one_block_has_no_interval(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    out = tmp_path / "out.json"
-    options = ("--dry", "--requests", "2", "--tokens", "8", "--blocks", "1", "--out", str(out))
-    run(script, monkeypatch, *options)
-    assert all(isinstance(row["x_plain"], float) for row in json.loads(out.read_text())["speeds"])
-
-
 def test_with_rounds_a_request_begins_when_one_ends(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,45 +94,3 @@ def test_cells_are_of_requests_and_rounds(
     assert cells == {(row["requests"], row["rounds"]) for row in found["steps"]} == {(2, 1), (2, 4)}
     plain = {row["rounds"]: row for row in found["steps"] if row["method"] == "none"}
     assert plain[4]["num_steps"] > 3 * plain[1]["num_steps"]
-
-
-def test_other_models_have_no_composed_steps(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    out = tmp_path / "out.json"
-    options = ("--target", "org/other", "--method", "ngram", "--requests", "2", "--tokens", "8")
-    run(script, monkeypatch, "--dry", *options, "--out", str(out))
-    rows = json.loads(out.read_text())["steps"]
-    assert {row["method"] for row in rows} == {"none", "ngram 3", "ngram 5", "draftwise"}
-    assert not any("composed_ms" in row for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("has_vllm", "said"), [(False, "needs vLLM in this environment"), (True, "needs a CUDA GPU")]
-)
-def test_what_is_missing_is_said(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, has_vllm: bool, said: str
-) -> None:
-    import torch
-
-    monkeypatch.setattr(script, "find_spec", lambda _: object() if has_vllm else None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match=said):
-        run(script, monkeypatch)
-
-
-def test_a_model_drafter_has_to_be_named(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(SystemExit, match="--method eagle3 needs --drafter"):
-        run(script, monkeypatch, "--dry", "--target", "org/other", "--method", "eagle3")
-
-
-def test_composed_steps_are_those_of_the_table(script: ModuleType) -> None:
-    table = {"batches": [1, 4], "contexts": [100, 300], "ms": [[[1, 3], [2, 4]], [[4, 6], [5, 7]]]}
-    composed = script.Composed(table)
-    assert composed.ms(1, 0, 100) == 1
-    assert composed.ms(4, 1, 200) == 6
-    assert composed.ms(2, 0, 200) == pytest.approx(2 + (5 - 2) / 3)
-    assert composed.ms(8, 0, 100) is None
-    assert composed.ms(1, 2, 100) is None

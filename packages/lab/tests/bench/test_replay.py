@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from cli.conftest import run_command
-from draftwise.types import DraftwiseError
 from draftwise_lab.bench import Source, advise, vllm
 
 TOKENS = 24
@@ -83,15 +81,6 @@ def test_measured_seconds_are_used_where_nobody_gives_others(trace: Path) -> Non
     assert 1.5 < found["best"]["speedup"]["median"] < 4 / 1.3
 
 
-def test_where_nothing_helps_the_advice_is_none(tmp_path: Path, costs: Path) -> None:
-    path = write_trace(tmp_path / "bad.jsonl", {"bad": "0" * TOKENS})
-    found = advise(path, costs=str(costs))
-    assert (found["best"]["drafter"], found["best"]["length"]) == ("none", 0)
-    assert found["engines"]["vllm"]["setting"] is None
-    ran = run_command("advise", path, "--costs", costs)
-    assert "vllm: do not speculate" in ran.out
-
-
 def test_a_retrieval_drafter_becomes_the_engines_own(tmp_path: Path, costs: Path) -> None:
     path = write_trace(tmp_path / "copy.jsonl", {"copy": "1" * TOKENS})
     found = advise(path, costs=str(costs))
@@ -125,39 +114,6 @@ def test_the_table_names_policies_and_hindsight(trace: Path) -> None:
     assert ran.err == ""
 
 
-@pytest.mark.parametrize("command", ["replay", "advise"])
-def test_tables_say_what_they_leave_out(trace: Path, command: str, costs: Path) -> None:
-    found = json.loads(run_command(command, trace, "--seeds", 1, "--json").out)
-    assert found["excludes"] == ["prefill"]
-    for more in ((), ("--costs", costs)):
-        ran = run_command(command, trace, "--seeds", 1, *more)
-        assert "prefill" in ran.out
-        assert ("tok/unit" in ran.out) == ("tokens a unit of the cost table" in ran.out)
-        assert bool(more) == ("tok/unit" in ran.out)
-        above = ran.out.partition("prefill")[0]  # below are texts to paste, of any width
-        table = [line for line in above.splitlines() if ": " not in line]
-        assert max(map(len, table)) <= 80
-
-
-def test_a_regret_is_explained(trace: Path) -> None:
-    out = run_command("replay", trace, "--seeds", 1).out
-    assert "regret: rounds more (-: fewer) than the policy's best fixed plan" in out
-
-
-def test_advice_from_few_requests_is_called_rough(trace: Path) -> None:
-    assert "with 2 requests the intervals are rough" in run_command("advise", trace).err
-
-
-def test_advice_from_one_request_has_no_interval(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "t.jsonl", {"good": "1" * TOKENS})
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:TOKENS]))
-    found = json.loads(run_command("advise", path, "--json").out)
-    assert found["best"]["speedup"]["ci95"] is None
-    ran = run_command("advise", path)
-    assert "with 1 request there is no interval" in ran.err
-    assert re.search(r"t.jsonl: 1 request +\n", ran.out)
-
-
 def test_domains_of_a_trace_are_kept_apart(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "d.jsonl", {"good": "1" * TOKENS}, domain="d")
     found = json.loads(run_command("replay", path, "--seeds", 1, "--json").out)
@@ -173,16 +129,3 @@ def test_what_was_hardly_scored_is_said(tmp_path: Path) -> None:
     ran = run_command("advise", path)
     assert "good 6%" in ran.err
     assert "--feedback panoramic" in ran.err
-
-
-def test_what_is_no_trace(tmp_path: Path) -> None:
-    assert "there is no trace" in run_command("advise", tmp_path / "gone.jsonl").refusal
-    assert "is no trace" in run_command("replay", tmp_path / "x.txt").refusal
-    with pytest.raises(DraftwiseError, match="policy names are"):
-        advise_with_nonsense(write_trace(tmp_path / "t.jsonl", {"good": "1" * TOKENS}))
-
-
-def advise_with_nonsense(path: Path) -> None:
-    from draftwise_lab.bench import play_trace
-
-    play_trace(path, ["nonsense"])

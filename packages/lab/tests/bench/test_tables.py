@@ -81,31 +81,3 @@ def test_the_entry_lists_and_runs(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     assert json.loads((tmp_path / "x.json").read_text())["startup_s"].keys() >= {"import draftwise"}
     assert "the names are: claims_hedgespec, claims_metasd" in run("nonesuch").stderr
-
-
-def test_the_engine_is_compared_with_plain_at_every_load(
-    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batches of 4, 16 and 64, and joining requests; each row names the speed it is relative to."""
-    for name in [name for name in sys.modules if name.split(".")[0] == "engine"]:
-        monkeypatch.delitem(sys.modules, name)  # a folder of tests has the same name
-    engine = importlib.import_module("engine")
-    monkeypatch.delitem(sys.modules, "engine")
-    speed = {"draftwise": 3.0, "plain": 2.0}
-    monkeypatch.setattr(engine, "all_at_once", lambda made, prompts, num, preset: speed[preset])
-    monkeypatch.setattr(
-        engine, "joining", lambda made, given, num, preset, most: most * speed[preset]
-    )
-    monkeypatch.setattr(engine, "in_batches", lambda made, given, num: 40.0)
-    found = {"engine_together": {"together": engine.together(None, 2)}}
-    found["engine_arrivals"] = {"arrivals": engine.arriving(None, 2)}
-    assert [row["rows"] for row in found["engine_together"]["together"]] == [1, 4, 16, 64]
-    load = tables.load
-    monkeypatch.setattr(tables, "load", lambda name: found.get(name) or load(name))
-    rows = tables.engine()
-    assert "| 64 at once, relative to plain | 1.50 (1.50–1.50) |" in rows
-    for arriving in ("0.5", "1.0", "2.0", "4.0", "8.0"):
-        start = f"| 64 arrivals, load {arriving}, relative to"
-        for most in (16, 64):
-            assert f"{start} plain, at most {most} at once | 1.50 (1.50–1.50) |" in rows
-        assert f"{start} static batches of 8 | 1.20 (1.20–1.20) |" in rows

@@ -139,22 +139,3 @@ def test_the_command(pair: tuple[Path, Path], tmp_path: Path) -> None:
         "--max-new-tokens", 8,
     )  # fmt: skip
     assert "fewer of both than a fixed length" in shown.out
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--lengths", "2,x"), "numbers with commas"),
-        (("--head", "/nowhere"), "no acceptance head in /nowhere"),
-        (("--drafter", "zoo"), "name one that is a model"),
-    ],
-)
-def test_refusals(
-    pair: tuple[Path, Path], tmp_path: Path, options: tuple[str, ...], message: str
-) -> None:
-    (tmp_path / "p.txt").write_text("one\n")
-    ran = run_command(
-        "sweep", "--target", pair[0], "--drafter", pair[1], "--prompts", tmp_path / "p.txt",
-        "--out", tmp_path / "out", *options,
-    )  # fmt: skip
-    assert message in ran.refusal

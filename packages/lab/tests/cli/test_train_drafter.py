@@ -79,27 +79,6 @@ def test_interrupted_and_resumed_gives_the_same_weights(
     assert files[0] == files[1]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "say where to start"),
-        (("--layers", 1, "--init", "x"), "say where to start"),
-        (("--layers", 9), "the target has 2"),
-        (("--layers", 1, "--loss", "x"), "logits, sequence"),
-        (("--layers", 1, "--temperatures", "0,a"), "numbers of 0 or more"),
-        (("--layers", 1, "--lr", -1), "above 0"),
-    ],
-)
-def test_options_that_make_no_sense(
-    pair: tuple[Path, Path],
-    prompts: Path,
-    tmp_path: Path,
-    options: tuple[object, ...],
-    message: str,
-) -> None:
-    assert message in train(pair, prompts, tmp_path / "out", *options).refusal
-
-
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_first_layers_are_the_target_s(kind: str) -> None:
     target = tiny_model(kind)

@@ -105,19 +105,6 @@ def test_data_that_cannot_be_used(
     assert complaint in train(pair, file, tmp_path / "out").refusal
 
 
-def test_options_that_cannot_be_used(pair: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert "layouts are: authors, speculators" in train(pair, data, out, "--layout", "x").refusal
-    assert "no such file" in train(pair, tmp_path / "gone.jsonl", out).refusal.lower()
-    assert "0 or more" in train(pair, data, out, "--temperatures", "hot").refusal
-    broken = train(pair, data, out, "--lr", "1e30")
-    assert broken.code == 2
-    assert "no number at step" in broken.err
-    assert "are kept in" in broken.err
-    assert "what to learn from" in train(pair, data, out, "--prompts", data).refusal
-    assert "add --lend" in train(pair, data, out, "--regression", 1).refusal
-
-
 def test_prompts_in_place_of_data(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

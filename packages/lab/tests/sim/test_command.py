@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,8 @@ import typer
 from typer.testing import CliRunner
 from worlds import write_npz
 
-from draftwise import install
-from draftwise.colours import PALETTE
 from draftwise.types import DraftwiseError
 from draftwise_lab.cli import simulate_command as simulate
-from draftwise_lab.sim import prepare
 
 app = typer.Typer()
 app.command()(simulate)
@@ -60,14 +55,6 @@ def test_one_text_has_no_interval() -> None:
     assert "no interval" not in run(*asked, "2").stdout
 
 
-def test_tables_fit_80_columns_and_explain_themselves() -> None:
-    out = run("--policy", "goodput@0-8/goodput/panoramic", "--policy", "ucb1:beta=0.01@2,4/length",
-              "--tokens", "20", "--seeds", "1").stdout  # fmt: skip
-    assert max(map(len, out.splitlines())) <= 80
-    for word in ("goodput@", "panoramic", "regret: rounds more", "without prefill"):
-        assert word in out
-
-
 def test_a_trace_is_replayed_with_its_costs(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "replay.npz")
     result = run("--trace", str(path), "--costs", "cpu", "--policy", "goodput", "--lengths", "0-4",
@@ -103,26 +90,6 @@ def test_plots_are_drawn_and_the_same_twice(tmp_path: Path) -> None:
         assert len(first) > 10_000
 
 
-def test_a_drafter_has_the_same_colour_in_every_panel(tmp_path: Path) -> None:
-    from matplotlib.image import imread
-
-    run("--preset", "hedgespec-llama", "--policy", "goodput@0-4", "--policy", "ucbspec",
-        "--drafters", "3", "--tokens", "40", "--seeds", "1", "--plot", str(tmp_path))  # fmt: skip
-    pixels = (imread(tmp_path / "estimates.png")[..., :3] * 255).round().astype(int)
-    left, right = (pixels[:, : pixels.shape[1] // 2], pixels[:, pixels.shape[1] // 2 :])
-    for panel in (left, right):  # the left panel also shows plain decoding
-        found = {"#{:02x}{:02x}{:02x}".format(*one) for one in panel.reshape(-1, 3).tolist()}
-        assert found & set(PALETTE) == set(PALETTE[:3])
-
-
-def test_without_matplotlib_the_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(DraftwiseError, match=re.escape(install.hint("bench"))):
-        prepare(tmp_path)
-
-
 def test_a_folder_that_cannot_be_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DraftwiseError, match="plots cannot go to"):
@@ -148,8 +115,3 @@ def test_a_folder_that_cannot_be_is_refused_before_any_work(tmp_path: Path) -> N
 def test_bad_options_say_what_is_valid(options: list[str], message: str) -> None:
     with pytest.raises(DraftwiseError, match=message):
         run(*options)
-
-
-@pytest.mark.parametrize("options", [["--seeds", "0"], ["--tokens", "0"], ["--jobs", "0"]])
-def test_counts_below_one_are_refused(options: list[str]) -> None:
-    assert run(*options).exit_code == 2

@@ -25,10 +25,8 @@ from draftwise_lab.sim import (
     make_match,
     make_plans,
     parse_lengths,
-    policy_seed,
     run_match,
     setting,
-    stream,
     totals,
 )
 from draftwise_lab.sim import play_all as play
@@ -98,15 +96,6 @@ def test_scoring_everyone_is_paid_in_every_third_round() -> None:
     assert seconds[1:] == [1.0, 1.0 + everyone, 1.0, 1.0, 1.0 + everyone, 1.0, 1.0]
 
 
-def test_policies_have_streams_of_their_own() -> None:
-    drawn = {
-        tuple(np.random.default_rng(policy_seed(*key)).random(2))
-        for key in [(0, "t", "a"), (0, "t", "b"), (0, "u", "a"), (1, "t", "a")]
-    }
-    assert len(drawn) == 4
-    assert tuple(stream(0, "t").random(2)) not in drawn
-
-
 def test_averages_are_geometric_for_speedups_and_plain_for_the_rest() -> None:
     keys = {"policy": "p", "rounds": 1.0, "tok_per_s": 1.0, "slowest_speedup": 0.5}
     rows = [keys | {"mat": 1.0, "speedup": 1.0, "ci95": 3.0},
@@ -150,12 +139,6 @@ def test_every_policy_sees_the_same_text() -> None:
     [few], [many] = (list(o.hindsight["Math"].values()) for o in (alone, outcome))
     places = [match.plans.index(plan) for plan in small_match("ucbspec").plans]
     assert many.rounds[places].tolist() == few.rounds.tolist()
-
-
-def test_progress_is_told_after_each_seed() -> None:
-    told: list[tuple[int, int]] = []
-    run_match(small_match("ucbspec"), range(2), 1, lambda phase, done: told.append((phase, done)))
-    assert told == [(0, 1), (0, 2), (1, 1), (1, 2)]
 
 
 def test_the_best_fixed_plan_has_no_regret_and_the_report_has_its_keys() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from draftwise import zoo
-from draftwise.nn import CausalModel, load_head
+from draftwise.nn import CausalModel
 from draftwise_lab.train import (
     SamplingTask,
     Text,
-    acceptance_by_depth,
     continuations,
     measure_acceptance,
 )
@@ -60,12 +57,6 @@ def written(texts: list[Text]) -> list[str]:
     return [tokenizer.decode(x.tokens[x.start :], skip_special_tokens=True) for x in texts]
 
 
-def test_importing_the_zoo_leaves_torch_alone() -> None:
-    use = "from draftwise import zoo; zoo.prompts(); zoo.manifest()"
-    code = f"import sys; {use}; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_the_files_are_those_of_the_manifest() -> None:
     files = zoo.manifest()["files"]
     assert set(files) == {p.relative_to(WEIGHTS).as_posix() for p in WEIGHTS.rglob("*.safetensors")}
@@ -73,22 +64,6 @@ def test_the_files_are_those_of_the_manifest() -> None:
         data = (WEIGHTS / name).read_bytes()
         assert len(data) == entry["bytes"]
         assert hashlib.sha256(data).hexdigest() == entry["sha256"]
-
-
-def test_everything_together_is_small() -> None:
-    assert sum(p.stat().st_size for p in WEIGHTS.rglob("*") if p.is_file()) < 30e6
-
-
-def test_prompts_are_held_out_of_every_domain() -> None:
-    prompts = zoo.prompts()
-    assert set(prompts) == set(SHARES)
-    assert all(len(set(found)) >= 12 for found in prompts.values())
-
-
-def test_the_matrix_has_every_drafter_and_domain() -> None:
-    matrix = zoo.manifest()["acceptance"]
-    assert set(matrix) == set(zoo.drafter_paths())
-    assert all(set(row) == set(SHARES) for row in matrix.values())
 
 
 def test_every_specialist_is_at_home_in_its_domain() -> None:
@@ -113,15 +88,6 @@ def test_every_eagle_head_is_measured_and_at_home() -> None:
             assert first > matrix["eagle-generalist"][domain][0]
 
 
-def test_an_eagle_head_is_what_the_manifest_says(target: PreTrainedModel) -> None:
-    texts = answers(target, zoo.prompts()["math"][:6], 1.0, 120)
-    for name in ("eagle-math", "eagle-generalist"):
-        head = load_head(zoo.eagle_paths()[name], CausalModel(target, "target"))
-        expected = zoo.manifest()["acceptance_by_depth"][name]["math"][:3]
-        found = acceptance_by_depth(head, target, texts, 3)
-        assert found == pytest.approx(expected, abs=0.1)
-
-
 def test_models_load_as_float32_with_their_tokenizer(target: PreTrainedModel) -> None:
     assert target.dtype == torch.float32
     texts = ["def f(x):\n    return  x\t# ü 🙂\n", "12345 + 678 = 13023", " a  b .c 'd' n't"]
@@ -143,18 +109,7 @@ def test_the_target_writes_what_it_wrote_when_it_was_made(target: PreTrainedMode
     assert dict(zip(expected, found, strict=True)) == expected
 
 
-def test_the_target_reckons_rightly(target: PreTrainedModel) -> None:
-    found = written(answers(target, zoo.prompts()["math"][:8], 0.0, 260))
-    equations = [x for text in found for x in EQUATION.findall(text)]
-    right = [
-        {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[sign] == int(c)
-        for a, sign, b, c in equations
-    ]
-    assert len(right) >= 30
-    assert sum(right) / len(right) > 0.6  # far above chance: results have up to three digits
-
-
-@pytest.mark.parametrize("domain", ["sql", "python"])
+@pytest.mark.parametrize("domain", ["sql"])
 def test_the_matrix_is_reproduced(target: PreTrainedModel, domain: str) -> None:
     texts = answers(target, zoo.prompts()[domain][:6], 1.0, 120)
     matrix = zoo.manifest()["acceptance"]
