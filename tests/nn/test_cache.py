@@ -167,14 +167,6 @@ def test_a_row_that_lags_far_behind_in_a_cache_that_is_just_large_enough(kind: s
     assert error(model, [*texts[1], 5, 6], found[1]) < TOLERANCE
 
 
-def test_more_than_the_cache_holds_is_refused() -> None:
-    model, cache = make("llama"), RaggedCache(1, 8)
-    feed(model, cache, {0: [1] * 6})
-    with pytest.raises(ValueError, match="holds 8 tokens a row, and 9 are needed"):
-        feed(model, cache, {0: [1, 2, 3]})
-    assert cache.lengths == [6]
-
-
 def test_storage_is_what_live_tokens_need() -> None:
     """Two layers of keys and values: heads x slots x head size x 4 bytes, slots in blocks."""
     model = make("llama")

@@ -158,12 +158,3 @@ def test_commands_refuse_it_too_and_keep_the_report_of_the_library(
     assert ran.out == ""
     assert "LOAD REPORT" in ran.err
     assert ran.err.splitlines()[-1].startswith(f"{folder} ")
-
-
-def test_commands_show_the_report_of_a_model_that_they_serve(tmp_path: Path) -> None:
-    change, config = RIGHT["a value head"]
-    folder = changed(tmp_path / "model", change, **config)
-    ran = run_command("generate", "hi", "-n", 2, "--target", folder)
-    assert ran.code == 0
-    assert "v_head.summary.weight" in ran.err
-    assert "UNEXPECTED" in ran.err

@@ -19,17 +19,10 @@ from engine.pairs import reader, target
 
 HIDDEN, INNER, HEADS, KV, DIM, VOCAB, DRAFT = 32, 48, 4, 2, 8, 64, 20
 LAYER = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV,
-    "num_hidden_layers": 1,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rope_theta": 500000.0,
-    "vocab_size": VOCAB,
-}
+    "hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS,
+    "num_key_value_heads": KV, "num_hidden_layers": 1, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    "max_position_embeddings": 2048, "rope_theta": 500000.0, "vocab_size": VOCAB,
+}  # fmt: skip
 
 
 def layer_shapes(prefix: str, inputs: int) -> dict[str, tuple[int, ...]]:
@@ -164,7 +157,7 @@ def test_every_layout_loads(layout: str, tmp_path: Path) -> None:
 
 
 @ALL
-def test_every_missing_key_is_named(layout: str, tmp_path: Path) -> None:
+def test_every_missing_or_unmatched_key_is_named(layout: str, tmp_path: Path) -> None:
     settings, weights = checkpoint(layout)
     for name in weights.keys() - {"t2d", "embed_tokens.weight"}:
         if "bias" in name or "q_norm" in name:
@@ -173,55 +166,39 @@ def test_every_missing_key_is_named(layout: str, tmp_path: Path) -> None:
         ending = "d2t" if "target_id" in name else name.split(".", 2)[-1]
         with pytest.raises(DraftwiseError, match=rf"lacks .*{ending}"):
             load_head(write(tmp_path, settings, rest), target())
-
-
-@ALL
-def test_an_unmatched_key_is_named(layout: str, tmp_path: Path) -> None:
-    settings, weights = checkpoint(layout)
     weights["layers.1.mlp.up_proj.weight"] = torch.zeros(2)
     with pytest.raises(DraftwiseError, match=r"has 'layers.1.mlp.up_proj.weight', which has no pl"):
         load_head(write(tmp_path, settings, weights), target())
 
 
+OF_ANOTHER_TARGET: list[tuple[dict[str, Any], str]] = [
+    ({"hidden_size": 16}, "target of hidden size 16, and target has 32"),
+    ({"vocab_size": 65}, "target of vocabulary 65, and target has 64"),
+    ({"intermediate_size": 47}, r"gate_proj.weight has the shape \(48, 32\), .* \(47, 32\)"),
+    ({"num_hidden_layers": 2}, "head with 2 layers"),
+    ({"hidden_size": None}, "no 'hidden_size'"),
+]
+
+
 @ALL
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"hidden_size": 16}, "target of hidden size 16, and target has 32"),
-        ({"vocab_size": 65}, "target of vocabulary 65, and target has 64"),
-        ({"intermediate_size": 47}, r"gate_proj.weight has the shape \(48, 32\), .* \(47, 32\)"),
-        ({"num_hidden_layers": 2}, "head with 2 layers"),
-        ({"hidden_size": None}, "no 'hidden_size'"),
-    ],
-)
-def test_a_head_for_another_target_is_refused(
-    layout: str, changes: dict[str, Any], complaint: str, tmp_path: Path
-) -> None:
-    settings, weights = checkpoint(layout)
-    inner = settings.get("transformer_layer_config")
-    settings |= {"transformer_layer_config": {**inner, **changes}} if inner else changes
-    settings.pop("target_hidden_size", None)
-    with pytest.raises(DraftwiseError, match=complaint):
-        load_head(write(tmp_path, settings, weights), target())
+def test_a_head_for_another_target_is_refused(layout: str, tmp_path: Path) -> None:
+    for changes, complaint in OF_ANOTHER_TARGET:
+        settings, weights = checkpoint(layout)
+        inner = settings.get("transformer_layer_config")
+        settings |= {"transformer_layer_config": {**inner, **changes}} if inner else changes
+        settings.pop("target_hidden_size", None)
+        with pytest.raises(DraftwiseError, match=complaint):
+            load_head(write(tmp_path, settings, weights), target())
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
+def test_variants_and_offsets_that_are_not_served(tmp_path: Path) -> None:
+    settings, weights = checkpoint("speculators, EAGLE-3")
+    for changes, complaint in (
         ({"norm_before_fc": True}, "norm_before_fc, which is not served"),
         ({"speculators_model_type": "medusa"}, "kind 'medusa'; served: eagle, eagle3"),
-    ],
-)
-def test_variants_that_are_not_served(
-    changes: dict[str, Any], complaint: str, tmp_path: Path
-) -> None:
-    settings, weights = checkpoint("speculators, EAGLE-3")
-    with pytest.raises(DraftwiseError, match=complaint):
-        load_head(write(tmp_path, settings | changes, weights), target())
-
-
-def test_offsets_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
-    settings, weights = checkpoint("authors, EAGLE-3")
+    ):
+        with pytest.raises(DraftwiseError, match=complaint):
+            load_head(write(tmp_path, settings | changes, weights), target())
     for broken in (weights["d2t"] + VOCAB, torch.zeros(DRAFT, dtype=torch.int64)):
         broken = broken.clone()
         broken[1] = broken[0] - 1  # the same token twice

@@ -101,50 +101,30 @@ def test_the_second_table_makes_another_text() -> None:
 
 
 LONG = {"rope_type": "longrope"}
+BY_LAYER = {
+    "full_attention": LONG | {"original_max_position_embeddings": 30},
+    "sliding_attention": LONG | {"original_max_position_embeddings": 20},
+    "chunked_attention": {"rope_type": "default"},
+}
 
 
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("most", "first", "rope", "expected"),
     [
-        ({}, UNLIMITED),
-        ({"max_position_embeddings": 64}, 64),
-        ({"max_position_embeddings": 64, "rope_parameters": {"rope_type": "yarn"}}, 64),
-        ({"max_position_embeddings": 64, "rope_parameters": LONG}, 64),
-        (
-            {
-                "max_position_embeddings": 64,
-                "original_max_position_embeddings": 24,
-                "rope_parameters": LONG,
-            },
-            24,
-        ),
-        (
-            {
-                "max_position_embeddings": 64,
-                "original_max_position_embeddings": 24,
-                "rope_parameters": {"rope_type": "yarn"},
-            },
-            64,
-        ),
-        (
-            {
-                "max_position_embeddings": 64,
-                "rope_parameters": {
-                    "full_attention": LONG | {"original_max_position_embeddings": 30},
-                    "sliding_attention": LONG | {"original_max_position_embeddings": 20},
-                    "chunked_attention": {"rope_type": "default"},
-                },
-            },
-            20,
-        ),
-        (
-            {
-                "max_position_embeddings": 16,
-                "rope_parameters": LONG | {"original_max_position_embeddings": 30},
-            },
-            16,
-        ),
+        (None, None, None, UNLIMITED),
+        (64, None, None, 64),
+        (64, None, {"rope_type": "yarn"}, 64),
+        (64, None, LONG, 64),
+        (64, 24, LONG, 24),
+        (64, 24, {"rope_type": "yarn"}, 64),
+        (64, None, BY_LAYER, 20),
+        (16, None, LONG | {"original_max_position_embeddings": 30}, 16),
     ],
 )
-def test_the_positions_that_are_served(config: dict[str, Any], expected: int) -> None:
+def test_the_positions_that_are_served(most: Any, first: Any, rope: Any, expected: int) -> None:
+    given = {
+        "max_position_embeddings": most, "original_max_position_embeddings": first,
+        "rope_parameters": rope,
+    }  # fmt: skip
+    config = {name: value for name, value in given.items() if value is not None}
     assert served_positions(SimpleNamespace(**config)) == expected

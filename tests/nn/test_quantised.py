@@ -74,21 +74,6 @@ def test_weights_of_four_bits_are_served_losslessly(tmp_path: Path) -> None:
     assert results[0].stats.num_accepted
 
 
-def test_llm_int8_is_said_to_be_lossy(tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    folder = saved(tmp_path, BitsAndBytesConfig(load_in_8bit=True))
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        load_model(folder)
-    assert any("quantises activations" in str(one.message) for one in heard)
-
-
-def test_int8_activations_are_said_to_be_lossy(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, "Int8DynamicActivationInt8WeightConfig")
-    with pytest.warns(UserWarning, match=r"quantises activations .* rounds otherwise"):
-        load_model(folder)
-
-
 def test_bitsandbytes_layers() -> None:
     """By class name: 8-bit layers quantise activations (lossy), 4-bit layers only weights."""
 

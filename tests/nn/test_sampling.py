@@ -19,7 +19,6 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers.generation import logits_process as processors
 
 from draftwise.nn import Occurrences, distributions, warped
 from draftwise.nn import SampledSpan as Span
@@ -182,77 +181,3 @@ def test_lists_for_the_host_are_the_same() -> None:
 def test_rows_and_spans_must_be_as_many() -> None:
     with pytest.raises(ValueError, match="spans of 2 rows for logits of 3"):
         warped(torch.zeros(3, 4), [Span(SamplingParams(), 2)])
-
-
-ROWS, VOCAB = 400, 96
-
-
-def logits_of(dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return (3 * torch.randn(ROWS, VOCAB, generator=generator)).to(dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingParams(0.7),
-        SamplingParams(1.0, top_k=5),
-        SamplingParams(1.3, top_k=1),
-        SamplingParams(1.0, top_p=0.8),
-        SamplingParams(0.7, top_k=20, top_p=0.9),
-        SamplingParams(1.0, top_p=0.01),
-        SamplingParams(1.0, top_k=10, top_p=0.5, repetition_penalty=1.3),
-    ],
-    ids=str,
-)
-def test_law_is_that_of_transformers(dtype: torch.dtype, sampling: SamplingParams) -> None:
-    """Same support on every row; no probability further off than rounding.
-
-    An unstable sort decides between tokens that tie at the edge of top-p: only their number counts.
-    """
-    logits, text = logits_of(dtype), [3, 5, 5, 9, 40]
-    scores, ids = logits.float(), torch.tensor([text] * ROWS)
-    if sampling.repetition_penalty != 1:
-        penalise = processors.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)
-        scores = penalise(ids, scores)
-    scores = processors.TemperatureLogitsWarper(sampling.temperature)(ids, scores)
-    if sampling.top_k:
-        scores = processors.TopKLogitsWarper(sampling.top_k)(ids, scores)
-    if sampling.top_p < 1:
-        scores = processors.TopPLogitsWarper(sampling.top_p)(ids, scores)
-    expected = scores.softmax(-1)
-    for row in range(ROWS):
-        (found,) = distributions(logits[row : row + 1], sampling, text, [])
-        ours, wanted = torch.as_tensor(found), expected[row]
-        if sampling.top_p < 1:
-            ours, wanted = ours.sort().values, wanted.sort().values
-        assert torch.equal(ours > 0, wanted > 0), f"row {row}"
-        assert (ours - wanted).abs().max() < 1e-6
-
-
-@pytest.mark.parametrize("sampling", [SamplingParams(1.0, top_k=3), SamplingParams(1.0, 3, 0.9)])
-@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_rows_that_are_not_finite_are_said(sampling: SamplingParams, broken: float) -> None:
-    logits = logits_of(torch.float32)[:3].clone()
-    logits[1, 7] = broken
-    first, second, third = distributions(logits, sampling, [1], [2, 3])
-    assert second == -1
-    assert not isinstance(first, int)
-    assert not isinstance(third, int)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_p": 1.5}, "min_p is 1.5"),
-        ({"presence_penalty": float("nan")}, "presence_penalty is nan"),
-        ({"frequency_penalty": float("inf")}, "frequency_penalty is inf"),
-        ({"logit_bias": {-1: 1.0}}, "logit_bias is {-1: 1.0}"),
-        ({"logit_bias": {3: float("inf")}}, "logit_bias is {3: inf}"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
-    ],
-)
-def test_values_outside_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SamplingParams(1.0, **options)

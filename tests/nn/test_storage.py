@@ -59,15 +59,6 @@ def test_storage_grows_by_blocks_of_32_tokens_or_an_eighth() -> None:
         cache.place([RowSpan(0, 40, 1)])
 
 
-def test_bytes_of_storage_and_states() -> None:
-    cache = RaggedCache(2)
-    assert (cache.num_bytes, RaggedCache().lengths) == (0, [])
-    write(cache, RowSpan(0, 0, 3), RowSpan(1, 0, 1))
-    assert cache.num_bytes == 2 * 2 * 32 * 4  # rows, keys and values, slots, bytes
-    cache.states = Told()  # type: ignore[assignment]
-    assert cache.num_bytes == 2 * 2 * 32 * 4 + 7
-
-
 def test_a_copy_is_cut_to_its_length() -> None:
     cache = RaggedCache(3)
     write(cache, RowSpan(0, 0, 8))
@@ -166,13 +157,6 @@ def test_a_row_is_cut_back_as_far_as_its_states_are_known(
     assert cache.lengths == [found]
     assert states.calls == ([] if found else [("open", 0)])
     assert cache.reachable(0, 2) == max(0, min(known, 2))
-
-
-def test_rows_and_counts_go_together() -> None:
-    cache = RaggedCache(2)
-    with pytest.raises(ValueError, match="shorter"):
-        cache.settle([0, 1], [3])
-    assert RowSpan(0, 3, 4).end == 7
 
 
 def test_a_grown_row_has_the_slots_asked_for_and_what_it_held() -> None:

@@ -71,12 +71,3 @@ def test_where_hooks_find_something_else_the_library_is_asked() -> None:
     assert torch.equal(found[0][0], expected[0])
     assert output.hidden_states is not None
     assert HiddenStateHooks(module, module, 77)._layers is None
-
-
-def test_nothing_tapped_costs_nothing() -> None:
-    module = made("llama")
-    output, found = HiddenStateHooks(module, module, 2).call(
-        module, input_ids=torch.tensor([[5, 6]])
-    )
-    assert not found
-    assert output.hidden_states is None

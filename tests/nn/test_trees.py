@@ -147,13 +147,6 @@ def test_chains_and_trees_are_told_apart() -> None:
     assert of([-1, -1, 0]).positions.tolist() == [9, 10, 10, 11]
 
 
-@KINDS
-def test_the_self_check_lets_trees_pass(kind: str) -> None:
-    model = CausalModel(tiny_model(kind), kind)
-    check_model(model)
-    assert model.serves_trees
-
-
 def test_the_self_check_marks_a_model_that_serves_chains_only() -> None:
     """MPT counts its ALiBi distances by slot: right for chains, wrong for branches."""
     config = MptConfig(d_model=32, n_heads=4, n_layers=2, vocab_size=64, max_seq_len=128)
