@@ -113,18 +113,6 @@ def test_keys_at_the_prompt(person: Person, tmp_path: Path) -> None:
     assert person.process.wait(timeout=20) == 0
 
 
-def test_without_the_toolkit_each_line_is_a_message(folder: Path, tmp_path: Path) -> None:
-    person = Person(folder, tmp_path, has_toolkit=False)
-    try:
-        person.says("one\n", "tok/s")
-        person.reads(">")
-        assert asked(person, tmp_path) == ["one"]
-        person.types("\x04")
-        assert person.process.wait(timeout=20) == 0
-    finally:
-        person.leaves()
-
-
 def test_lines_end_between_words() -> None:
     text = (
         "the rule of who wrote a word, and supercalifragilistic words\n  x = 1  # 日本語の文字 y\n"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cli.conftest import run_command
 from cli.models_on_disk import VOCAB, make_target, save_model
 from draftwise.retrieval import DatastoreFile as Store
-from small_disk import files_of_at_most
 
 
 def build(corpus: Path, target: Path, out: Path) -> Store:
@@ -46,27 +43,21 @@ def test_a_long_text_is_read_in_pieces_and_stays_one_document(
     assert goes_on(store, "the-") == ["end"]
 
 
-def test_json_lines_are_one_document_each(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    lines = [{"text": "abcd"}, {"prompt": "ab", "completion": "ce", "id": 3}]
-    text = "\n".join(json.dumps(line) for line in lines) + "\n\n"
-    (tmp_path / "a.jsonl").write_text(text)
-    store = build(tmp_path / "a.jsonl", pair[0], tmp_path / "a.store")
-    assert store.num_documents == 2
-    assert sorted(goes_on(store, "abc")) == ["d", "e"]
-
-
 def test_a_folder_is_all_of_its_text(pair: tuple[Path, Path], tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     (corpus / "deep").mkdir(parents=True)
     (corpus / "deep" / "a.py").write_text("abc")
-    (corpus / "b.jsonl").write_text('{"text": "abd"}')
+    (corpus / "b.jsonl").write_text(
+        '{"text": "abd"}\n{"prompt": "ab", "completion": "e", "id": 3}\n\n'
+    )
     (corpus / ".hidden").write_text("abz")
     (corpus / "picture.bin").write_bytes(b"ab\xff\xfe")
     out = tmp_path / "a.store"
     ran = run_command("datastore", "build", corpus, "--tokenizer", pair[0], "--out", out)
     assert ran.code == 0
     assert ran.err == "1 of 3 files are not UTF-8 text and were left out\n"
-    assert sorted(goes_on(Store(out), "ab")) == ["c", "d"]
+    assert sorted(goes_on(Store(out), "ab")) == ["c", "d", "e"]
+    assert Store(out).num_documents == 3
 
 
 def test_what_was_built_drafts(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -81,13 +72,6 @@ def test_what_was_built_drafts(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert found["tokens"] == plain["tokens"]
     assert found["pulls"] == {"mine": found["num_rounds"]}
     assert found["mean_accepted_tokens"] > 4
-
-
-def test_building_again_replaces_the_store(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    for text in ("abc", "abd"):
-        (tmp_path / "a.txt").write_text(text)
-        assert goes_on(build(tmp_path / "a.txt", pair[0], tmp_path / "a.store"), "ab") == [text[2:]]
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.store", "a.txt"]
 
 
 @pytest.mark.parametrize(
@@ -146,13 +130,3 @@ def test_a_store_for_another_target_is_refused(pair: tuple[Path, Path], tmp_path
     for options in (["--target", "zoo"], ["--target", pair[0], "--drafter", "datastore:gone"]):
         ran = run_command("generate", "x", "--drafter", f"datastore:{tmp_path}/a.store", *options)
         assert "vocabulary of 257" in ran.refusal or "gone" in ran.refusal
-
-
-def test_a_full_disk_has_the_code_of_one_and_leaves_nothing(pair: Any, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("some text " * 50)
-    out = tmp_path / "a.store"
-    line = ("datastore", "build", tmp_path / "a.txt", "--tokenizer", pair[0], "--out", out)
-    with files_of_at_most(64):
-        ran = run_command(*line)
-    assert (ran.code, "cannot be written" in ran.err) == (74, True)
-    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]

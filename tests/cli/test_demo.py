@@ -62,19 +62,10 @@ def test_all_of_it_as_a_picture(demo: Any, tmp_path: Path) -> None:
     assert PALETTE[0] in picture  # the first drafter's colour
 
 
-def test_a_picture_that_cannot_be_written_is_refused(demo: Any, tmp_path: Path) -> None:
-    assert "nowhere" in demo("--prompts", 1, "--svg", tmp_path / "nowhere" / "demo.svg").refusal
-
-
 def test_sampled_text_claims_no_identity(demo: Any) -> None:
     ran = demo("--prompts", 1, "--temperature", 1)
     assert "same distribution" in ran.out
     assert "identical" not in ran.out
-
-
-def test_refusals(demo: Any) -> None:
-    assert "draftwise" in demo("--preset", "nonesuch").refusal
-    assert "--prompts 0" in demo("--prompts", 0).refusal
 
 
 def _result(tokens: list[int]) -> Result:
@@ -95,15 +86,6 @@ def test_one_different_token_is_said_aloud() -> None:
     other = replace(same, fast=_result([1, 3]))
     assert "NO" not in _shown([same, same])
     assert "output identical: NO" in _shown([same, other])
-
-
-def test_the_table_takes_speeds_over_all_tokens_and_seconds() -> None:
-    slow, quick = _result([1, 2]), _result([1, 2])
-    quick.stats.seconds_by_phase["verify"] = 0.1
-    shown = _shown([Pair("a", slow, quick)])
-    assert "4.0" in shown  # 2 tokens in 0.5 s
-    assert "20.0" in shown
-    assert "5.00x" in shown
 
 
 class _Rounds:
@@ -136,11 +118,6 @@ def test_a_race_gives_both_the_same_seconds() -> None:
     assert [lane.stats.num_emitted for lane in lanes] == [6, 6]
     assert lanes[1].stats.tok_per_s == pytest.approx(6.0)
     assert "".join(text for text, _ in lanes[0].pieces) == "xxxxxx"
-
-
-def test_a_race_can_be_stopped() -> None:
-    moves = iter([False, False, True])
-    assert len(list(race(_lanes(), lambda: next(moves)))) == 2
 
 
 @pytest.mark.parametrize(("width", "titles_a_line"), [(120, 2), (80, 1)])

@@ -11,7 +11,6 @@ import pytest
 
 from chatting import save_chat_model
 from cli.conftest import Run, run_command
-from cli.models_on_disk import make_target, save_model
 from small_disk import files_of_at_most
 
 KEYS = {
@@ -48,12 +47,6 @@ def test_every_preset_says_the_same_greedily(generate: Run) -> None:
     assert len(texts) == 1
 
 
-def test_trees_and_chains_say_the_same_greedily(generate: Run) -> None:
-    plain = generate("Hello", *SHORT, "--preset", "plain").out
-    assert generate("Hello", *SHORT, "--preset", "metasd", "--tree", "4x9").out == plain
-    assert generate("Hello", *SHORT, "--tree", "chain", "--tree", "2x4").out == plain
-
-
 def test_argument_file_and_stdin_are_one_prompt(generate: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("def f(x):\n    é\n", "utf-8")
@@ -68,26 +61,21 @@ def test_argument_file_and_stdin_are_one_prompt(generate: Run, tmp_path: Path) -
     assert outs[0] != generate("def f(x):", *SHORT).out
 
 
-@pytest.mark.parametrize("size", [1, 2, 8])
-def test_batch_keeps_the_order_of_single_runs(generate: Run, tmp_path: Path, size: int) -> None:
-    file = tmp_path / "prompts.txt"
-    file.write_text("\n\n".join(PROMPTS), "utf-8")
-    together = generate("--batch", file, "--json", "--batch-size", size, *SHORT)
+@pytest.mark.parametrize("form", ["prompts.txt", "prompts.jsonl"])
+def test_batch_keeps_the_order_of_single_runs(generate: Run, tmp_path: Path, form: str) -> None:
+    file, trace = tmp_path / form, tmp_path / "trace.jsonl"
+    lines = [json.dumps({"id": 1, "prompt": p}) for p in PROMPTS] if "json" in form else PROMPTS
+    file.write_text("\n\n".join(lines), "utf-8")
+    batch = ("--batch", file, "--batch-size", 2, *SHORT)
+    answers = generate(*batch, "--json", "--trace", trace).objects
     alone = [generate(prompt, "--json", *SHORT).objects[0]["tokens"] for prompt in PROMPTS]
-    assert [answer["tokens"] for answer in together.objects] == alone
-
-
-def test_jsonl_batch_and_its_trace(generate: Run, tmp_path: Path) -> None:
-    file, trace = tmp_path / "prompts.jsonl", tmp_path / "trace.jsonl"
-    file.write_text("".join(json.dumps({"id": 1, "prompt": p}) + "\n" for p in PROMPTS))
-    ran = generate("--batch", file, "--batch-size", 2, "--json", "--trace", trace, *SHORT)
+    assert [answer["tokens"] for answer in answers] == alone
+    assert generate(*batch).out == "".join(answer["text"] + "\n" for answer in answers)
     rounds = [json.loads(line) for line in trace.read_text().splitlines()]
-    for number, answer in enumerate(ran.objects):
+    for number, answer in enumerate(answers):
         own = [r for r in rounds if r["request"] == number]
         assert [t for r in own for t in r["tokens"]] == answer["tokens"]
         assert len(own) == answer["num_rounds"]
-    texts = generate("--batch", file, *SHORT)
-    assert texts.out == "".join(answer["text"] + "\n" for answer in ran.objects)
 
 
 def test_chat_and_messages_go_through_the_template(tmp_path: Path) -> None:
@@ -141,12 +129,6 @@ def test_stop_strings_end_stream_and_json_alike(generate: Run) -> None:
     assert answer["finish_reason"] == "stop"
 
 
-def test_seeds_repeat_and_differ(generate: Run) -> None:
-    hot = ("Hello", *SHORT, "--temperature", 1.5, "--top-k", 50, "--top-p", 0.95)
-    assert generate(*hot, "--seed", 1).out == generate(*hot, "--seed", 1).out
-    assert generate(*hot, "--seed", 1).out != generate(*hot, "--seed", 2).out
-
-
 def test_aliases_of_vllm_and_transformers(pair: tuple[Path, Path]) -> None:
     run = ("generate", "Hello", "--target", pair[0], "--json", *SHORT)
     (answer,) = run_command(
@@ -158,27 +140,6 @@ def test_aliases_of_vllm_and_transformers(pair: tuple[Path, Path]) -> None:
         *run, "--prompt-lookup-max", 3, "--prompt-lookup-min", 2, "--preset", "metasd"
     ).objects
     assert set(answer["pulls"]) == {"lookup"}
-
-
-def test_a_full_disk_costs_the_trace_only(generate: Run) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    whole = generate("Hello", "--json", *SHORT).objects[0]["tokens"]
-    ran = generate("Hello", "--json", *SHORT, "--trace", "/dev/full")
-    assert (ran.code, ran.objects[0]["tokens"]) == (0, whole)
-    assert "generation continues" in ran.err
-    assert ran.err.count("\n") == 1
-
-
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    """``engine/test_endings`` covers logits that become non-finite during generation."""
-    broken = make_target()
-    broken.model.embed_tokens.weight.data[5] = float("nan")
-    folder = save_model(tmp_path / "broken", broken)
-    ran = run_command("generate", "Hello", "--target", folder, "--json", *SHORT)
-    assert (ran.code, ran.objects) == (2, [])
-    assert "finite" in ran.err
-    assert "embed_tokens" in ran.err
 
 
 def test_what_a_session_learnt_is_kept_in_a_file(generate: Run, tmp_path: Path) -> None:
@@ -193,17 +154,6 @@ def test_what_a_session_learnt_is_kept_in_a_file(generate: Run, tmp_path: Path) 
     assert str(first["scopes"]["session"]) != str(last["scopes"]["session"])
     refusal = generate("Hello", *options, "--scope", "session", "--policy", "ucb1").refusal
     assert "--state keeps what the policy goodput learns: with --policy ucb1" in refusal
-
-
-def test_a_damaged_state_is_set_aside_and_the_answer_comes(generate: Run, tmp_path: Path) -> None:
-    state = tmp_path / "state.json"
-    state.write_text('{"draftwise": 2, "policy": "goodput", "saved": [1e999]}')
-    ran = generate("Hello", "--state", state, "--scope", "session", *SHORT)
-    (aside,) = tmp_path.glob("state.json.unused-*")
-    assert ran.code == 0
-    assert f"1e999 is too large a number; it is kept as {aside}" in ran.err
-    assert "1e999" in aside.read_text()
-    assert json.loads(state.read_text())["scopes"].keys() == {"session"}
 
 
 def test_a_state_that_another_process_learns_in_is_refused(generate: Run, tmp_path: Path) -> None:
@@ -257,6 +207,28 @@ def test_sampling_by_name(generate: Run) -> None:
     for penalty in ("presence", "frequency"):
         (found,) = generate("Hello", "--json", *SHORT, f"--{penalty}-penalty", 50).objects
         assert len(set(found["tokens"])) > len(set(plain["tokens"]))
+
+
+def test_rules_inside_rules(generate: Run) -> None:
+    """A rule's options may contain rules, separated by +, whose own options are separated by ;."""
+    fixed = (
+        "Hello",
+        "--json",
+        *SHORT,
+        "--preset",
+        "metasd",
+        "--policy",
+        "fixed:0",
+        "--plan-lengths",
+        8,
+        "--rule",
+    )
+    (never,), (always,) = (generate(*fixed, f"max-confidence:{n}").objects for n in (0, 1))
+    assert never["tokens"] == always["tokens"]
+    assert never["num_drafted"] > always["num_drafted"]
+    for inner in ("max-confidence:1", "adaedl:gamma=0.3;threshold=2;epsilon=0"):
+        (found,) = generate(*fixed, f"any-of:rules=max-confidence:0+{inner}").objects
+        assert found["num_drafted"] == always["num_drafted"]
 
 
 def test_the_switch_of_a_request(generate: Run) -> None:

@@ -31,20 +31,6 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(folder, make_target(max_position_embeddings=200_000))
 
 
-def test_help_imports_no_torch() -> None:
-    code = (
-        "import sys; sys.argv = ['draftwise', '--help']\n"
-        "from draftwise.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as end: assert not end.code\n"
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    for command in ("generate", "demo", "models", "zoo"):
-        assert command in ran.stdout
-
-
 def test_speculator_imports_neither_model_code_nor_torch_compile() -> None:
     """``from draftwise import Speculator`` takes little longer than torch and the auto classes."""
     code = (
@@ -204,18 +190,6 @@ def test_what_is_loaded_is_said_where_nobody_watches(pair: tuple[Path, Path]) ->
     # with the number of threads, unless the machine has one core
     assert said.partition(" (")[0] == f"loading {pair[0]}"
     assert (quiet.stdout, quiet.stderr) == (loud.stdout, b"")
-
-
-def test_python_draws_no_bars_of_the_library(pair: tuple[Path, Path]) -> None:
-    program = (
-        "import sys, draftwise\n"
-        "from transformers.utils import logging\n"
-        "s = draftwise.Speculator.from_pretrained(sys.argv[1], [f'lm:{sys.argv[2]}'])\n"
-        "assert s.generate('Hello', max_new_tokens=2).text\n"
-        "assert logging.is_progress_bar_enabled()"
-    )
-    ran = subprocess.run([sys.executable, "-c", program, *map(str, pair)], capture_output=True)
-    assert (ran.returncode, ran.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from draftwise import registry
 from draftwise.bandits.stop_rules import Fixed
 from draftwise.drafters import Context, Drafter, DraftTask, LMRunner
 from draftwise.registry import DRAFTERS
-from draftwise.types import Draft, DraftStep, DraftwiseError, SamplingParams
+from draftwise.types import Draft, DraftStep, SamplingParams
 from eagles import features_of
 from engine.pairs import INSIDE, PROMPTS, eagle_target, lm, spec, store, windowed
 from sessions import opened
@@ -268,16 +268,6 @@ def test_a_glance_at_a_text_beyond_the_positions_gets_no_error(name: str) -> Non
     session.commit([context])
     (scores,) = session.probe([context])
     assert scores is None or scores.start + len(scores.alphas) <= 60
-
-
-@ALL
-def test_a_first_guess_of_its_cost(name: str) -> None:
-    assert 0 < make(name).relative_cost <= 2
-
-
-def test_unknown_options_are_refused() -> None:
-    with pytest.raises(DraftwiseError, match="no option 'nonsense'"):
-        registry.build("drafter", "lookup:nonsense=1", {"name": "lookup"})
 
 
 @ALL

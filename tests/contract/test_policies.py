@@ -6,9 +6,7 @@ that does not promise a property is listed next to the test with the reason, and
 
 from __future__ import annotations
 
-import copy
 import inspect
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -242,32 +240,6 @@ def test_inputs_are_left_alone_and_outputs_are_copies(name: str) -> None:
     policy.estimates()[:] = 7
     np.testing.assert_array_equal(policy.probabilities(), probabilities)
     np.testing.assert_array_equal(policy.estimates(), estimates)
-
-
-def _pickled(name: str, policy: Any) -> Any:
-    return pickle.loads(pickle.dumps(policy))
-
-
-def _copied(name: str, policy: Any) -> Any:
-    return copy.deepcopy(policy)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("again", [_pickled, _copied])
-@pytest.mark.parametrize("rounds", [0, 3, 150])
-def test_goes_on_alike_after_a_round_trip(
-    name: str, again: Callable[[str, Any], Any], rounds: int
-) -> None:
-    policy = make(name, seed=5)
-    play(name, policy, bernoulli([0.3, 0.5, 0.4, 0.6]), rounds)
-    waiting = policy.choose()  # mid-run, with a decision in flight
-    twin = again(name, policy)
-    values = bernoulli([0.3, 0.5, 0.4, 0.6], seed=8)(0)
-    for each in (policy, twin):
-        each.learn(waiting, tell(name, waiting, values))
-    runs = [play(name, each, bernoulli([0.3, 0.5, 0.4, 0.6], 9), 50) for each in (policy, twin)]
-    assert runs[0] == runs[1]
-    assert shown(policy) == shown(twin)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -77,4 +77,5 @@ NONSENSE: dict[str, Callable[[list[Draft]], Any]] = {
     "q too narrow": each(probs=[UNIFORM[:9], UNIFORM]),
     "q too wide": each(probs=[UNIFORM, torch.cat((UNIFORM, UNIFORM))]),
     "one q of two": each(probs=[UNIFORM]),
+    "q not finite": each(probs=[UNIFORM * float("nan")] * 2),
 }

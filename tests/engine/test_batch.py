@@ -38,8 +38,9 @@ def run(made: Speculator, rows: list[int], params: SamplingParams) -> list[tuple
 COOL = SamplingParams(temperature=0.7)
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), COOL, SAMPLED], ids=["greedy", "cool", "all"])
-@pytest.mark.parametrize("policy", ["random", "exp3spec", "ucb1"])
+@pytest.mark.parametrize(
+    ("policy", "params"), [("random", COOL), ("exp3spec", SAMPLED), ("ucb1", SamplingParams())]
+)
 @pytest.mark.parametrize("pool", ["all", "window+lookup", "eagle", "eagle+good+lookup"])
 def test_a_row_is_the_same_alone_and_in_any_company(
     pool: str, policy: str, params: SamplingParams
@@ -113,12 +114,12 @@ def test_a_drafter_that_lags_far_behind_joins_one_that_does_not() -> None:
 
 
 def test_storage_follows_the_text() -> None:
-    """2,100 tokens: keys and values of two layers, one row, two heads of eight floats."""
-    module = reader(max_position_embeddings=4096)
+    """800 tokens: keys and values of two layers, one row, two heads of eight floats."""
+    module = reader(max_position_embeddings=1024)
     made = Speculator.from_pretrained(
         module, [near_copy(module, 0.04)], policy="fixed:1", lengths=[8]
     )
-    generation = made.start(PROMPTS[0], max_new_tokens=2100)
+    generation = made.start(PROMPTS[0], max_new_tokens=800)
     per_token = 2 * 2 * 2 * 8 * 4
     for round_ in generation:
         request = generation._requests[0]
@@ -128,7 +129,7 @@ def test_storage_follows_the_text() -> None:
         assert generation._engine._cache.lengths[row] == text - 1, round_.round
         assert generation._engine.num_cache_bytes <= per_token * (1.2 * text + BLOCK)
     (result,) = generation.results()
-    assert len(result.tokens) == 2100
+    assert len(result.tokens) == 800
     assert result.stats.mean_accepted_tokens > 1.5
 
 

@@ -6,9 +6,7 @@ compared with ``model.generate``. Every change is one that training, adapters or
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +14,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from draftwise import DraftwiseError, Speculator
-from draftwise.nn import Prepacked, load_model
+from draftwise.nn import load_model
 from draftwise.registry import preset
-from engine.scripted import byte_tokenizer
 from models import tiny_model
 
 PROMPT = [*range(3, 43), 7, 8, 9]  # longer than MIN_PREFIX_TOKENS
@@ -146,22 +143,6 @@ def test_an_answer_after_a_change_of_adapters_is_the_changed_models(
     assert made.generate(PROMPT, max_new_tokens=NUM).tokens == expected != before
 
 
-def test_weights_of_a_loaded_model_may_be_written_too(tmp_path: Path) -> None:
-    """Weights in blocks, of which the products read a second copy."""
-    sizes = {"hidden_size": 320, "intermediate_size": 640, "num_attention_heads": 4, "head_dim": 80}
-    tiny_model("llama", seed=3, **sizes).save_pretrained(tmp_path)
-    new = tiny_model("llama", seed=9, **sizes)
-    made = Speculator.from_pretrained(tmp_path, ["lookup"], tokenizer=byte_tokenizer())
-    module = made.target.module
-    if not any(isinstance(layer, Prepacked) for layer in module.modules()):
-        pytest.skip("no blocks on this machine")
-    before = made.generate(PROMPT, max_new_tokens=NUM, eos_token_ids=()).tokens
-    for own, source in zip(module.parameters(), new.parameters(), strict=True):
-        own.data.copy_(source)
-    found = made.generate(PROMPT, max_new_tokens=NUM, eos_token_ids=()).tokens
-    assert found == plain(new) != before
-
-
 def hits(made: Speculator, prompts: list[list[int]]) -> int:
     before = 0 if made._engine is None else made._engine.num_prefix_hits
     made.generate(prompts, max_new_tokens=4)
@@ -192,33 +173,12 @@ def test_a_suspended_answer_shares_nothing_with_later_calls() -> None:
     suspended.close()
 
 
-def test_memory_of_a_scope_survives_a_change_of_dtype() -> None:
-    model = tiny_model("llama", seed=3)
-    made = Speculator.from_pretrained(model, ["lookup"], preset="metasd", scope="session")
-    made.generate(PROMPT, max_new_tokens=NUM)
-    memory = made.memory
-    model.double()
-    made.generate(PROMPT, max_new_tokens=NUM)
-    assert made.memory is memory
-
-
 def test_a_speculator_without_specs_of_its_drafters_says_what_to_do() -> None:
     model = tiny_model("llama", seed=3)
     made = Speculator(load_model(model), None, [], preset("plain"))
     model.double()
     with pytest.raises(DraftwiseError, match="another dtype, vocabulary or configuration"):
         made.generate(PROMPT, max_new_tokens=4)
-
-
-def test_loading_leaves_the_mode_of_every_layer() -> None:
-    model = tiny_model("gpt2", seed=3).train()
-    model.transformer.h[0].eval()
-    before = [layer.training for layer in model.modules()]
-    twin = copy.deepcopy(model)
-    made = Speculator.from_pretrained(model, [twin, "lookup"])
-    made.generate(PROMPT, max_new_tokens=4)
-    assert [layer.training for layer in model.modules()] == before
-    assert [layer.training for layer in twin.modules()] == before
 
 
 def test_gradient_checkpointing_in_training_mode_is_refused() -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from unittest import mock
-
 import numpy as np
 import pytest
 
-from draftwise.compiled import warm_up
 from draftwise.controller import MeasuredCostModel
 from engine.pairs import PROMPTS, speculator
-from modules import module_of
 
 A_TOKEN, CONTEXT_TOKEN = 0.03, 1e-4
 
@@ -28,18 +23,6 @@ def metered(rows: int = 1, num: int = 200) -> MeasuredCostModel:
         tokens, context = rows * int(rng.integers(1, 10)), int(rng.integers(100, 4000))
         cost_model.record_target_step(rows, tokens, context, seconds_of(rows, tokens, context))
     return cost_model
-
-
-def test_functions_are_compiled_before_the_first_request(caplog: pytest.LogCaptureFixture) -> None:
-    calls: list[int] = []
-    warm_ups = [lambda: calls.append(1)]
-    with (
-        mock.patch.object(module_of(warm_up), "_warm_ups", warm_ups),
-        caplog.at_level(logging.DEBUG, logger="draftwise"),
-    ):
-        _ = MeasuredCostModel({}), MeasuredCostModel({})
-    assert len(calls) == module_of(warm_up).HAS_NUMBA
-    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 4])

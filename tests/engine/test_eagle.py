@@ -19,7 +19,6 @@ from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from draftwise_lab.train import save_head
 from eagles import eagle_head, features_of
 from engine.pairs import PROMPTS, eagle, eagle_target, plain_greedy, reader, speculator
-from engine.scripted import Playlist
 from modules import module_of
 from sessions import Driven, opened
 
@@ -209,17 +208,6 @@ def test_a_draft_without_hidden_states_is_a_bug_that_is_said() -> None:
     context = Context(0, [1, 2, 3], SAMPLED, np.random.default_rng(0))
     with pytest.raises(RuntimeError, match="tap it before prefill"):
         opened(eagle(), [context]).propose([DraftTask(context, 2, Fixed())])
-
-
-def test_accepted_drafts_of_a_head_that_knows_the_target() -> None:
-    """Chains and trees of a fitted head are accepted, also after rounds without drafts."""
-    made = speculator(["eagle", "lookup"], "fixed:0", lengths=(5,), trees=(None, TREE))
-    for plans in ([1] * 40, [2] * 40, [0, 0, 1, 0, 2] * 10):
-        generation = made.start(PROMPTS[0], max_new_tokens=40)
-        generation._requests[0].decider.policy = Playlist(plans, len(made.plans))
-        list(generation)
-        (result,) = generation.results()
-        assert result.tokens == plain_greedy(PROMPTS[0], 40)
 
 
 @pytest.fixture

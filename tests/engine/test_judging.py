@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 
@@ -105,18 +104,3 @@ def test_nothing_is_drafted_behind_a_token_that_ends_the_answer(
             # the same model drafts: all is accepted, and the last draft ends with the end token
             assert rounds[-1].num_drafted <= rounds[-1].num_accepted <= 6
     assert ends
-
-
-def test_the_records_of_a_batch_add_up() -> None:
-    rng = np.random.default_rng(0)
-    target = target_that_cannot_read(POISON)
-    made = Speculator(
-        target,
-        None,
-        [drafter_that_likes(POISON, target)],
-        Preset("fixed:0", "length", "free", (3,), False),
-    )
-    prompts = [rng.integers(0, 5, 4).tolist() for _ in range(4)]
-    for result in made.generate(prompts, max_new_tokens=12):
-        assert result.stats.num_emitted == len(result.tokens)
-        assert len(result.sources) == len(result.tokens)

@@ -129,18 +129,6 @@ def test_requests_of_scope_auto_learn_from_those_before_them(tmp_path: Path) -> 
     assert json.loads(path.read_text())["scopes"]["auto"]["answers"][1] == 4.0
 
 
-def test_a_memory_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
-    spec = made("auto")
-    spec.generate(PROMPT, **OPTIONS)
-    spec.memory.save(path)
-    whole = json.loads(path.read_text())
-    whole["scopes"]["auto"]["answers"] = [30.0, 0.0]
-    path.write_text(json.dumps(whole))
-    with pytest.raises(DraftwiseError, match="cannot load"):
-        spec.memory.load(path)
-
-
 def test_links_are_neither_written_through_nor_replaced(tmp_path: Path) -> None:
     memory, victim, real = made("session").memory, tmp_path / "victim.txt", tmp_path / "real.json"
     victim.write_text("precious")
@@ -205,15 +193,6 @@ def test_two_writers_of_one_file_never_fail_and_never_tear_it(tmp_path: Path) ->
         json.loads(path.read_text())
     assert errors == []
     assert {file.name for file in tmp_path.iterdir()} == {"state.json", ".state.json.lock"}
-
-
-def test_what_another_scope_saved_meanwhile_stays(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
-    first, other = made("task:a"), made("task:b")
-    first.memory.save(path)
-    other.memory.save(path)
-    first.memory.save(path)
-    assert set(json.loads(path.read_text())["scopes"]) == {"task:a", "task:b"}
 
 
 def test_what_the_same_scope_saved_meanwhile_is_kept_aside(tmp_path: Path) -> None:

@@ -187,24 +187,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "window"),
-    [
-        ("", None),
-        (",window=32", Window(4, 32)),
-        (",sink=0,window=8", Window(0, 8)),
-    ],
-)
-def test_a_spec_says_the_window(folder: Path, options: str, window: Window | None) -> None:
-    made = Speculator.from_pretrained(target().module, [f"lm:{folder}{options}"], lengths=[2])
-    (drafter,) = made.drafters
-    assert isinstance(drafter, LMDrafter)
-    assert (drafter.name, drafter.window) == ("small", window)
-    assert made.generate(PROMPTS[2], max_new_tokens=30).tokens == plain_greedy(PROMPTS[2], 30)
-    named = Speculator.from_pretrained(target().module, [f"it=lm:{folder}{options}"])
-    assert [drafter.name for drafter in named.drafters] == ["it"]
-
-
-@pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ("width=3", "no option 'width'; its options are: path, window, sink"),
@@ -218,12 +200,3 @@ def test_a_spec_says_the_window(folder: Path, options: str, window: Window | Non
 def test_what_a_spec_cannot_say(folder: Path, options: str, complaint: str) -> None:
     with pytest.raises(DraftwiseError, match=complaint):
         Speculator.from_pretrained(target().module, [f"lm:{folder},{options}"])
-
-
-def test_windows_of_the_zoo() -> None:
-    from draftwise.settings import expand
-
-    (one,) = expand(["zoo:python,window=64"])
-    assert one.startswith("python=lm:")
-    assert one.endswith("python,window=64")
-    assert all(spec.endswith(",window=64") for spec in expand(["zoo,window=64"]))

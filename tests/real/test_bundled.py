@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,6 @@ def benchmarks() -> Runs:
     found = runs_of(files)
     assert len(found) > 10_000
     return found
-
-
-def test_overlap_is_found_where_there_is_some() -> None:
-    text = "Please tell me in a few short words what the capital of France may be"
-    assert runs(text) & runs(f"Dear model! {text.upper()}?")
-    assert not runs(text) & runs(text.replace("short", "long").replace("of", "in"))
 
 
 @pytest.mark.parametrize(("target", "folder"), OWN)
@@ -86,12 +79,6 @@ def test_every_drafter_has_a_card_and_stays_small(target: str, folder: Path) -> 
     for word in ("data", "steps", "depth", "licence"):
         assert word in card.lower()
     assert sum(file.stat().st_size for file in folder.parent.rglob("*")) < MOST_BYTES
-
-
-def test_all_of_them_together_stay_small_in_git() -> None:
-    """Sizes after deflate, as git stores files."""
-    files = [f for _, folder in OWN for f in folder.iterdir()]
-    assert sum(len(zlib.compress(file.read_bytes(), 1)) for file in files) < MOST_BYTES
 
 
 def test_a_target_drafts_with_retrieval_and_its_own() -> None:

@@ -18,7 +18,6 @@ from safetensors.numpy import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from cli.conftest import run_command
-from draftwise import zoo
 from draftwise.pool import resolve_target
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
@@ -189,23 +188,6 @@ def test_a_replaced_file_of_the_same_name_and_size_is_unpacked_anew(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_converts_a_file_is_part_of_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_gguf(tmp_path / "tiny.gguf")
-    folder = silent(tmp_path / "tiny.gguf")
-    shutil.copy(tmp_path / "tiny.gguf", tmp_path / "copy.gguf")
-    os.replace(tmp_path / "copy.gguf", tmp_path / "tiny.gguf")  # another inode, the same content
-    monkeypatch.setattr(unpack, "_convert", lambda *_: pytest.fail("converted again"))
-    assert silent(tmp_path / "tiny.gguf") == folder
-    for package in ("transformers", "gguf"):
-        versions = {"transformers": "1", "gguf": "1", package: "2"}
-        monkeypatch.setattr(unpack.metadata, "version", versions.__getitem__)
-        with pytest.raises(pytest.fail.Exception, match="converted again"):
-            silent(tmp_path / "tiny.gguf")
-
-
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -222,17 +204,6 @@ def test_a_damaged_folder_is_unpacked_again(
     whole = embeddings(folder)
     damage(folder / name)
     assert torch.equal(embeddings(silent(tmp_path / "tiny.gguf")), whole)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_of_two_that_unpack_at_once_the_first_one_stays(tmp_path: Path) -> None:
-    """Its reader has the files open, which must not be deleted."""
-    write_gguf(tmp_path / "tiny.gguf")
-    folder = silent(tmp_path / "tiny.gguf")
-    inode = (folder / "model.safetensors").stat().st_ino
-    unpack._make(folder, [tmp_path / "tiny.gguf"], "digest", None, lambda line: None)
-    assert (folder / "model.safetensors").stat().st_ino == inode
-    assert list(folder.parent.iterdir()) == [folder]
 
 
 def split(file: Path, num: int, drop: str = "") -> list[Path]:
@@ -330,12 +301,6 @@ def test_tensors_that_the_library_drops_are_refused(tmp_path: Path, name: str, s
         silent(tmp_path / "tiny.gguf")
 
 
-def test_a_folder_may_be_called_like_a_file(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").mkdir()
-    assert not zoo.is_pretrained(str(tmp_path / "model.gguf"))
-    assert zoo.is_pretrained("MODEL.GGUF")
-
-
 def unknown_user(uid: int) -> None:
     raise KeyError(f"getpwuid(): uid not found: {uid}")
 
@@ -426,23 +391,8 @@ def test_a_checkpoint_without_weights_has_all_else(checkpoint: str) -> None:
     assert AutoTokenizer.from_pretrained(folder).chat_template
 
 
-@pytest.mark.parametrize("name", catalog.PRETRAINED)
-def test_every_entry_has_an_extra(name: str) -> None:
-    project = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
-    assert f"\n{name} = [" in project
-
-
 def test_auto_tells_what_it_picked(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf")
     ask = ("generate", "a", "--target", tmp_path / "tiny.gguf", "--max-new-tokens", 2)
     assert "--dtype auto: float32 as the checkpoint has it" in run_command(*ask).err
     assert "--dtype auto" not in run_command(*ask, "--dtype", "bfloat16").err
-
-
-def test_a_gguf_file_that_is_cut_off(tmp_path: Path) -> None:
-    whole, cut = tmp_path / "tiny.gguf", tmp_path / "cut.gguf"
-    write_gguf(whole)
-    cut.write_bytes(whole.read_bytes()[:20])
-    refusal = run_command("generate", "a", "--target", cut).err.splitlines()[-1]
-    assert "cut off" in refusal
-    assert "Download it again" in refusal

@@ -213,15 +213,3 @@ def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
             interrupted(path)
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]
-
-
-def test_places_that_cannot_be_written_are_refused_before_any_work(tmp_path: Path) -> None:
-    (tmp_path / "corpus.txt").write_text("precious")
-    for path, said in (
-        (tmp_path, "is a folder"),
-        (tmp_path / "missing" / "a.store", "cannot write"),
-        (tmp_path / "corpus.txt", "exists and is no datastore"),
-    ):
-        with pytest.raises(DraftwiseError, match=said), replacing(path):
-            pytest.fail("the work began")
-    assert (tmp_path / "corpus.txt").read_text() == "precious"

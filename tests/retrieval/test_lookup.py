@@ -79,27 +79,6 @@ def test_behind_a_draft_the_text_alone_is_searched(least: int, most: int) -> Non
     assert found > 500
 
 
-def test_scores_are_what_would_have_been_proposed() -> None:
-    """alpha is 1 exactly where the proposal at that position is the token that follows."""
-    for text in texts():
-        context = Context(0, text[:1], SamplingParams(), np.random.default_rng(0))
-        session = opened(LookupDrafter("lookup", 1, 8), [context])
-        session.score([context], everything=False)
-        for start in range(1, len(text) - 7, 7):
-            context.extend(text[start : start + 7], text[start : start + 7])
-            (scores,) = session.score([context], everything=False)
-            assert scores is not None
-            assert scores.matches is not None
-            assert scores.start == start
-            for offset, (alpha, match) in enumerate(
-                zip(scores.alphas, scores.matches, strict=True)
-            ):
-                here = text[: start + offset]
-                expected, source = reference(here, 1, 8)
-                proposed = here[source] if expected else -1
-                assert (int(match), alpha) == (expected, float(proposed == text[start + offset]))
-
-
 @pytest.mark.parametrize(("least", "most"), [(0, 3), (4, 3), (-1, -1)])
 def test_impossible_sizes_are_refused(least: int, most: int) -> None:
     with pytest.raises(ValueError, match=r"it must be (a whole number|at most)"):

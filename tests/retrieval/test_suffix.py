@@ -237,24 +237,12 @@ def test_a_long_prompt_is_looked_at_only_where_it_can_be_scored() -> None:
     assert chain(session, context, 3) == [102, 103, 104]
 
 
-def test_the_draft_runs_on_into_itself() -> None:
-    context = context_of([7, 1, 2, 3, 1, 2])
-    session = opened(SuffixDrafter("suffix"), [context])
-    assert chain(session, context, 8) == [3, 1, 2, 3, 1, 2, 3, 1]
-
-
 def test_behind_the_end_of_a_past_output_text_and_draft_are_matched_again() -> None:
     drafter = SuffixDrafter("suffix")
     history(drafter, [[4, 5, 6, 8, 9, 9, 2], [1, 2, 3, 4]])
     context = context_of([1, 2])
     session = opened(drafter, [context])
     assert chain(session, context, 5) == [3, 4, 5, 6, 8]
-
-
-def test_a_match_in_the_own_text_runs_on_through_the_draft() -> None:
-    drafter = SuffixDrafter("suffix")
-    history(drafter, [[8, 9, 1]])
-    assert chain_of(drafter, context_of([1, 5, 8]), 7) == [9, 1, 5, 8, 9, 1, 5]
 
 
 def test_prompts_are_not_shared_and_outputs_are_at_once() -> None:

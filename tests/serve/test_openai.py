@@ -157,16 +157,6 @@ def test_sampling_fields(client: openai.OpenAI, speculator: Speculator) -> None:
     assert forced == speculator.tokenizer.decode([5] * 5)
 
 
-def test_stops_and_ends(client: openai.OpenAI, speculator: Speculator) -> None:
-    greedy = plain(speculator, PROMPT)
-    stop = greedy.text[5:7]
-    made = client.completions.create(
-        model="tiny", prompt=PROMPT, max_tokens=24, temperature=0, stop=[stop]
-    )
-    assert made.choices[0].text == greedy.text[: greedy.text.index(stop)]
-    assert made.choices[0].finish_reason == "stop"
-
-
 def test_logprobs_and_echo(client: openai.OpenAI, speculator: Speculator) -> None:
     ids = speculator.tokenizer(PROMPT)["input_ids"]
     made = client.completions.create(
@@ -201,20 +191,6 @@ def test_logprobs_and_echo(client: openai.OpenAI, speculator: Speculator) -> Non
     assert all(one.logprob == one.top_logprobs[0].logprob for one in content.content)
 
 
-def test_chat_streams_and_counts(client: openai.OpenAI, speculator: Speculator) -> None:
-    expected = plain(speculator, MESSAGES).text
-    chunks = list(
-        client.chat.completions.create(
-            model="tiny", messages=MESSAGES, max_completion_tokens=24, temperature=0, stream=True,
-            stream_options={"include_usage": True}, user="someone",
-        )
-    )  # fmt: skip
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == expected
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens > 0
-    assert "speculative_decoding" in chunks[-1].model_dump()["metrics"]
-
-
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -241,26 +217,6 @@ def test_forms_are_kept(client: openai.OpenAI, temperature: float) -> None:
         extra_body={"structured_outputs": {"regex": "(ab|cd){2,6}e"}},
     )  # fmt: skip
     assert re.fullmatch("(ab|cd){2,6}e", made.choices[0].text)
-
-
-def test_an_object_a_choice_and_pieces(client: openai.OpenAI) -> None:
-    chat = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, max_tokens=60, temperature=0,
-        response_format={"type": "json_object"},
-    )  # fmt: skip
-    choice = chat.choices[0]
-    assert (choice.message.content or "").startswith("{")
-    assert choice.finish_reason == "length" or json.loads(choice.message.content or "") is not None
-    made = client.completions.create(
-        model="tiny", prompt=PROMPT, max_tokens=20, temperature=0,
-        extra_body={
-            "structured_outputs": {"choice": ["abc", "dab"]},
-            "draftwise": {"pieces": True, "deadline_s": 60},
-        },
-    )  # fmt: skip
-    assert made.choices[0].text in {"abc", "dab"}
-    pieces = made.choices[0].model_dump()["draftwise"]["pieces"]
-    assert "".join(text for text, _ in pieces) == made.choices[0].text
 
 
 def test_a_form_changes_no_token_that_it_allows(client: openai.OpenAI) -> None:
@@ -296,31 +252,6 @@ def test_forms_that_cannot_be_kept_are_refused(
                 extra_body={"structured_outputs": {"regex": regex}},
             )
         )
-
-
-def test_tools(client: openai.OpenAI) -> None:
-    tool: Any = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
-    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
-        chat = client.chat.completions.create(
-            model="tiny", messages=MESSAGES, tools=[tool], tool_choice=choice, max_tokens=100,
-            temperature=0,
-        )  # fmt: skip
-        (call,) = chat.choices[0].message.tool_calls or []
-        assert call.type == "function"
-        assert call.function.name == "add"
-        assert json.loads(call.function.arguments).keys() == {"n", "w"}
-        assert chat.choices[0].finish_reason == "tool_calls"
-    stream = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, tools=[tool], tool_choice="required", max_tokens=100,
-        temperature=0, stream=True,
-    )  # fmt: skip
-    calls = [call for c in stream for call in c.choices[0].delta.tool_calls or []]
-    assert calls[0].function is not None
-    assert json.loads(calls[0].function.arguments or "").keys() == {"n", "w"}
-    chat = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, tools=[tool], tool_choice="none", max_tokens=4
-    )
-    assert not chat.choices[0].message.tool_calls
 
 
 def test_errors_have_their_classes(client: openai.OpenAI) -> None:

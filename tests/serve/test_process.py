@@ -19,8 +19,6 @@ import pytest
 
 from cli.conftest import run_command
 from draftwise.cli import read_template
-from draftwise.engine import SharedPolicyState
-from draftwise.registry import make_policy
 from draftwise.serve import Closing, Server, ServerSettings, bind, make_app
 from draftwise.serve import listen_on as listen
 from draftwise.types import DraftwiseError
@@ -212,18 +210,6 @@ def test_answers_that_take_longer_than_the_drain_end_properly() -> None:
 def test_refusals(more: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftwise.cli.options.load", None)  # refused before loading
     assert words in run_command("serve", *more).refusal
-
-
-def test_a_state_of_another_policy_is_refused_and_stays(
-    pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    state = tmp_path / "state.json"
-    name = "goodput:prior=0.5"
-    SharedPolicyState("session", make_policy(name, 1), name).save(state)
-    before = state.read_text()
-    said = run_command("serve", "--target", pair[0], "--port", 0, "--state", state).refusal
-    assert f"learnt with the policy {name}" in said
-    assert state.read_text() == before
 
 
 def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,19 +88,6 @@ def test_answers_come_in_parts_and_end() -> None:
     assert [is_first for _, is_first in books.gaps].count(True) == 2
 
 
-def test_a_request_joins_while_others_run() -> None:
-    fake = Fake()
-    worker = make(fake)
-    _, first = submit(worker, ask([1], 20))
-    worker.turn()
-    _, second = submit(worker, ask([2], 3))
-    while fake.engine.has_work or not second[0].ended.is_set():
-        worker.turn()
-    assert first[0].whole.tokens == [1] * 20
-    assert second[0].whole.tokens == [2] * 3
-    assert fake.engine.most_rows == 2
-
-
 def test_the_queue_is_bounded_and_takes_all_or_none() -> None:
     fake = Fake()
     worker = make(fake, max_open=3)
@@ -180,18 +167,6 @@ def test_a_round_that_fails_ends_its_rows_and_no_others() -> None:
     assert readers[0].whole.finish_reason == "error"
     assert "a drafter raised" in str(readers[0].whole.error)
     assert readers[1].whole.tokens == [2] * 4
-
-
-def test_an_engine_that_always_fails_keeps_nobody_waiting() -> None:
-    def fails(step: int) -> None:
-        raise RuntimeError("broken for good")
-
-    fake = Fake(max_rows=1, fails=fails)
-    worker = make(fake)
-    _, readers = submit(worker, ask([1]), ask([2]), ask([3]))
-    for _ in range(4):
-        worker.turn()
-    assert [r.whole.finish_reason for r in readers] == ["error"] * 3
 
 
 def test_the_thread_sleeps_while_there_is_nothing_to_do() -> None:

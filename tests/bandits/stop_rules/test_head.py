@@ -77,14 +77,6 @@ def test_the_product_of_predictions_ends_the_draft(
     assert depth_of(rule, [0.8, 0.7, 0.5, 0.9, 0.9], length=5) == expected
 
 
-def test_a_new_draft_begins_with_trust(tmp_path: Path) -> None:
-    stop_rule = make_stop_rule(f"head:{linear(tmp_path)},h=0.5")
-    for _ in range(3):
-        assert stop_rule.should_continue(DraftStep(0, 8)) is True
-        assert stop_rule.should_continue(DraftStep(1, 8, hidden=state(0.6))) is True
-        assert stop_rule.should_continue(DraftStep(2, 8, hidden=state(0.6))) is False
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("num_layers", range(5))
 def test_numpy_computes_what_torch_does(num_layers: int, tied: bool, tmp_path: Path) -> None:
@@ -131,15 +123,7 @@ def test_the_authors_files_can_be_read(kind: str, tmp_path: Path) -> None:
     assert {key.partition(".")[0] for key in load(tmp_path).state_dict()} == {"model"}
 
 
-def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
-    save(AcceptanceHead(SIZE, 0), linear(tmp_path))
-    first = read_head(tmp_path)
-    assert read_head(tmp_path) is first, "every request makes its own stop rule"
-    save(AcceptanceHead(SIZE, 1), tmp_path)
-    assert len(read_head(tmp_path).blocks) == 1
-
-
-@pytest.mark.parametrize("how", ["renamed", "written over", "another folder of that name"])
+@pytest.mark.parametrize("how", ["written over", "another folder of that name"])
 def test_another_head_of_the_same_name_size_and_time_is_read(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,9 +139,7 @@ def test_another_head_of_the_same_name_size_and_time_is_read(
     wanted = [read_head(folder / "head").blocks[0][0] for folder in folders]
     monkeypatch.chdir(folders[0])
     assert np.array_equal(read_head(Path("head")).blocks[0][0], wanted[0])
-    if how == "renamed":
-        os.replace(files[1], files[0])
-    elif how == "written over":
+    if how == "written over":
         files[0].write_bytes(files[1].read_bytes())
         os.utime(files[0], ns=(10**18, 10**18))
     else:
@@ -310,9 +292,3 @@ def test_the_preset_of_the_paper() -> None:
     made = Speculator(target(), None, [fresh()], setting)
     for prompt in PROMPTS:
         assert made.generate(prompt, max_new_tokens=30).tokens == plain_greedy(prompt, 30)
-
-
-def test_drafts_are_of_many_lengths() -> None:
-    made = Speculator(target(), None, [fresh()], preset("specdecpp"))
-    rounds = list(made.start(PROMPTS[2], max_new_tokens=80, temperature=1.0))
-    assert len({round_.num_drafted for round_ in rounds}) > 2
