@@ -17,7 +17,6 @@ import uvicorn
 from draftwise.serve import (
     Codec,
     Grammars,
-    History,
     Metrics,
     RequestParser,
     ServerSettings,
@@ -100,11 +99,11 @@ def fake_service(
 ) -> Service:
     """A service on an engine without a model."""
     tokenizer, eos = fake.tokenizer, frozenset({VOCAB - 1})
-    metrics, history = Metrics("parrot", fake.engine.max_rows, max_open, PLANS), History(PLANS)
+    metrics = Metrics("parrot", fake.engine.max_rows, max_open, PLANS)
     codec = Codec(
         tokenizer, max(VOCAB, len(tokenizer)), MAX_POSITIONS, more.pop("chat_template", None)
     )
-    worker = Worker(fake.engine, fake.request, max_open=max_open, observers=[metrics, history])
+    worker = Worker(fake.engine, fake.request, max_open=max_open, observers=[metrics])
     return Service(
         worker=worker,
         parser=RequestParser(
@@ -114,7 +113,6 @@ def fake_service(
             replace(limits or ServerSettings(), max_rows=max_open, max_queue=0),
         ),
         metrics=metrics,
-        history=history,
         models=("parrot", "other-name"),
         num_spec_tokens=2,
         about={"model": "parrot", "drafters": ["parrot"], "has_template": False},

@@ -150,7 +150,7 @@ def framing() -> Iterator[Attack]:
             b"GET /\0 HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET /%ff%fe HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET /v1/models/..%2f..%2fetc%2fpasswd HTTP/1.1\r\nHost: localhost\r\n\r\n",
-            b"GET /stats?since=" + b"9" * 5000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET /stats?x=" + b"9" * 5000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n",
             b"GET / HTTP/1.1\r\n\r\n",
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from draftwise.serve.app import PAGE, make_app
     from draftwise.serve.calls import CallParser, CallTags, calls_schema, free_grammar
     from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
-    from draftwise.serve.metrics import History, Metrics
+    from draftwise.serve.metrics import Metrics
     from draftwise.serve.parse import Codec, RequestParser
     from draftwise.serve.responses import EventStream, num_predicted
     from draftwise.serve.run import Server, StateSaver, make_service

@@ -159,9 +159,11 @@ def _add_views(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/stats")
-    async def stats(since: int = 0) -> dict[str, Any]:
+    async def stats() -> dict[str, Any]:
         """For the live page."""
-        return service.about | service.history.as_json(since) | service.metrics.speeds()
+        worker = service.worker
+        queue = {"running": worker.engine.num_running, "waiting": worker.num_waiting}
+        return service.about | service.metrics.totals() | queue
 
     @app.get("/", include_in_schema=False)
     async def page() -> HTMLResponse:

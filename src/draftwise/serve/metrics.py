@@ -1,27 +1,24 @@
-"""Observers of the worker: Prometheus metrics, and the live page's recent history.
+"""An observer of the worker: Prometheus metrics, and the totals that the live page shows.
 
 Metrics use vLLM's names where the meaning is the same.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter as Counts
-from collections import deque
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from draftwise.controller.guard import Guard
 from draftwise.engine.engine import Engine
 from draftwise.engine.outputs import Account, Round
 from draftwise.serve.worker import Observer, RequestHandle, Worker
-from draftwise.types import NONE, Floats, Plan
+from draftwise.types import NONE, Plan
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _FEW_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -29,7 +26,6 @@ _SPEED = "Tokens a second relative to plain decoding: since the start, and recen
 _ALLOWED = "1 while the guard allows drafts, 0 while it does not."
 _PRICED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _PRICE_EVERY_S = 1.0
-_HISTORY_S = 300
 MOST_LABELS = 32  # labels counted by name; further ones are counted as ``other``
 
 
@@ -38,6 +34,9 @@ class Metrics(Observer):
 
     def __init__(self, model: str, max_rows: int, max_open: int, plans: Sequence[Plan]) -> None:
         self._plans, self._priced_s = plans, float("-inf")
+        self._sums: dict[str, float] = defaultdict(float, rounds=0, answers=0)
+        self._sources, self._played = Counts[str](), Counts[str]()
+        self._best: dict[str, dict[str, float]] = {}  # by drafter, its best plan and that's value
         self._guard = Guard()
         self._registry, self._model = CollectorRegistry(), model
         counter, gauge = partial(self._metric, Counter), partial(self._metric, Gauge)
@@ -95,20 +94,25 @@ class Metrics(Observer):
         speed("start").set_function(lambda: engine.guard.speed)
         speed("recent").set_function(lambda: engine.guard.recent_speed)
 
-    def speeds(self) -> dict[str, Any]:
-        """Speed relative to plain decoding for the live page: overall, recent, and by label."""
-        found = dict(self._accounts)  # the engine's thread may add one meanwhile
+    def totals(self) -> dict[str, Any]:
+        """For the live page: sums since the start, and speeds relative to plain decoding.
+
+        The engine's thread goes on counting meanwhile, so everything is copied at once.
+        """
+        speeds = {name: [one.speed, one.recent_speed] for name, one in dict(self._accounts).items()}
         return {
+            "now": time.time(), "totals": dict(self._sums), "tokens": dict(self._sources),
+            "pulls": dict(self._played), "estimates": dict(self._best),
             "speed": round(self._guard.speed, 4),
-            "recent_speed": round(self._guard.recent_speed, 4),
-            "labels": {label: [one.speed, one.recent_speed] for label, one in found.items()},
-        }
+            "recent_speed": round(self._guard.recent_speed, 4), "labels": speeds,
+        }  # fmt: skip
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
         if not rounds:
             return
         for round_ in rounds:
             self._count(round_)
+        self._sum(rounds)
         if time.monotonic() - self._priced_s >= _PRICE_EVERY_S:
             self._price(rounds[-1], engine)
         for phase, seconds in rounds[0].seconds.items():  # rows of a step share its seconds
@@ -122,6 +126,7 @@ class Metrics(Observer):
             self._between.observe(gap_s / num_tokens)
 
     def saw_end(self, handle: RequestHandle) -> None:
+        self._sums["answers"] += 1
         self._prompt.inc(len(handle.ask.prompt))
         self._ended(handle.finish_reason).inc()
         self._whole.observe(handle.took_s)
@@ -132,11 +137,27 @@ class Metrics(Observer):
     def text(self) -> Any:
         return generate_latest(self._registry)
 
+    def _sum(self, rounds: Sequence[Round]) -> None:
+        first, num = rounds[0], sum(round_.num_emitted for round_ in rounds)
+        self._sums["rounds"] += len(rounds)
+        for name, seconds in (
+            ("busy_s", sum(first.seconds.values())),
+            ("plain_s", first.prompt_s[0] + first.plain_s * num / len(rounds)),
+            ("spent_s", first.prompt_s[1] + first.spent_s),
+            ("verify_s", first.seconds.get("verify", 0.0)),
+            ("draft_s", first.seconds.get("draft", 0.0)),
+        ):
+            self._sums[name] += seconds
+
     def _price(self, round_: Round, engine: Engine) -> None:
         self._priced_s = time.monotonic()
         if len(round_.estimates) == len(self._plans):  # the server's own policy, not a request's
+            best: dict[str, dict[str, float]] = {}
             for plan, value in zip(self._plans, round_.estimates, strict=True):
                 self._estimates(plan.drafter, str(plan.length)).set(value)
+                if value > best.get(plan.drafter, {"value": float("-inf")})["value"]:
+                    best[plan.drafter] = {"length": plan.length, "value": round(float(value), 6)}
+            self._best = best
         if (costs := engine.costs) is not None:
             for tokens in (n for n in _PRICED_TOKENS if n <= len(costs.target_s)):
                 self._prices("target", str(tokens)).set(costs.target_s[tokens - 1])
@@ -146,6 +167,8 @@ class Metrics(Observer):
     def _count(self, round_: Round) -> None:
         plan = round_.plan
         self._pulls(plan.drafter, str(plan.length)).inc()
+        self._played[plan.drafter] += 1
+        self._sources.update(round_.sources)
         self._generated.inc(len(round_.tokens))
         if round_.label:
             self._count_label(round_)
@@ -175,91 +198,3 @@ class Metrics(Observer):
         """A metric of this model; if it has labels, a function from their values to a metric."""
         made = kind(name, words, ["model_name", *labels], registry=self._registry, **options)
         return partial(made.labels, self._model) if labels else made.labels(self._model)
-
-
-@dataclass
-class Second:
-    """The engine's activity in one second; expected: estimates of each drafter's best plan."""
-
-    at: int
-    tokens: Counts[str] = field(default_factory=Counts)
-    pulls: Counts[str] = field(default_factory=Counts)
-    busy_s: float = 0.0
-    plain_s: float = 0.0  # that plain decoding would have taken, and what was spent
-    spent_s: float = 0.0
-    verify_s: float = 0.0
-    draft_s: float = 0.0
-    num_rounds: int = 0
-    running: int = 0
-    waiting: int = 0
-    expected: dict[str, float] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        found = vars(self) | {"tokens": dict(self.tokens), "pulls": dict(self.pulls)}
-        return {name: round(v, 6) if isinstance(v, float) else v for name, v in found.items()}
-
-
-class History(Observer):
-    """Keeps the last ``_HISTORY_S`` seconds; thread-safe. plans: arms of the server's policy."""
-
-    def __init__(self, plans: Sequence[Plan]) -> None:
-        self._plans, self._lock = list(plans), threading.Lock()
-        self._seconds: deque[Second] = deque(maxlen=_HISTORY_S)
-        self._estimates: Floats = np.zeros(0)
-        self._totals: Counts[str] = Counts()
-
-    def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
-        if not rounds:
-            return
-        with self._lock:
-            second = self._now()
-            second.running, second.waiting = engine.num_running, engine.num_waiting
-            seconds = rounds[0].seconds  # shared by the rows of a step
-            second.busy_s += sum(seconds.values())
-            first, num = rounds[0], sum(round_.num_emitted for round_ in rounds)
-            second.plain_s += first.prompt_s[0] + first.plain_s * num / len(rounds)
-            second.spent_s += first.prompt_s[1] + first.spent_s
-            second.verify_s += seconds.get("verify", 0.0)
-            second.draft_s += seconds.get("draft", 0.0)
-            for round_ in rounds:
-                second.num_rounds += 1
-                second.tokens.update(round_.sources)
-                second.pulls[round_.plan.drafter] += 1
-                self._totals.update(round_.sources)
-            if len(rounds[-1].estimates) == len(self._plans):  # not of a request's plans
-                self._estimates = rounds[-1].estimates
-
-    def saw_end(self, handle: RequestHandle) -> None:
-        with self._lock:
-            self._totals["answers"] += 1
-
-    def as_json(self, since: int) -> dict[str, Any]:
-        """Seconds from ``since`` on (the last may still change), totals, estimates by drafter."""
-        with self._lock:
-            self._expect()
-            return {
-                "now": int(time.time()),
-                "seconds": [s.as_json() for s in self._seconds if s.at >= since],
-                "totals": dict(self._totals),
-                "estimates": self._best(),
-            }
-
-    def _best(self) -> dict[str, dict[str, float]]:
-        """By drafter, the length and value of its best plan by the current estimates."""
-        best: dict[str, dict[str, float]] = {}
-        for plan, value in zip(self._plans, self._estimates, strict=False):
-            if float(value) > best.get(plan.drafter, {"value": float("-inf")})["value"]:
-                best[plan.drafter] = {"length": plan.length, "value": round(float(value), 6)}
-        return best
-
-    def _expect(self) -> None:
-        """Store the policy's current estimates as those at the end of the last second."""
-        if self._seconds:
-            self._seconds[-1].expected = {name: b["value"] for name, b in self._best().items()}
-
-    def _now(self) -> Second:
-        at = int(time.time())
-        if not self._seconds or self._seconds[-1].at != at:
-            self._expect()
-            self._seconds.append(Second(at))
-        return self._seconds[-1]

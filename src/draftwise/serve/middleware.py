@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftwise.serve.metrics import History, Metrics
+from draftwise.serve.metrics import Metrics
 from draftwise.serve.parse import RequestParser
 from draftwise.serve.schemas import Refused
 from draftwise.serve.settings import ServerSettings
@@ -91,7 +91,6 @@ class Service:
     worker: Worker
     parser: RequestParser
     metrics: Metrics
-    history: History
     models: Sequence[str]
     num_spec_tokens: int
     about: dict[str, Any]

@@ -24,7 +24,7 @@ from draftwise.engine.options import eos_tokens
 from draftwise.engine.outputs import Round
 from draftwise.serve.app import make_app
 from draftwise.serve.constraint import Grammars
-from draftwise.serve.metrics import History, Metrics
+from draftwise.serve.metrics import Metrics
 from draftwise.serve.middleware import Service
 from draftwise.serve.parse import Codec, RequestParser
 from draftwise.serve.settings import ServerSettings, listen
@@ -120,8 +120,7 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
     defaults = _defaults(target.module, settings.generation_config)
     models = settings.models or (target.name,)
     metrics = Metrics(models[0], settings.max_rows, settings.max_open, speculator.plans)
-    history = History(speculator.plans)
-    observers: list[Observer] = [metrics, history]
+    observers: list[Observer] = [metrics]
     learning: dict[str, Any] = {}
     if settings.state is not None:
         state = StateSaver(speculator.memory, settings.state, settings.state_every_s)
@@ -135,7 +134,7 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
         speculator.request, max_open=settings.max_open, observers=observers, **learning,
     )  # fmt: skip
     return Service(
-        worker=worker, metrics=metrics, history=history, models=models, created=int(time.time()),
+        worker=worker, metrics=metrics, models=models, created=int(time.time()),
         parser=RequestParser(
             codec, Grammars(tokenizer, target.vocab_size, eos), eos, settings, defaults
         ),
