@@ -22,8 +22,7 @@ from draftwise.bandits.stop_rules import Fixed
 from draftwise.controller import WINDOW
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.verify import overlap, ratio
-from draftwise.nn.sampling import distributions
-from draftwise.nn.transfer import answered
+from draftwise.nn.sampling import answered, distributions
 from draftwise_lab.zoo import heldout_stream
 
 DEPTH, PROMPT, PROBE_TOKENS = 16, 16, 32

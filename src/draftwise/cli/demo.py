@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,6 @@ from draftwise.types import NONE, DraftwiseError
 if TYPE_CHECKING:
     from draftwise.engine.answer import Piece
     from draftwise.engine.generation import Generation, Result
-    from draftwise.engine.outputs import Stats
     from draftwise.speculator import Speculator
 
 
@@ -144,16 +142,9 @@ class Pair:
 def report(
     pairs: Sequence[Pair], styles: Mapping[str, str], title: str, is_greedy: bool
 ) -> RenderableType:
-    fast = total([pair.fast.stats for pair in pairs])
-    parts = shares(fast.seconds_by_phase)
-    phases = make_table("time by phase", right=list(parts), box=None, padding=(0, 1))
-    phases.add_row("", *(f"{part:.1%}" for part in parts.values()))
     identical = Text.assemble((" output identical: ", "bold"), _same(pairs))
-    facts = [identical if is_greedy else Text(" output: same distribution (sampled)", "bold")]
-    if (peak := _peak_memory_bytes()) is not None:
-        facts.append(Text.assemble((" peak memory: ", "bold"), f"{peak / 1e6:.0f} MB"))
-    speeds, writers = _speeds(pairs, title, is_greedy), _writers(pairs, fast, styles)
-    return Group(speeds, "", writers, "", phases, "", *facts)
+    same = identical if is_greedy else Text(" output: same distribution (sampled)", "bold")
+    return Group(_speeds(pairs, title, is_greedy), "", _writers(pairs, styles), "", same)
 
 
 def _speeds(pairs: Sequence[Pair], title: str, is_greedy: bool) -> Table:
@@ -181,8 +172,8 @@ def _same(pairs: Sequence[Pair]) -> Text:
     return yes_or_no(all(pair.plain.tokens == pair.fast.tokens for pair in pairs))
 
 
-def _writers(pairs: Sequence[Pair], fast: Stats, styles: Mapping[str, str]) -> Table:
-    pulls = shares(fast.pulls)
+def _writers(pairs: Sequence[Pair], styles: Mapping[str, str]) -> Table:
+    pulls = shares(total([pair.fast.stats for pair in pairs]).pulls)
     written = shares(Counter(source for pair in pairs for source in pair.fast.sources))
     table = make_table("drafter", "pulls (rounds)", "tokens written", box=None, padding=(0, 1))
     names = [name for name in pulls | written if name not in {NONE, "target"}]
@@ -198,15 +189,6 @@ def _bar(part: float, style: str) -> Text:
     eighths = round(part * _BAR * 8)
     blocks = "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
     return Text.assemble((blocks, style), " " if blocks else "", f"{part:.0%}")
-
-
-def _peak_memory_bytes() -> int | None:
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 _PROMPT_LINES = 4

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from draftwise import chat, zoo
 from draftwise.bench.suites import read_items
 from draftwise.chat import Message, check_unicode
 from draftwise.cli.failures import NOT_WRITTEN, Said, say, waiting
-from draftwise.files import TRACE_BYTES, holding, read_text
+from draftwise.files import TRACE_BYTES, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.settings import ZOO, check_spec
 from draftwise.types import DraftwiseError
@@ -163,11 +163,6 @@ def keeping_memory(speculator: Speculator, state: Path | None) -> Iterator[None]
             say(f"{state} cannot be written ({why}): what was learnt is lost", style="yellow")
             if ends_well:
                 raise SystemExit(NOT_WRITTEN) from None
-
-
-def alone_in(folder: Path) -> AbstractContextManager[None]:
-    taken = f"another draftwise is at work in {folder}: wait for it, or give another folder"
-    return holding(folder / ".lock", taken)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -120,33 +120,20 @@ def make_table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:
 
 
 class Bars(p.Progress):
-    """Progress bars on stderr, only on a terminal; stays: keep bars, and print above them."""
+    """Progress bars on stderr, only on a terminal; further options are those of ``Progress``."""
 
     def __init__(
         self, what: str = "{task.description}", *columns: p.ProgressColumn,
-        is_shown: bool = True, stays: bool = False,
+        is_shown: bool = True, **options: Any,
     ) -> None:  # fmt: skip
         console = Console(stderr=True)
         times = (p.TimeElapsedColumn(), p.TextColumn("left"), p.TimeRemainingColumn())
+        usual = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
         super().__init__(
-            p.TextColumn(what), p.BarColumn(), p.MofNCompleteColumn(),
-            *(columns or times), console=console, transient=not stays,
-            redirect_stdout=stays, redirect_stderr=stays,
-            disable=not (is_shown and VOICE.notes and console.is_terminal),
+            p.TextColumn(what), p.BarColumn(), p.MofNCompleteColumn(), *(columns or times),
+            console=console, disable=not (is_shown and VOICE.notes and console.is_terminal),
+            **{**usual, **options},
         )  # fmt: skip
-        self._stages: dict[str, p.TaskID] = {}
-
-    def show(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
-        """Advance the bar of a stage; its first call creates the bar."""
-        if stage not in self._stages:
-            self._stages[stage] = self.add_task(stage, total=total)
-        shown = stage if loss is None else f"{stage}, loss {loss:.3f}"
-        self.update(self._stages[stage], completed=done, description=shown)
-
-    def stage(self, name: str, total: int) -> Callable[..., None]:
-        """Begin a stage; returns a function of the number done and, if any, the loss."""
-        self.show(name, 0, total)
-        return lambda done, loss=None: self.show(name, done, total, loss)
 
 
 def yes_or_no(is_same: bool) -> Text:

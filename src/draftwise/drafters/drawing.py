@@ -12,8 +12,7 @@ from torch import Tensor
 
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, Mix
 from draftwise.drafters.runner import DraftInput, DraftModelRunner
-from draftwise.nn.sampling import Dists, SampledSpan, draw, warped
-from draftwise.nn.transfer import DeviceRead
+from draftwise.nn.sampling import DeviceRead, Dists, SampledSpan, draw, warped
 from draftwise.types import Draft, DraftStep, Floats
 
 

@@ -12,10 +12,9 @@ from draftwise.checks import optional, whole
 from draftwise.drafters.protocol import Context
 from draftwise.drafters.runner import DraftInput, DraftModelRunner, TreeLevel
 from draftwise.drafters.session import NeuralSession
-from draftwise.nn.cache import RaggedCache
+from draftwise.nn.cache import HiddenStates, RaggedCache
 from draftwise.nn.eagle import EagleHead, read
 from draftwise.nn.eagle_files import load_head
-from draftwise.nn.hidden_states import HiddenStates
 from draftwise.nn.model import CausalModel
 from draftwise.types import LONGEST_PLAN, TreeShape
 

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from draftwise.bandits.stop_rules import Fixed
-from draftwise.nn.sampling import Dists, Occurrences, SampledSpan
-from draftwise.nn.transfer import DeviceRead
+from draftwise.nn.sampling import DeviceRead, Dists, Occurrences, SampledSpan
 from draftwise.protocols import Mixer, StopRule
 from draftwise.types import Draft, Ints, SamplingParams, Scores, TreeShape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftwise.nn.hidden_states import HiddenStates
+    from draftwise.nn.cache import HiddenStates
 
 MAX_TARGETS = 64  # target distributions of verified tokens that are kept per request, for scores
 

@@ -13,7 +13,7 @@ from draftwise.checks import MANY, whole
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, score_known
 from draftwise.errors import BadValue
 from draftwise.nn.attention import pruned
-from draftwise.nn.transfer import DeviceRead, together
+from draftwise.nn.sampling import DeviceRead, together
 from draftwise.retrieval.corpus import Store
 from draftwise.retrieval.index import History, RetrievalIndex
 from draftwise.retrieval.kernels import LONGEST_CONTEXT, LONGEST_MATCH, MatchRule

@@ -19,8 +19,7 @@ from draftwise.drafters.drawing import (
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, joined, score_known
 from draftwise.drafters.runner import DraftInput, DraftModelRunner, TreeLevel, grow
 from draftwise.nn.attention import pruned
-from draftwise.nn.sampling import Dists, warped
-from draftwise.nn.transfer import DeviceRead, together
+from draftwise.nn.sampling import DeviceRead, Dists, together, warped
 from draftwise.types import Draft, Scores
 
 PROBE_WEIGHT = 0.25  # weight of a probe's scores, which ignore distant context

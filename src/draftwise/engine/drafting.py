@@ -29,7 +29,7 @@ from draftwise.drafters.protocol import (
 )
 from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.nn.model import CausalModel
-from draftwise.nn.transfer import DeviceRead, fetch
+from draftwise.nn.sampling import DeviceRead, fetch
 from draftwise.protocols import Mixer
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Plan, Scores
 

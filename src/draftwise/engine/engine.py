@@ -22,7 +22,7 @@ from draftwise.engine.prefill import (
     PrefixMatch,
 )
 from draftwise.engine.request import Request
-from draftwise.nn.hidden_states import HiddenStates
+from draftwise.nn.cache import HiddenStates
 from draftwise.types import Costs, DraftwiseError
 
 _LOG = logging.getLogger(__name__)

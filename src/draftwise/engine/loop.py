@@ -23,8 +23,7 @@ from draftwise.engine.request import EMPTY, Request, RoundState
 from draftwise.engine.verify import is_broken, verify
 from draftwise.nn.attention import draft_branches
 from draftwise.nn.cache import RaggedCache
-from draftwise.nn.sampling import Dists, warped
-from draftwise.nn.transfer import fetch
+from draftwise.nn.sampling import Dists, fetch, warped
 from draftwise.nn.verify import DraftTreeBatch, overlaps, ratios, rejection_sample
 from draftwise.types import PLAIN, Costs, Draft, Evidence, Floats, Ints, Scores, Verdict
 

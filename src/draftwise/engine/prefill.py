@@ -14,8 +14,7 @@ from draftwise.engine.loop import Loop, as_logprobs, logprobs
 from draftwise.engine.request import Request
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.model import CausalModel
-from draftwise.nn.sampling import warped
-from draftwise.nn.transfer import fetch
+from draftwise.nn.sampling import fetch, warped
 from draftwise.types import Scores
 
 MIN_PREFIX_TOKENS = 32  # shortest common prefix that is reused, in tokens

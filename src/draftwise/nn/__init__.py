@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from draftwise.nn.layout import Prepacked, lay_out, put_back, weights_of
     from draftwise.nn.eagle import EagleConfig, EagleHead, read as read_head
     from draftwise.nn.eagle_files import default_taps, load_head, read_weights, rope_of
-    from draftwise.nn.hidden_states import HiddenStates, HiddenStateHooks
+    from draftwise.nn.cache import HiddenStates, HiddenStateHooks
     from draftwise.nn.library import missing as missing_in_transformers
     from draftwise.nn.load import load_model, load_tokenizer
     from draftwise.nn.model import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         Occurrences, Shared, SampledSpan, distributions, draw, warped,
     )
     from draftwise.nn.tiny import tiny_config, tiny_module
-    from draftwise.nn.transfer import answered, fetch
+    from draftwise.nn.sampling import answered, fetch
     from draftwise.nn.attention import AttentionInputs, Masks, branches, draft_branches, tree_masks
     from draftwise.nn.verify import DraftTreeBatch, rejection_sample, masses, overlaps, ratios
 

@@ -22,8 +22,7 @@ from draftwise.nn.attention import (
     packed_ids,
     stacked_ids,
 )
-from draftwise.nn.cache import UNLIMITED, RaggedCache, RowSpan
-from draftwise.nn.hidden_states import HiddenStateHooks
+from draftwise.nn.cache import UNLIMITED, HiddenStateHooks, RaggedCache, RowSpan
 from draftwise.nn.recurrent import KernelRecorder, States, keeps_states, shadow
 from draftwise.types import DraftwiseError
 

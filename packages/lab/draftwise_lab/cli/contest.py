@@ -15,10 +15,10 @@ from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.bench import methods_table
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, note, refused_values, say
-from draftwise.cli.load import alone_in
-from draftwise.cli.show import Bars, broken, make_table
+from draftwise.cli.show import broken, make_table
 from draftwise.registry import PRESETS
 from draftwise.types import DraftwiseError
+from draftwise_lab.cli.options import StageBars, alone_in
 from draftwise_lab.plotting import require_matplotlib
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def contest(
         speculator = o.load(wanted)
         from draftwise_lab.bench.contest import measure
 
-        with graceful() as is_stopped, Bars(is_shown=not as_json) as bars:
+        with graceful() as is_stopped, StageBars(is_shown=not as_json, is_brief=True) as bars:
 
             def goes_on() -> bool:
                 is_late = limit is not None and time.monotonic() - began > 60 * limit

@@ -1,15 +1,20 @@
-"""Options shared by `simulate`, `replay` and `advise`, and helpers for their numbers."""
+"""Options shared by `simulate`, `replay` and `advise`, helpers for their numbers, and progress."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import TaskID
 
 from draftwise import registry
 from draftwise.checks import comma_separated
+from draftwise.cli.show import Bars
 from draftwise.errors import DraftwiseError, shown
+from draftwise.files import holding
 
 _OF_ITS_PAPER = "Default: that of each policy's paper."
 
@@ -68,3 +73,31 @@ def regret_note(rows: Mapping[str, Mapping[str, Any]]) -> str:
     if not any("regret" in row for row in rows.values()):
         return ""
     return "regret: rounds more (-: fewer) than the policy's best fixed plan in hindsight"
+
+
+def alone_in(folder: Path) -> AbstractContextManager[None]:
+    taken = f"another draftwise is at work in {folder}: wait for it, or give another folder"
+    return holding(folder / ".lock", taken)
+
+
+class StageBars(Bars):
+    """Bars of the stages of one piece of work, below what it prints unless it is ``brief``."""
+
+    def __init__(self, *, is_shown: bool = True, is_brief: bool = False) -> None:
+        stays = not is_brief
+        super().__init__(
+            is_shown=is_shown, transient=is_brief, redirect_stdout=stays, redirect_stderr=stays
+        )
+        self._stages: dict[str, TaskID] = {}
+
+    def show(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
+        """Advance the bar of a stage; its first call creates the bar."""
+        if stage not in self._stages:
+            self._stages[stage] = self.add_task(stage, total=total)
+        shown = stage if loss is None else f"{stage}, loss {loss:.3f}"
+        self.update(self._stages[stage], completed=done, description=shown)
+
+    def stage(self, name: str, total: int) -> Callable[..., None]:
+        """Begin a stage; returns a function of the number done and, if any, the loss."""
+        self.show(name, 0, total)
+        return lambda done, loss=None: self.show(name, done, total, loss)

@@ -20,12 +20,12 @@ from draftwise.chat import Message, encode
 from draftwise.checks import comma_separated, known, option
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, note, refused_values, say
-from draftwise.cli.load import Given, alone_in, check_chat, check_models, loading, read_batch
-from draftwise.cli.show import Bars
+from draftwise.cli.load import Given, check_chat, check_models, loading, read_batch
 from draftwise.files import TRACE_BYTES, json_line, numbered_lines, read_text
 from draftwise.registry import DRAFTERS
 from draftwise.settings import BUNDLED, expand, name_and_spec
 from draftwise.types import DraftwiseError
+from draftwise_lab.cli.options import StageBars, alone_in
 from draftwise_lab.train.options import DrafterOptions, HeadOptions, LearningOptions
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def encode_all(base: Speculator, prompts: Sequence[Given], room: int) -> list[li
 
 def answer_all(
     base: Speculator, prompts: Sequence[list[int]], temperatures: Sequence[float], file: Path,
-    how: AnswerOptions, bars: Bars,
+    how: AnswerOptions, bars: StageBars,
 ) -> list[Text]:  # fmt: skip
     """Sample the target's answers, with temperatures in turn; ``file`` keeps them for resuming."""
     from draftwise.engine.options import eos_tokens
@@ -180,14 +180,14 @@ def fingerprint(prompts: Any) -> str:
 
 
 @contextmanager
-def keeping(folder: Path, inputs: Mapping[str, Any] | None = None) -> Iterator[Bars]:
+def keeping(folder: Path, inputs: Mapping[str, Any] | None = None) -> Iterator[StageBars]:
     """Lock and ``claim`` a work folder; DraftwiseError says how to resume after a disk error."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise DraftwiseError(f"{folder} is a file, or lies below one: name a folder") from error
     try:
-        with alone_in(folder), Bars(stays=True) as bars:
+        with alone_in(folder), StageBars() as bars:
             if inputs is not None:
                 claim(folder, inputs)
             yield bars
@@ -202,7 +202,7 @@ def keeping(folder: Path, inputs: Mapping[str, Any] | None = None) -> Iterator[B
 
 def train_model(
     model: Any, loss: Any, batches: Callable[[int], Any], settings: TrainingSettings,
-    checkpoint: Path, bars: Bars, look: Callable[[str], object], probe: float,
+    checkpoint: Path, bars: StageBars, look: Callable[[str], object], probe: float,
     *, probe_only: bool = False,
 ) -> list[float]:  # fmt: skip
     """Train, calling ``look`` after the probe and at the end; returns the loss of every step."""
@@ -456,7 +456,7 @@ def _example(row: Any, where: str) -> Example:
 
 def _as_texts(
     base: Speculator, examples: Sequence[Example], head: EagleOptions, how: AnswerOptions,
-    bars: Bars, folder: Path,
+    bars: StageBars, folder: Path,
 ) -> list[Text]:  # fmt: skip
     """All examples as tokens; the target answers prompts without a completion."""
     from draftwise.engine.options import eos_tokens
@@ -483,7 +483,7 @@ def _as_texts(
 
 def _train(
     base: Speculator, taught: Sequence[Text], held_out: Sequence[Text], chosen: EagleOptions,
-    learning: LearningOptions, seed: int, folder: Path, out: Path, bars: Bars,
+    learning: LearningOptions, seed: int, folder: Path, out: Path, bars: StageBars,
 ) -> dict[str, Any]:  # fmt: skip
     import torch
 

@@ -133,13 +133,13 @@ def test_refusals_come_before_any_work(tmp_path: Path, options: list[str], messa
 def test_ctrl_c_keeps_what_was_measured(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftwise.cli import Bars
+    from draftwise_lab.cli import StageBars
 
-    def update(self: Bars, stage: str, done: int, total: int) -> None:
+    def update(self: StageBars, stage: str, done: int, total: int) -> None:
         if stage == "measuring" and done == total // 2:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Bars, "show", update)
+    monkeypatch.setattr(StageBars, "show", update)
     arguments = [*bench.arguments, "--method", "plain", "--repeats", "1"]
     arguments[arguments.index("--out") + 1] = str(tmp_path)
     ran = run_command("contest", *arguments)

@@ -10,14 +10,13 @@ import pytest
 
 from cli.conftest import run_command
 from draftwise import DraftwiseError
-from draftwise.cli import alone_in
-from draftwise_lab.cli import claim
+from draftwise_lab.cli import alone_in, claim
 from modules import module_of
 
 t = module_of(claim)
 
 HOLD = (
-    "import sys; from pathlib import Path; from draftwise.cli.load import alone_in\n"
+    "import sys; from pathlib import Path; from draftwise_lab.cli.options import alone_in\n"
     "with alone_in(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 )
 
