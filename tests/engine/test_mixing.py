@@ -133,7 +133,7 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
         guard.balance = 1.0 if len(rounds) % 40 < 20 else -math.inf
 
     guard._is_open, guard.balance = True, 1.0
-    guard.tuning = replace(guard.tuning, sure=math.inf)  # these drafts promise much
+    guard.tuning = replace(guard.tuning, overdraft=0.0)  # these drafts promise much
     guard.observe = observe  # type: ignore[method-assign]
     sound = Goodput.learn
 

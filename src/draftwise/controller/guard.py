@@ -6,11 +6,10 @@ estimated rewards: a step that emits ``n`` tokens for ``b`` requests in ``s`` se
 allowed while the account is positive.
 
 Bound: the account starts at a credit of a few plain steps, never exceeds it, and receives a small
-share of the time. One step can overdraw it by the step's loss. Over any period drafting therefore
-loses at most the share of the period, the credit, the credit / requests more by drafts that promise
-a multiple of their price (``margin``), and the loss of one step, if ``plain`` is accurate. In
-draftwise's own engine what ``Tuning.sure`` lets pass comes on top, as far as such drafts do not
-keep their promise.
+share of the time. One step, or reading one batch of prompts, can overdraw it by what that loses.
+Over any period drafting therefore loses at most the share of the period, the credit, this one
+loss, and what drafts may overdraw that promise a multiple of their price (``margin``): the credit /
+requests, or ``Tuning.overdraft``, if ``plain`` is accurate.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from enum import Enum
 from typing import Any
 
 MARGIN = 2.0  # minimum gain of drafts, relative to their price, while the account is empty
+SURE = 1.3  # of drafts that may use ``Tuning.overdraft``
 RECENT = 0.995  # discount of the recent speed, for each step
 PLAIN_SHARE, LEAST_GAIN = 0.0015, 0.025
 """Share of the time for plain steps on purpose while drafts pay, and the minimum gain that one is
@@ -42,13 +42,13 @@ class Tuning:
     first_plain: int = 16
     """Steps with drafts before the first plain step on purpose, which separates the cost of drafts
     from that of the step. The next ones follow after 4, 16, .. times as many."""
-    sure: float = math.inf
-    """Gain of drafts, relative to their price, that an account may pay for however empty it is.
+    overdraft: float = 0.0
+    """Plain steps by which drafts may overdraw the account that promise SURE times their price.
     Reading the prompts of a batch may cost more rounds than its credit, and an account that only
     its share refills would stay shut for thousands of rounds."""
 
 
-ROUNDS = Tuning(credit=8.0, share=0.004, probe_share=0.01, sure=1.3)  # of draftwise's own engine
+ROUNDS = Tuning(credit=8.0, share=0.004, probe_share=0.01, overdraft=12.0)  # of draftwise's own engine
 NO_GUARD = Tuning(credit=math.inf, probe_share=0.01)
 WITH_MODEL = Tuning(first_plain=4)  # of vLLM with a model drafter, which drafts in every step
 
@@ -156,11 +156,15 @@ class Guard:
 
         An empty account may be overdrawn by its largest balance over num_requests, by drafts that
         promise MARGIN times their price. Otherwise a bad start would end drafting for hundreds of
-        steps when few requests provide little evidence. ``Tuning.sure`` has no such bound.
+        steps when few requests provide little evidence. See also ``Tuning.overdraft``.
         """
-        may_overdraw = self.balance > -self._largest / num_requests and not self.is_in_doubt
-        least = min(MARGIN, self.tuning.sure) if may_overdraw else self.tuning.sure
-        margin = 1.0 if self.allows_drafts else least
+        margin = math.inf
+        if self.allows_drafts:
+            margin = 1.0
+        elif self.balance > -self.tuning.overdraft * self._last_plain_s:
+            margin = SURE
+        elif self.balance > -self._largest / num_requests and not self.is_in_doubt:
+            margin = MARGIN
         self._is_shut = margin == math.inf
         return margin
 
