@@ -48,7 +48,7 @@ class Tuning:
     its share refills would stay shut for thousands of rounds."""
 
 
-ROUNDS = Tuning(credit=8.0, share=0.004, probe_share=0.01, overdraft=12.0)  # of draftwise's own engine
+ROUNDS = Tuning(credit=8.0, share=0.004, probe_share=0.01, overdraft=12.0)  # of our own engine
 NO_GUARD = Tuning(credit=math.inf, probe_share=0.01)
 WITH_MODEL = Tuning(first_plain=4)  # of vLLM with a model drafter, which drafts in every step
 
