@@ -11,6 +11,7 @@ import pytest
 
 from draftwise.controller import (
     ROUNDS,
+    SURE,
     Controller,
     Guard,
     Limits,
@@ -19,7 +20,6 @@ from draftwise.controller import (
     StepCosts,
     Why,
 )
-from draftwise.controller.guard import SURE
 
 NUM_STEPS, NOISE = 2000, 0.03
 LEAST_S = 1.0 + 0.8 * NOISE  # mean of a plain step of 1 s, with noise
