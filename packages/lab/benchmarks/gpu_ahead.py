@@ -211,8 +211,8 @@ class Engine:
     def replace(self, names: Sequence[str]) -> None:
         """End requests, on the host only after their last output, and begin waiting ones."""
         for name in self.begun - set(names):
+            self.demand.end(*self.controller.slots([name]).tolist())
             self.controller.end(name)
-            self.demand.end(name)
         self.begun &= set(names)
         for row in self.source.rows:
             if row.left <= 0:
@@ -250,22 +250,22 @@ class Engine:
         rooms = [K] * len(names)
         self.choose(names, rooms, ended.wrote, head)
         controller.recall(names, rooms, reports.heads(controller.slots(names)))
-        pairs = list(zip(ended.verified, ended.drafters, strict=True))
-        by_model = [min(num, ended.wrote) * (drafter == BY_MODEL) for num, drafter in pairs]
-        by_match = [num - model for num, model in zip(ended.verified, by_model, strict=True)]
-        controller.plays(names, by_model, by_match)
+        is_model = np.array(ended.drafters) == BY_MODEL
+        by_model = np.minimum(ended.verified, ended.wrote) * is_model
+        controller.plays(names, by_model, np.subtract(ended.verified, by_model))
         controller.observe(ended.step, names, ended.emitted, ended.verified)
 
     def choose(self, names: Sequence[str], rooms: Sequence[int], wrote: int, head: int) -> None:
         """Choose the next lengths, as ``AsyncAdapter`` does."""
         controller, demand, num = self.controller, self.demand, len(names)
-        demand.observe(names, self.reports.survival(controller.slots(names)), wrote)
+        slots = controller.slots(names)
+        demand.observe(slots, self.reports.survival(slots), wrote)
         lengths = list(map(len, controller.choose(names, rooms, [[0] * head] * num)))
         if controller.terms is not None and demand.knows(head):
             if self.mode == "B":
                 self.usual = demand.budget(num, head, *controller.terms) / num
                 return
-            lengths = demand.lengths(names, rooms, head, *controller.terms)
+            lengths = demand.lengths(slots, rooms, head, *controller.terms)
         self.lengths = dict(zip(names, lengths, strict=True))
         self.usual = sum(lengths) / num
 

@@ -283,8 +283,9 @@ class Controller:
             self._survivals(self.slots(names), np.fromiter(rooms, np.int64, len(names)), offers)
 
     def plays(
-        self, names: Sequence[str], num_model: Sequence[int], num_match: Sequence[int]
-    ) -> None:
+        self, names: Sequence[str], num_model: Sequence[int] | Ints,
+        num_match: Sequence[int] | Ints,
+    ) -> None:  # fmt: skip
         """Record what a step verified, before ``observe``, if others than ``choose`` decided it.
 
         names: as of ``recall``. num_model: tokens of the model in each draft. num_match: tokens of

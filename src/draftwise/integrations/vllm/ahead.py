@@ -20,7 +20,7 @@ from draftwise.integrations.vllm.adapter import Adapter, Ended, Permission, Row,
 from draftwise.integrations.vllm.demand import Demand
 from draftwise.retrieval.index import PROMPT_TAIL, Numbers, Tokens
 from draftwise.retrieval.kernels import Proposals
-from draftwise.types import Floats
+from draftwise.types import Floats, Ints
 
 NUM_FACTS = 8
 """Facts of a row after its tokens: see ``kernels.FACTS``."""
@@ -110,22 +110,23 @@ class Reports:
 
     def propose(self, slots: Numbers, limits: Numbers) -> Proposals:
         """Retrieval from the texts of ``slots``, at most ``limits`` tokens each."""
-        return self._proposals(self._facts[slots], 0, np.asarray(limits))
+        return self._proposals(slots, 0, limits)
 
     def propose_after(
         self, slots: Numbers, drafts: Int32, num_drafted: Numbers, limits: Numbers
     ) -> Proposals:
         """Retrieval after the model's drafts; none after other drafts than those reported."""
-        facts = self._facts[slots]
-        limits = np.where(facts[:, -1] == num_drafted, limits, 0)
-        return self._proposals(facts, 1, limits)
+        is_reported = self._facts[slots, -1] == num_drafted
+        return self._proposals(slots, 1, np.multiply(limits, is_reported))
 
-    def _proposals(self, facts: Int32, which: int, limits: Numbers) -> Proposals:
+    def _proposals(self, slots: Numbers, which: int, limits: Numbers) -> Proposals:
         num, begin = self._num, 4 * self._num + 3 * which
-        tokens = facts[:, which * num : (which + 1) * num]
-        match, hits, agree = facts[:, begin : begin + 3].T
-        count = np.where(match > 0, np.clip(limits, 0, num), 0).astype(np.int32)
-        return Proposals(tokens, count, match, hits, np.where(agree > 0, hits, 0), match < 0)
+        tokens = self._facts[slots, which * num : (which + 1) * num]
+        match, hits, agree = self._facts[slots, begin : begin + 3].T
+        count = np.maximum(np.minimum(limits, num), 0) * (match > 0)
+        return Proposals(
+            tokens, count.astype(np.int32), match, hits, hits * (agree > 0), match < 0
+        )  # fmt: skip
 
 
 class AsyncAdapter(Adapter):
@@ -242,11 +243,10 @@ class AsyncAdapter(Adapter):
         orders = orders_of(step.scheduled)
         if orders is not None and orders.budget is not None:
             verified = self._divided(names, slots, verified, orders.budget)
-        by_model = np.where(drafters == mixing.MODEL, np.minimum(verified, wrote), 0).tolist()
-        for row, num in zip(rows, by_model, strict=True):
+        by_model = np.minimum(verified, wrote) * (drafters == mixing.MODEL)
+        for row, num in zip(rows, by_model.tolist(), strict=True):
             row.num_model = num
-        by_match = [num - model for num, model in zip(verified, by_model, strict=True)]
-        controller.plays(names, by_model, by_match)
+        controller.plays(names, by_model, np.subtract(verified, by_model))
         self._observe(step, names, [self._emitted[id_] for id_ in names], verified)
         self._changed.update(names)
         self._end_finished()
@@ -257,9 +257,7 @@ class AsyncAdapter(Adapter):
             slots = self.controller.slots([report.names[i] for i in places])
             self._reports.put(slots, report.facts[places])
 
-    def _choose(
-        self, names: Sequence[str], rooms: Sequence[int], slots: Numbers, wrote: int
-    ) -> None:
+    def _choose(self, names: Sequence[str], rooms: Sequence[int], slots: Ints, wrote: int) -> None:
         """Choose lengths for the drafts that the step under way writes.
 
         They are not known. The controller chooses as if its model's tokens, of which only the
@@ -268,7 +266,7 @@ class AsyncAdapter(Adapter):
         recent steps.
         """
         controller, demand, num = self.controller, self._demand, len(names)
-        demand.observe(names, self._reports.survival(slots), wrote)
+        demand.observe(slots, self._reports.survival(slots), wrote)
         offers = [[0] * self._told] * num if controller.limits.model else None
         lengths = list(map(len, controller.choose(names, rooms, offers)))
         if controller.terms is not None and demand.knows(self._told):
@@ -276,7 +274,7 @@ class AsyncAdapter(Adapter):
             if self._divides:
                 self._wanted, self._usual = {}, demand.budget(num, *terms) / num
                 return
-            lengths = demand.lengths(names, rooms, *terms)
+            lengths = demand.lengths(slots, rooms, *terms)
         self._wanted = dict(zip(names, lengths, strict=True))
         self._usual = sum(lengths) / max(num, 1)
 
@@ -291,9 +289,9 @@ class AsyncAdapter(Adapter):
         return nums
 
     def _end(self, row: Row) -> None:
-        super()._end(row)
         request, id_ = row.request, row.request.request_id
-        self._demand.end(id_)
+        self._demand.end(*self.controller.slots([id_]).tolist())
+        super()._end(row)
         if row.shares and request.num_output_tokens:
             begin = max(request.num_prompt_tokens - PROMPT_TAIL, 0)
             self._answers.append(Answer(id_, begin, request.num_tokens, row.may.tenant))

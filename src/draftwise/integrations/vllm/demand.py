@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from draftwise.controller import mixing
-from draftwise.types import Floats
+from draftwise.types import Floats, Ints
 
 DISCOUNT = 0.75  # discount of a mean, for each step
 PARTS = 8  # points of the mean worth for each token of a request
@@ -23,18 +23,21 @@ class Demand:
     longest: maximum tokens of a draft. Survival is the probability that all tokens of a draft up to
     each one are accepted. The worth of a step's tokens, the most likely ones first, is kept per
     request as a function of tokens per request, so it fits any number of requests. Drafts in which
-    the model drafter wrote another number of tokens (``head``) have means of their own.
+    the model drafter wrote another number of tokens (``head``) have means of their own. slots: of
+    requests, in the controller.
     """
 
     def __init__(self, longest: int) -> None:
         self._each = np.arange(PARTS * longest + 1) / PARTS
         self._worth = np.zeros((longest + 1, len(self._each)))
         self._num_steps = np.zeros(longest + 1, np.int64)
-        self._alive: dict[str, dict[int, Floats]] = {}
+        self._alive = np.zeros((0, longest + 1, longest))
+        self._latest = np.full(0, -1)  # by slot, the model's tokens in its latest draft
+        self._is_known = np.zeros((0, longest + 1), bool)
 
-    def observe(self, names: Sequence[str], alive: Floats, head: int) -> None:
+    def observe(self, slots: Ints, alive: Floats, head: int) -> None:
         """Take up the drafts of a step. alive: [requests, longest] survival, 0 behind a draft."""
-        num = len(names)
+        num = len(slots)
         if not num:
             return
         totals = _totals(alive)
@@ -42,17 +45,23 @@ class Demand:
         self._num_steps[head] += 1
         weight = max(1 - DISCOUNT, 1 / self._num_steps.item(head))
         self._worth[head] += weight * (worth - self._worth[head])
-        for name, row in zip(names, alive, strict=True):
-            means = self._alive.setdefault(name, {})
-            mean = means.pop(head, row)
-            means[head] = mean + (1 - DISCOUNT) * (row - mean)  # the last one is the latest
+        if (most := int(slots.max())) >= len(self._latest):
+            more = most + 1 + len(self._latest)
+            self._alive.resize((more, *self._alive.shape[1:]), refcheck=False)
+            self._is_known.resize((more, self._is_known.shape[1]), refcheck=False)
+            self._latest = np.append(self._latest, np.full(more - len(self._latest), -1))
+        before = np.where(self._is_known[slots, head, None], self._alive[slots, head], alive)
+        self._alive[slots, head] = before + (1 - DISCOUNT) * (alive - before)
+        self._is_known[slots, head], self._latest[slots] = True, head
 
     def knows(self, head: int) -> bool:
         """Whether any draft was observed in which the model wrote ``head`` tokens."""
         return bool(self._num_steps[head])
 
-    def end(self, name: str) -> None:
-        self._alive.pop(name, None)
+    def end(self, slot: int) -> None:
+        """Forget the request of a slot, known or not."""
+        if slot < len(self._latest):
+            self._is_known[slot], self._latest[slot] = False, -1
 
     def budget(self, num: int, head: int, seconds: Floats, rate: float) -> int:
         """Drafted tokens that a step of ``num`` requests should verify.
@@ -64,12 +73,11 @@ class Demand:
         return _best(num * np.interp(each, self._each, self._worth[head]), seconds, rate)
 
     def lengths(
-        self, names: Sequence[str], rooms: Sequence[int], head: int, seconds: Floats, rate: float
+        self, slots: Ints, rooms: Sequence[int], head: int, seconds: Floats, rate: float
     ) -> list[int]:
         """Tokens to verify of each draft, at most ``rooms``, of requests that were observed."""
-        means = (self._alive[name] for name in names)
-        alive = np.stack([own[head] if head in own else own[next(reversed(own))] for own in means])
-        capacities = np.asarray(rooms)
+        heads = np.where(self._is_known[slots, head], head, self._latest[slots])
+        alive, capacities = self._alive[slots, heads], np.asarray(rooms)
         alive[np.arange(alive.shape[1]) >= capacities[:, None]] = 0.0
         most = _best(_totals(alive), seconds, rate)
         found: list[int] = mixing.divide(alive, capacities, most).tolist()
