@@ -205,18 +205,6 @@ def test_the_longest_match_is_found(kind: bool, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestProposals:
-    def test_most_places_decide_and_a_tie_goes_to_the_newest(self, kind: bool) -> None:
-        index = make_index(compiled=kind)
-        index.open(0, [1, 7, 2, 1, 7, 3, 1, 7, 2, 5, 1, 7])
-        assert proposal(index, 0, 2) == {
-            "tokens": [2, 5], "match": 2, "hits": 3, "agree": 2, "shared": False,
-        }  # fmt: skip
-
-    def test_the_own_text_goes_on_with_the_proposal(self, kind: bool) -> None:
-        index = make_index(compiled=kind)
-        index.open(0, [9, 4, 5, 6, 4, 5, 6])
-        assert proposal(index, 0, 7)["tokens"] == [4, 5, 6, 4, 5, 6, 4]
-
     def test_the_history_ends_where_the_answer_did(self, kind: bool) -> None:
         index = make_index(compiled=kind)
         answered(index, 0, [1, 2, 3, 4])
@@ -264,17 +252,6 @@ class TestProposals:
         index.close(0)
         index.open(0, [110, 111])
         assert proposal(index, 0)["match"] == 0
-
-    def test_texts_without_tokens(self, kind: bool) -> None:
-        index = make_index(compiled=kind)
-        for text in ([], [7]):
-            index.open(3, text)
-            assert proposal(index, 3)["match"] == 0
-            index.extend([3], [], [0])
-            assert index.length(3) == len(text)
-            index.close(3)
-        assert not index.work(10)
-        assert rows_of(index.propose([], [])) == []
 
     def test_large_token_ids(self, kind: bool) -> None:
         index, large = make_index(compiled=kind), 2**31 - 1

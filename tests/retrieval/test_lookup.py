@@ -77,9 +77,3 @@ def test_behind_a_draft_the_text_alone_is_searched(least: int, most: int) -> Non
             assert (match, token) == (wanted, whole[best[1]] if best[0] else -1)
             found += match > 1
     assert found > 500
-
-
-@pytest.mark.parametrize(("least", "most"), [(0, 3), (4, 3), (-1, -1)])
-def test_impossible_sizes_are_refused(least: int, most: int) -> None:
-    with pytest.raises(ValueError, match=r"it must be (a whole number|at most)"):
-        LookupDrafter("lookup", least, most)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from draftwise.bandits.stop_rules import Fixed, MaxConfidence
 from draftwise.drafters import Context, DraftTask, RetrievalSession, SuffixDrafter
@@ -17,7 +16,6 @@ from draftwise.types import SamplingParams
 from sessions import opened
 
 MANY = 10_000
-ORDERS = (1, 2, 4, 8)
 DEPTH = 6
 
 
@@ -176,24 +174,6 @@ def test_matches_paths_and_trees_are_those_of_the_reference() -> None:
                 assert_is_best_tree(made, [row[:num] for row in rows], num, min(num, DEPTH))
 
 
-@pytest.mark.parametrize("num_matches", [1, 3])
-def test_only_the_newest_occurrences_vote(num_matches: int) -> None:
-    """Of the newest occurrences of the longest order, those with the longest match vote."""
-    for text in texts(np.random.default_rng(1)):
-        context = context_of(text[:1])
-        session = opened(SuffixDrafter("suffix", 0, num_matches), [context])
-        for end in range(1, len(text)):
-            context.tokens[:] = text[:end]
-            places = [(common(text, at, text[:end]), at) for at in range(end - 1, 0, -1)]
-            order = max((o for o in ORDERS for num, _ in places if num >= o), default=0)
-            newest = [(n, at) for n, at in places if n >= order > 0][:num_matches]
-            longest = max((n for n, _ in newest), default=0)
-            rows = [periodic(text[:end], at, DEPTH) for n, at in newest if n == longest]
-            # between two orders a match is at most one token shorter than the next order
-            assert session.match_length(context) == longest
-            assert chain(session, context) == path_of(rows, DEPTH)
-
-
 def test_random_rows_merge_to_the_best_tree() -> None:
     rng = np.random.default_rng(2)
     for _ in range(50):
@@ -311,32 +291,6 @@ def test_no_row_is_scored_with_what_others_said_in_the_same_round() -> None:
             assert scores.alphas[1:].tolist() == expected[1:]
 
 
-@pytest.mark.parametrize("max_tokens", [10, 100, 1000])
-def test_the_history_is_bounded_and_the_oldest_goes_first(max_tokens: int) -> None:
-    drafter = SuffixDrafter("suffix", max_tokens)
-    rng = np.random.default_rng(0)
-    outputs = rng.permutation(np.arange(1000, 2500)).reshape(50, 30).tolist()
-    history(drafter, outputs)
-    known = [chain_of(drafter, context_of(output[:2]), 3) == output[2:5] for output in outputs]
-    assert known == sorted(known), "an older output is known while a newer one is forgotten"
-    assert known.count(True) == {10: 0, 100: 4, 1000: 32}[max_tokens]  # rounded up, of 32 each
-
-
-def test_one_endless_output_is_bounded_and_found_across_its_cuts() -> None:
-    drafter = SuffixDrafter("suffix", 400)
-    context = context_of([0])
-    session = opened(drafter, [context])
-    session.score([context], everything=False)
-    endless = np.random.default_rng(0).permutation(np.arange(1, 3001)).tolist()
-    for start in range(0, 3000, 50):
-        said(session, context, endless[start : start + 50])
-    for end in range(2800, 2990):
-        context = context_of(endless[end - 3 : end])
-        assert chain_of(drafter, context, 1) == [endless[end]], end
-    forgotten = context_of(endless[:3])
-    assert opened(drafter, [forgotten]).match_length(forgotten) == 0
-
-
 def test_without_a_history_requests_do_not_know_each_other() -> None:
     drafter = SuffixDrafter("suffix", max_tokens=0)
     history(drafter, [[1, 2, 3]])
@@ -350,29 +304,6 @@ def test_a_stop_rule_sees_how_frequent_a_token_was() -> None:
     session = opened(drafter, [context])
     (draft,) = session.propose([DraftTask(context, 4, MaxConfidence(0.6))])
     assert draft.tokens.tolist() == [2, 3, 5]  # 3 of 3, 2 of 3, then 1 of 2: the last one stays
-
-
-def test_the_same_calls_make_the_same_drafts() -> None:
-    def play() -> list[list[int]]:
-        rng, drafter, drafts = np.random.default_rng(0), SuffixDrafter("suffix", 300, 4), []
-        for _ in range(6):
-            contexts = [context_of(rng.integers(0, 4, 5), row) for row in range(3)]
-            session = opened(drafter, contexts)
-            for _ in range(8):
-                drafts += [chain(session, context) for context in contexts]
-                for context in contexts:
-                    emitted = rng.integers(0, 4, rng.integers(1, 6)).tolist()
-                    context.extend(emitted, emitted)
-                session.commit(contexts)
-        return drafts
-
-    assert play() == play()
-
-
-@pytest.mark.parametrize(("max_tokens", "num_matches"), [(-1, 1), (10, 0)])
-def test_impossible_options_are_refused(max_tokens: int, num_matches: int) -> None:
-    with pytest.raises(ValueError, match=r"(max_tokens|num_matches) is"):
-        SuffixDrafter("suffix", max_tokens, num_matches)
 
 
 def test_a_forgetful_twin_has_the_options_and_not_the_history() -> None:
