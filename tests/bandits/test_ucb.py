@@ -168,9 +168,13 @@ def test_discounted_ucb_by_hand() -> None:
     assert policy.choose().plan == 1
 
 
-def test_discounted_ucb_at_discount_1_is_ucb1() -> None:
-    rng = np.random.default_rng(0)
-    one, other = UCB1(3, beta=0.2), DiscountedUCB(3, beta=0.2, discount=1.0)
+@pytest.mark.parametrize(
+    "other",
+    [DiscountedUCB(3, beta=0.2, discount=1.0), SlidingUCB(3, beta=0.2, window=400)],
+    ids=["discount 1", "a long window"],
+)
+def test_what_forgets_nothing_is_ucb1(other: Any) -> None:
+    rng, one = np.random.default_rng(0), UCB1(3, beta=0.2)
     for _ in range(300):
         decision = one.choose()
         assert other.choose() == decision
@@ -212,17 +216,6 @@ def test_sliding_ucb_by_hand() -> None:
     policy.learn(*bandit(1, 0.5, 2))  # plan 0 leaves the window, and is due
     assert policy.estimates()[0] == 0
     assert policy.choose().plan == 0
-
-
-def test_sliding_ucb_with_a_long_window_is_ucb1() -> None:
-    rng = np.random.default_rng(0)
-    one, other = UCB1(3, beta=0.2), SlidingUCB(3, beta=0.2, window=400)
-    for _ in range(300):
-        decision = one.choose()
-        assert other.choose() == decision
-        round_ = bandit(decision.plan, float(rng.random()), 3)
-        one.learn(*round_)
-        other.learn(*round_)
 
 
 def test_sliding_ucb_tries_the_longest_unplayed_first() -> None:

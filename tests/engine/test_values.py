@@ -165,14 +165,6 @@ def test_none_is_the_default() -> None:
     assert [SamplingParams(top_k=k).top_k for k in (-1, 0, None, np.int64(-1))] == [0] * 4
 
 
-@pytest.mark.parametrize("do_sample", [False, True, None])
-def test_none_beside_do_sample(made: Speculator, do_sample: bool | None) -> None:
-    unset = dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
-    given = {"max_new_tokens": 6, "seed": 1, "do_sample": do_sample}
-    found = made.generate(PROMPT, **given, **unset)
-    assert found.tokens == made.generate(PROMPT, **given).tokens
-
-
 @pytest.mark.parametrize("kind", [np.array, torch.tensor, list, tuple])
 def test_lists_and_arrays_of_values(made: Speculator, kind: Any) -> None:
     given = {"seed": kind([1, 2]), "max_new_tokens": kind([3, 4]), "eos_token_ids": kind([61, 62])}
@@ -199,24 +191,6 @@ def test_prompts_of_any_shape(made: Speculator, prompt: Any) -> None:
     found = made.generate(prompt, max_new_tokens=4)
     expected = made.generate(IDS, max_new_tokens=4)
     assert (found[0] if isinstance(found, list) else found).tokens == expected.tokens
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"temperature": "1", "do_sample": False}, "temperature"),
-        ({"top_p": 2, "do_sample": True, "temperature": None}, "top_p"),
-        ({"do_sample": np.int64(0)}, "do_sample"),
-        ({"max_new_tokens": [4, "a"]}, "max_new_tokens"),
-        ({"seed": torch.tensor(1.5)}, "seed"),
-    ],
-)
-def test_messages_are_about_the_field_that_is_wrong(
-    made: Speculator, options: dict[str, Any], name: str
-) -> None:
-    with pytest.raises(BadValue) as caught:
-        made.generate(PROMPTS[:2], **options)
-    assert caught.value.name == name
 
 
 def test_sampling_in_both_ways_is_refused(made: Speculator) -> None:

@@ -44,34 +44,17 @@ def live() -> Iterator[Live]:
 @pytest.mark.parametrize(
     "policy",
     [
-        "router:examples={}",
-        "router:plan=0,examples={}",
         "router:plan=0, examples={}",
-        "router:plan=0,EXAMPLES={}",
-        "router: examples={}",
-        "delayed: base=router:examples={}",
         "delayed:base=delayed: base=router:examples={}",
-        "one-plan:router: examples={}",
         "copies:copies:copies:copies:exp3",
-        "router:plans={}",
-        "router:num_cells=30000000",
-        "sliding-ucb:window=600000",
         "sliding-ucb:window=100000000000",
-        "delayed:rounds=99999999999",
-        "batched:base=sliding-ucb:window=600000",
         "thompson-gaussian:prior_mean=nan",
-        "thompson-gaussian:prior_mean=inf",
-        "thompson-gaussian:prior_sd=1e308",
-        "thompson-gaussian:noise_sd=1e308",
-        "petc:c=1e308",
-        "ucb1:beta=-1e308",
-        "exp3:gamma=1e-320",
-        "goodput:mix=maybe",
         "nope",
         "\ud800",
     ],
 )
 def test_policies_that_no_request_may_set(live: Live, tmp_path: Path, policy: str) -> None:
+    """tests/contract/test_options.py has every option of every policy."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # opening it blocks
     began = time.monotonic()
@@ -79,23 +62,8 @@ def test_policies_that_no_request_may_set(live: Live, tmp_path: Path, policy: st
     assert said.status == 400, said.text
     assert said.error["message"]
     assert time.monotonic() - began < 2
-    assert live.complete("abc", max_tokens=1).status == 200
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        "hedge:eta=0.5",
-        "hedge:eta=none",
-        "petc:num_tokens=200,c=8",
-        "sequential-halving:budget=50",
-        "goodput:mix=false, prior=0.4",
-        "delayed:base=ucb1:beta=0.1",
-        "one-plan:base=goodput",
-    ],
-)
-def test_policies_with_harmless_options_are_taken(live: Live, policy: str) -> None:
-    assert live.complete("abc", draftwise={"policy": policy}).status == 200
+    harmless = {"policy": "delayed:base=ucb1:beta=0.1"}
+    assert live.complete("abc", max_tokens=1, draftwise=harmless).status == 200
 
 
 def test_plans_are_few_and_different(live: Live) -> None:

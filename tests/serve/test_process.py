@@ -125,32 +125,6 @@ def test_a_second_signal_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended == [128 + signal.SIGTERM]
 
 
-def test_a_second_signal_ends_a_process_in_mid_answer(
-    pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """A request that arrives between the two signals is refused properly."""
-    with served(pair, tmp_path) as server:
-        server.ask()
-        many = {"n": 16, "max_tokens": 200, "ignore_eos": True, "stream": True}
-        with closing(server.begin(**many)) as running:
-            response = running.getresponse()
-            response.readline()
-            server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.05)
-            assert went_away(server), "nothing new is begun"
-            server.process.send_signal(signal.SIGTERM)
-            assert server.process.wait(5) == 128 + signal.SIGTERM
-            with pytest.raises((http.client.HTTPException, OSError)):
-                response.read()
-
-
-def went_away(server: Served) -> bool:
-    """Whether a new request is told to come again later."""
-    with closing(server.begin()) as connection:
-        response = connection.getresponse()
-        return response.status == 503 and int(response.headers["Retry-After"]) > 0
-
-
 def test_answers_that_take_longer_than_the_drain_end_properly() -> None:
     service = fake_service(Fake(pace_s=0.01))
     listener = bind("127.0.0.1", 0)
