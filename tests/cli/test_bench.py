@@ -84,19 +84,6 @@ def test_answers_too_short_to_mean_anything_are_pointed_out(
     assert "2 answers have fewer than 8 tokens" in ran.err
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--method", "transformers"], "unknown method 'transformers'; write plain, a preset"),
-        (["--suite", "nope"], "there is no file nope"),
-        (["--temperature", "-1"], "--temperature -1.0: it must be"),
-        (["--clock", "sun"], "the clocks are: wall, cpu"),
-    ],
-)
-def test_refusals_come_before_any_work(options: list[str], message: str) -> None:
-    assert message in run_command("bench", *options).refusal
-
-
 def test_no_time_at_all(pair: tuple[Path, Path], tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("abc\n")

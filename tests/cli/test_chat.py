@@ -9,7 +9,6 @@ import pytest
 
 from chatting import TEMPLATE, save_chat_model
 from cli.conftest import Run, run_command
-from cli.models_on_disk import make_target, save_model
 from draftwise import Speculator
 
 
@@ -57,12 +56,6 @@ def test_a_conversation_that_is_too_long_goes_on_without_the_message(chat: Run) 
     assert ran.code == 0
     assert "positions" in ran.err
     assert ran.out == chat(input_="Hello\n").out
-
-
-def test_what_cannot_chat_is_refused_at_once(tmp_path: Path) -> None:
-    base = save_model(tmp_path / "base", make_target())
-    assert "no chat template" in run_command("chat", "--target", base, input_="Hello\n").refusal
-    assert "no chat template" in run_command("chat", "--target", "zoo", input_="Hello\n").refusal
 
 
 def test_a_cut_off_answer_says_so(folder: Path) -> None:

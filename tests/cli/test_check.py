@@ -166,10 +166,3 @@ def test_a_bug_ends_the_command_with_1(
     assert ran.code == 1
     assert "NOT lossless in float32: 2 of 2 answers differ" in ran.out
     assert "more than rounding explains" in ran.out
-
-
-@pytest.mark.parametrize(
-    ("given", "said"), [("1,2", "from 2"), ("two", "whole numbers"), ("", "whole numbers")]
-)
-def test_widths_are_refused(given: str, said: str) -> None:
-    assert said in run_command("check", f"--widths={given}").refusal

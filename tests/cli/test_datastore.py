@@ -122,11 +122,3 @@ def test_tokens_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None
     out = tmp_path / "a.store"
     ran = run_command("datastore", "build", tmp_path / "a.txt", "--tokenizer", target, "--out", out)
     assert "not in a vocabulary of 100" in ran.refusal
-
-
-def test_a_store_for_another_target_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("abc")
-    build(tmp_path / "a.txt", pair[0], tmp_path / "a.store")
-    for options in (["--target", "zoo"], ["--target", pair[0], "--drafter", "datastore:gone"]):
-        ran = run_command("generate", "x", "--drafter", f"datastore:{tmp_path}/a.store", *options)
-        assert "vocabulary of 257" in ran.refusal or "gone" in ran.refusal

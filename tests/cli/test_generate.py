@@ -212,17 +212,9 @@ def test_sampling_by_name(generate: Run) -> None:
 def test_rules_inside_rules(generate: Run) -> None:
     """A rule's options may contain rules, separated by +, whose own options are separated by ;."""
     fixed = (
-        "Hello",
-        "--json",
-        *SHORT,
-        "--preset",
-        "metasd",
-        "--policy",
-        "fixed:0",
-        "--plan-lengths",
-        8,
+        "Hello", "--json", *SHORT, "--preset", "metasd", "--policy", "fixed:0", "--plan-lengths", 8,
         "--rule",
-    )
+    )  # fmt: skip
     (never,), (always,) = (generate(*fixed, f"max-confidence:{n}").objects for n in (0, 1))
     assert never["tokens"] == always["tokens"]
     assert never["num_drafted"] > always["num_drafted"]

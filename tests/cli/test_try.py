@@ -85,7 +85,7 @@ def test_the_command_answers_every_prompt_of_a_file(form: str, tmp_path: Path) -
 
 
 def test_no_prompt_is_begun_after_the_time() -> None:
-    ran = run_command("try", "zoo", "--drafter", "lookup", "--seconds", 1, "-n", 300)
+    ran = run_command("try", "zoo", "--drafter", "lookup", "--seconds", 1, "-n", 100)
     assert ran.code == 0, ran.err
     assert "10 prompts" not in ran.out
 
