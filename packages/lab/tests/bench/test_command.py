@@ -113,23 +113,6 @@ def test_the_table_has_every_method(bench: Bench) -> None:
     assert max(map(len, ran.out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--method", "nope"], "unknown method 'nope'"),
-        (["--suite", "nope"], "there is no file nope"),
-        (["--suite", "spec-bench"], "spec-bench:FILE"),
-        (["--tokens", "0"], "--tokens 0: it must be 1 or more"),
-        (["--temperature", "-1"], "--temperature -1.0: it must be"),
-        (["--threads", "0"], "--threads 0"),
-    ],
-)
-def test_refusals_come_before_any_work(tmp_path: Path, options: list[str], message: str) -> None:
-    folder = tmp_path / "out"
-    assert message in run_command("contest", "--out", folder, *options).refusal
-    assert not folder.exists()
-
-
 def test_ctrl_c_keeps_what_was_measured(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,18 +21,3 @@ def test_it_is_counted_before_the_turns(
     ]  # fmt: skip
     assert any(name.startswith("fixed:") for name in found.results["methods"])
     assert tmp_path / "trace.jsonl" in found.paths
-
-
-def test_ended_early_it_measures_nothing_and_leaves_no_trace(
-    speculator: Speculator, questions: Path, tmp_path: Path
-) -> None:
-    wish = ContestSettings(str(questions), tmp_path, ("plain",), tokens=4, repeats=1)
-    suite, store = prepare(wish)
-    left = [2]
-
-    def goes_on() -> bool:
-        left[0] -= 1
-        return left[0] > 0
-
-    assert measure(wish, suite, store, speculator, goes_on, lambda *_: None) is None
-    assert not (tmp_path / "trace.jsonl").exists()

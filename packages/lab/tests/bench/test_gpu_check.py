@@ -67,22 +67,6 @@ def test_speeds_follow_from_the_steps(found: dict[str, Any]) -> None:
         assert mine["same_answers"] == 1
 
 
-def test_with_rounds_a_request_begins_when_one_ends(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = script.MadeUp({})
-    ran = []
-    step = engine.step
-    monkeypatch.setattr(engine, "step", lambda: ran.append(len(engine._running)) or step())
-    task = {"prompts": ["a b"] * 5, "max_tokens": [2, 4, 3, 5, 4], "at_once": 2}
-    done = engine(task)
-    # each request is replaced when it ends, so two always run: one would run alone only if none
-    # were waiting
-    assert ran == [2, 2, 2, 2, 2, 2, 2, 2, 2]
-    assert [len(answer) for answer in done["answers"]] == task["max_tokens"]
-    assert done["tokens"] == 18
-
-
 def test_cells_are_of_requests_and_rounds(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

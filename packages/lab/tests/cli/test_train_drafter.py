@@ -26,15 +26,6 @@ from draftwise_lab.train import (
 from models import CONFIGS, tiny_model
 from modules import module_of
 
-PROMPTS = [f"say {word} and more" for word in ("one", "two", "three", "four", "five", "six")] * 4
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("prompts") / "prompts.txt"
-    file.write_text("\n".join(PROMPTS))
-    return file
-
 
 def train(pair: tuple[Path, Path], prompts: Path, out: Path, *more: object) -> Ran:
     return run_command(

@@ -87,24 +87,6 @@ def test_the_same_command_again_only_loads(
     assert "holds the work on other" in train(pair, data, out, "--seed", 5).refusal
 
 
-@pytest.mark.parametrize(
-    ("lines", "complaint"),
-    [
-        (['{"text": "a b c"}', "{broken"], "line 2: this is not JSON"),
-        (['{"text": "a b c"}', '{"text": 5}'], "line 2: write an object with a string `text`"),
-        (["[]"], "line 1: write an object"),
-        ([""], "is empty"),
-        (['{"text": "only one text"}'], "too little"),
-    ],
-)
-def test_data_that_cannot_be_used(
-    pair: tuple[Path, Path], tmp_path: Path, lines: list[str], complaint: str
-) -> None:
-    file = tmp_path / "bad.jsonl"
-    file.write_text("\n".join(lines))
-    assert complaint in train(pair, file, tmp_path / "out").refusal
-
-
 def test_prompts_in_place_of_data(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

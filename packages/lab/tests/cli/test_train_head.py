@@ -12,15 +12,6 @@ import pytest
 from cli.conftest import Ran, run_command
 from small_disk import files_of_at_most
 
-PROMPTS = [f"say {word} and more" for word in ("one", "two", "three", "four", "five", "six")] * 4
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("prompts") / "prompts.txt"
-    file.write_text("\n".join(PROMPTS))
-    return file
-
 
 def train(pair: tuple[Path, Path], prompts: Path, out: Path, *more: object) -> Ran:
     return run_command(
@@ -93,20 +84,3 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
         assert train(pair, prompts, tmp_path / name).code == 0
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("full", "roomy")]
     assert files[0] == files[1]
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "message"),
-    [
-        ('{"prompt": "a"}\nnonsense\n', "p.jsonl", "line 2: this is not JSON"),
-        ('{"prompt": "a"}\n\n{"text": "b"}\n', "p.jsonl", "line 3: no text under"),
-        ("", "p.txt", "has no prompts"),
-        ("a\n" + "b" * 395 + "\n", "p.txt", "has 395 tokens"),
-    ],
-)
-def test_prompts_that_do_not_parse_are_named(
-    pair: tuple[Path, Path], tmp_path: Path, text: str, name: str, message: str
-) -> None:
-    (tmp_path / name).write_text(text)
-    assert message in train(pair, tmp_path / name, tmp_path / "out").refusal
-    assert not (tmp_path / "out").exists(), "nothing was begun"

@@ -37,13 +37,6 @@ def test_json_has_the_promised_keys() -> None:
     assert set(found["average"]) >= {"ucbspec", "random"}
 
 
-def test_the_table_names_policies_and_domains() -> None:
-    result = run("--policy", "ucbspec", "--tokens", "20", "--seeds", "1")
-    assert result.exit_code == 0
-    for word in ("hedgespec-llama", "ucbspec", "MAT", "regret", "Math"):
-        assert word in result.stdout
-
-
 def test_one_text_has_no_interval() -> None:
     asked = ("--preset", "geometric", "--policy", "ucbspec", "--tokens", "20", "--seeds")
     found = json.loads(run(*asked, "1", "--json").stdout)
@@ -94,24 +87,3 @@ def test_a_folder_that_cannot_be_is_refused_before_any_work(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(DraftwiseError, match="plots cannot go to"):
         run("--plot", str(tmp_path / "file" / "figures"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--preset", "nope"], "the presets are: hedgespec-llama"),
-        (["--policy", "nope"], "the policy names are"),
-        (["--reward", "nope"], "the reward names are"),
-        (["--feedback", "nope"], "the feedback names are"),
-        (["--lengths", "x"], "write 8, 2,4,8 or 0-16"),
-        (["--drafters", "x"], "numbers from 1 to"),
-        (["--drafters", "0"], "numbers from 1 to"),
-        (["--preset", "geometric", "--drafters", "3"], "leave --drafters out"),
-        (["--trace", "none.npz"], "there is no trace"),
-        (["--trace", "none.npz", "--preset", "geometric"], "not both"),
-        (["--costs", "gpu"], "goes with --trace"),
-    ],
-)
-def test_bad_options_say_what_is_valid(options: list[str], message: str) -> None:
-    with pytest.raises(DraftwiseError, match=message):
-        run(*options)

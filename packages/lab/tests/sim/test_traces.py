@@ -169,22 +169,3 @@ def test_costs_from_a_file(tmp_path: Path) -> None:
     assert costs.draft_s == {"small": 0.5, "big": 0.25}
     path.write_text('{"target_s": {"1": [1], "3": [2]}}')
     assert load_costs(str(path)).at(2, [], 0).target_s.tolist() == [1.5]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{}", "is no cost table"),
-        ("[]", "is no cost table"),
-        ('{"target_s": [0]}', "seconds above 0"),
-        ('{"target_s": {}}', "seconds above 0"),
-        ('{"target_s": [1], "other_s": -1}', "cannot be negative"),
-    ],
-)
-def test_a_bad_cost_file_says_what_to_write(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "costs.json"
-    path.write_text(text)
-    with pytest.raises(DraftwiseError, match=message):
-        load_costs(str(path))
-    with pytest.raises(DraftwiseError, match="the names are: gpu, cpu, loaded"):
-        load_costs("tpu")
