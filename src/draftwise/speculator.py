@@ -380,10 +380,10 @@ class Learning:
         self._scores_prompt = self._is_drafted and has_feedback
         own = SeedSequence(seed)
         policy = self._new_policy(own)
-        if getattr(policy, "plays_all", False) and len(drafters) > 1 and not target.serves_trees:
+        if getattr(policy, "plays_all", False):
             raise DraftwiseError(
-                f"{setting.policy} verifies all drafts as one tree, and {target.name} serves "
-                "chains only; choose another policy, or one drafter"
+                f"policy {setting.policy} plays every plan in a round, which only the simulator "
+                "does (draftwise simulate); choose another policy"
             )
         self.memory = SharedPolicyState(scope, policy, setting.policy)
         reward = registry.make_reward(setting.reward)

@@ -77,7 +77,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chains and trees": {
         "names": ["good", "bad", "lookup"], "policy": "exp3spec", "lengths": (2,), "trees": BOTH,
     },
-    "all at once": {"names": ["good", "bad", "lookup"], "policy": "draft-all", "lengths": (2,)},
     "drafts from other answers": {"names": ["bad", "suffix"], **DRAWN},
     "trees from other answers": {
         "names": ["suffix", "bad"], **DRAWN, "trees": (TreeShape(3, 6),),

@@ -22,8 +22,7 @@ class DraftAll(IndexPolicy):
     Source: MetaSD, section 4.2 (DraftALL, table 5): all drafters draft in each round, the best
     candidate is kept, and verification grows linearly with their number. Differs: a decision names
     one plan, so the caller must check ``plays_all`` and draft every plan: the emitted tokens are
-    those of the best draft, the seconds those of all drafts. Sampled drafts are branches of one
-    tree, verified in turn: keeping the longest of several would change the output distribution.
+    those of the best draft, the seconds those of all drafts. Only the simulator plays it.
     """
 
     plays_all: ClassVar[bool] = True

@@ -14,7 +14,7 @@ import numpy as np
 from draftwise.bandits.feedback import DueFeedback, FeedbackBuilder
 from draftwise.engine.guards import GuardedMixer
 from draftwise.protocols import Mixer, Policy, PricingPolicy, StopRule
-from draftwise.types import NONE, PLAIN, Costs, Decision, Evidence, Floats, Plan, Scores
+from draftwise.types import PLAIN, Costs, Decision, Evidence, Floats, Plan, Scores
 
 T = TypeVar("T")
 
@@ -43,16 +43,9 @@ class Bandits:
         self.pending: Decision | None = None  # it waits for its drafter to catch up
         self.num_unseen = 0  # emitted tokens from which the policy has not learnt
 
-    @property
-    def plays_all(self) -> bool:
-        """Whether a choice means one plan of every drafter."""
-        return bool(getattr(self.policy, "plays_all", False))
-
     @cached_property
     def longest(self) -> int:
         """Maximum tokens of a draft; read in every round, and the plans do not change."""
-        if self.plays_all:
-            return sum(plan.num_tokens for plan in _one_each(self.plans))
         return max((plan.num_tokens for plan in self.plans), default=0)
 
     @property
@@ -65,10 +58,8 @@ class Bandits:
             return self.pending
         return self._ask(lambda: self._checked(self.policy.choose()), self.plain)
 
-    def plays(self, decision: Decision) -> list[Plan]:
-        if self.is_idle:
-            return [PLAIN]
-        return _one_each(self.plans) if self.plays_all else [self.plans[decision.plan]]
+    def plan_of(self, decision: Decision) -> Plan:
+        return PLAIN if self.is_idle else self.plans[decision.plan]
 
     @property
     def can_rest(self) -> bool:
@@ -113,7 +104,7 @@ class Bandits:
         """Update the stop rule with the verified draft, and the policy with completed feedback."""
         rule = self.stop_rules.get((evidence.plan.drafter, evidence.plan.rule))
         has_chain = evidence.num_drafted > 0 and evidence.plan.tree is None
-        if rule is not None and has_chain and not self.plays_all:
+        if rule is not None and has_chain:
             rule.learn(evidence.num_drafted, evidence.num_accepted)
         self._ask(lambda: self._teach(self.feedback.reveal(decision, evidence)), None)
         self.num_unseen = 0
@@ -181,9 +172,3 @@ class Controlled(Bandits):
     def drafters_to_probe(self, num_rows: int) -> Sequence[str]:
         policy = self.policy
         return self._ask(lambda: tuple(map(str, policy.drafters_to_probe(num_rows))), ())
-
-
-def _one_each(plans: Sequence[Plan]) -> list[Plan]:
-    """The first plan of every drafter; plain decoding if there is none."""
-    first = {plan.drafter: plan for plan in reversed(plans)}
-    return [plan for name, plan in reversed(first.items()) if name != NONE] or [PLAIN]

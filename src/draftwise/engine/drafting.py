@@ -27,11 +27,11 @@ from draftwise.drafters.protocol import (
     Mix,
     Retrieving,
 )
-from draftwise.engine.request import EMPTY, Request, RoundState
+from draftwise.engine.request import Request, RoundState
 from draftwise.nn.model import CausalModel
 from draftwise.nn.sampling import DeviceRead, fetch
 from draftwise.protocols import Mixer
-from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Plan, Scores
+from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Scores
 
 T = TypeVar("T")
 Row = TypeVar("Row", Request, RoundState)
@@ -106,9 +106,8 @@ class Drafting:
         """
         groups: dict[str, list[tuple[RoundState, int]]] = {}
         for state in states:
-            for name in self._wanted(state):
-                if (num := self._num_uncached(name, state.context)) > FEW:
-                    groups.setdefault(name, []).append((state, num))
+            if (num := self._num_uncached(name := self._writer(state), state.context)) > FEW:
+                groups.setdefault(name, []).append((state, num))
         for name, missing in groups.items():
             prefill_budget, longest = self._prefill_budgets[name], max(num for _, num in missing)
             prefill_budget.rounds.append(round_s)
@@ -125,26 +124,25 @@ class Drafting:
             state.request.decider.pending = state.decision if state.waits else None
 
     def propose(self, states: Sequence[RoundState]) -> None:
-        """Draft for each request; drafts of several drafters become branches of one tree."""
+        """Draft for each request."""
         groups: dict[str, list[tuple[RoundState, DraftTask]]] = {}
         guarded = [state for state in states if state.request.decider.is_guarded]
         padded = LONGEST_PLAN
         if len(guarded) > 1 and not self._pool.target.packs:  # one long draft pads all rows
-            longest = [max(plan.num_tokens for plan in state.plans) for state in guarded]
+            longest = [state.plan.num_tokens for state in guarded]
             padded = int(np.median(longest))
         for state in states:
             most = padded if state.request.decider.is_guarded else LONGEST_PLAN
-            for drafter, task in () if state.waits else self._tasks(state, most):
-                groups.setdefault(drafter, []).append((state, task))
+            if most and not state.waits and (task := self._task(state, most)) is not None:
+                writer = state.plan if task.mix is None else task.mix.mixer
+                groups.setdefault(writer.drafter, []).append((state, task))
         if groups:
             self._draft(groups)
         for name, members in groups.items():
             share = self._shares.setdefault(name, 1.0)
             self._shares[name] += SHARE_STEP * (len(members) / len(states) - share)
         for state in states:
-            state.draft = _side_by_side([draft for _, draft in state.parts])
-            plan = PLAIN if state.waits else state.plans[0]
-            state.played = state.as_drafted(plan)
+            state.played = state.as_drafted(PLAIN if state.waits else state.plan)
 
     def _draft(self, groups: Mapping[str, Sequence[tuple[RoundState, DraftTask]]]) -> None:
         def propose(name: str, session: DraftSession) -> DeviceRead[list[Draft]]:
@@ -162,34 +160,32 @@ class Drafting:
             )
             self._pool.cost_model.record_draft_steps(name, len(drafts), steps, seconds[name])
             for (state, _), draft in zip(groups[name], drafts, strict=True):
-                state.parts.append((name, draft))
+                state.draft, state.drafter = draft, name
 
     def shared(self, costs: Costs) -> Costs:
         """Costs per request: draft seconds are divided among the requests that are drafted for."""
         draft_s = {name: s / self._shares.get(name, 1.0) for name, s in costs.draft_s.items()}
         return replace(costs, draft_s=draft_s)
 
-    def _tasks(self, state: RoundState, most: int) -> Iterable[tuple[str, DraftTask]]:
+    def _task(self, state: RoundState, most: int) -> DraftTask | None:
         request = state.request
-        for plan in state.plans if most else ():
-            if (mixer := self._mixer(state, plan)) is not None:
-                num_nodes = request.decider.longest if self._pool.target.serves_trees else 0
-                mix = Mix(mixer, partial(self.peek, request.context), min(num_nodes, most))
-                length = min(mixer.length, request.num_draftable, most)
-                yield mixer.drafter, DraftTask(request.context, length, mix=mix)
-            elif min(plan.length, request.num_draftable) > 0:
-                yield plan.drafter, state.task(plan, most)
+        if (mixer := self._mixer(state)) is not None:
+            num_nodes = request.decider.longest if self._pool.target.serves_trees else 0
+            mix = Mix(mixer, partial(self.peek, request.context), min(num_nodes, most))
+            length = min(mixer.length, request.num_draftable, most)
+            return DraftTask(request.context, length, mix=mix)
+        return state.task(most) if min(state.plan.length, request.num_draftable) > 0 else None
 
-    def _wanted(self, state: RoundState) -> set[str]:
+    def _writer(self, state: RoundState) -> str:
+        """The drafter of the plan, or the main one of a mixed draft; NONE = nothing is drafted."""
         if not state.request.num_draftable:
-            return set()
-        writers = (self._mixer(state, plan) or plan for plan in state.plans)
-        return {writer.drafter for writer in writers} - {NONE}
+            return NONE
+        return (self._mixer(state) or state.plan).drafter
 
-    def _mixer(self, state: RoundState, plan: Plan) -> Mixer | None:
+    def _mixer(self, state: RoundState) -> Mixer | None:
         mixer = state.mixer
-        can = mixer is not None and mixer.drafter in self._mixing
-        return mixer if can and plan.tree is None and state.request.num_draftable > 0 else None
+        can = mixer is not None and mixer.drafter in self._mixing and state.plan.tree is None
+        return mixer if can and state.request.num_draftable > 0 else None
 
     def commit(self, states: Sequence[RoundState]) -> None:
         contexts = [state.context for state in states]
@@ -343,25 +339,6 @@ class Drafting:
         self._mixing.discard(name)
         why = f"returned nonsense ({error})" if isinstance(error, Nonsense) else f"raised {error!r}"
         warnings.warn(f"drafter {name} {why}: it is left out from now on", stacklevel=3)
-
-
-def _side_by_side(drafts: Sequence[Draft]) -> Draft:
-    """Merge several drafts of one text into a tree, whose branches are tried in this order.
-
-    Each branch keeps its q and is verified against the residual of the branches before it, so
-    branches may be sampled drafts. Picking only the longest of these would bias the output.
-    """
-    if len(drafts) < 2:
-        return drafts[0] if drafts else EMPTY
-    starts = np.cumsum([0, *map(len, drafts)])
-    nodes = [(s, d, n) for s, d in zip(starts, drafts, strict=False) for n in range(len(d))]
-    parents = [-1 if d.parent(n) < 0 else int(start) + d.parent(n) for start, d, n in nodes]
-    return Draft(
-        np.concatenate([draft.tokens for draft in drafts]),
-        [None if draft.probs is None else draft.probs[node] for _, draft, node in nodes],
-        [source for draft in drafts for source in draft.sources],
-        np.array(parents, dtype=np.int64),
-    )
 
 
 class Nonsense(ValueError):

@@ -202,14 +202,14 @@ class Loop:
             path = np.array(state.draft.children(-1), dtype=np.int64)[first.verdict.path]
             state.verdict = Verdict(first.verdict.tokens[:1], path)
             state.targets, state.logprobs = first.targets[:1], first.logprobs[:1]
-            state.hidden, state.parts = first.hidden, []  # such a draft is not used as evidence
+            state.hidden, state.drafter = first.hidden, ""  # such a draft is not used as evidence
 
     def _leave_out_broken(self, state: RoundState) -> None:
-        for name, draft in state.parts:
-            drawn = [q for q in draft.probs if q is not None] if draft.probs is not None else []
-            if not all(bool(torch.as_tensor(q).isfinite().all()) for q in drawn):
-                self._drafting.leave_out(name, Nonsense("a q is not finite"))
-                state.draft = EMPTY
+        probs = () if state.draft.probs is None else state.draft.probs
+        drawn = [q for q in probs if q is not None]
+        if not all(bool(torch.as_tensor(q).isfinite().all()) for q in drawn):
+            self._drafting.leave_out(state.drafter, Nonsense("a q is not finite"))
+            state.draft = EMPTY
 
     def _commit(self, state: RoundState) -> None:
         request, context = state.request, state.context
@@ -267,8 +267,8 @@ def choose(
             is_resting = decider.is_guarded and margin > 1.0 and decider.advantage < margin
         if is_resting:
             decision = decider.plain
-        plans = [PLAIN] if is_resting else decider.plays(decision)
-        states.append(RoundState(request, decision, plans, is_resting))
+        plan = PLAIN if is_resting else decider.plan_of(decision)
+        states.append(RoundState(request, decision, plan, is_resting))
     return states
 
 
@@ -311,34 +311,30 @@ def verify_batch(states: Sequence[RoundState]) -> None:
 
 
 def score_drafts(state: RoundState) -> None:
-    """Score the drafter of each chain up to its first token that was not emitted.
+    """Score the drafter of a chain up to its first token that was not emitted.
 
     Trees are not scored, since their tokens are not draws.
     """
-    first = first_offpath = 0
-    start = len(state.context.tokens) - state.num_emitted
+    draft, num = state.draft, state.draft.num_chain
+    has_chain = draft.parents is None or num > 0
+    if not state.drafter or not has_chain:
+        return
     on_path = {-1, *state.verdict.path.tolist()}
-    judged = {}
-    for name, draft in state.parts:
-        offpath_probs = {node: first_offpath + i for i, (node, _) in enumerate(draft.offpath_probs)}
-        found: list[tuple[float, float]] = []
-        num = draft.num_chain
-        has_chain = draft.parents is None or num > 0
-        for depth in range(min(num + 1, state.num_emitted) if has_chain else 0):
-            node = first + depth
-            if depth and node - 1 not in on_path:
-                break
-            if depth < num and draft.sources[depth] == name:
-                found.append((float(state.alphas[node]), float(state.ratios[node])))
-            elif depth - 1 in offpath_probs:
-                found.append(state.offpath_scores[offpath_probs[depth - 1]])
-            else:
-                break
-        if found:
-            alphas, of_text = np.array(found).T
-            judged[name] = Scores(start, np.minimum(alphas, 1.0), of_text)
-        first, first_offpath = first + len(draft), first_offpath + len(draft.offpath_probs)
-    state.judged = judged
+    offpath_probs = {node: index for index, (node, _) in enumerate(draft.offpath_probs)}
+    found: list[tuple[float, float]] = []
+    for depth in range(min(num + 1, state.num_emitted)):
+        if depth - 1 not in on_path:
+            break
+        if depth < num and draft.sources[depth] == state.drafter:
+            found.append((float(state.alphas[depth]), float(state.ratios[depth])))
+        elif depth - 1 in offpath_probs:
+            found.append(state.offpath_scores[offpath_probs[depth - 1]])
+        else:
+            break
+    if found:
+        alphas, of_text = np.array(found).T
+        start = len(state.context.tokens) - state.num_emitted
+        state.judged = {state.drafter: Scores(start, np.minimum(alphas, 1.0), of_text)}
 
 
 def drafted_alphas(draft: Draft, alphas: Floats, path: Ints) -> Floats:

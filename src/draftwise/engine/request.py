@@ -201,22 +201,21 @@ EMPTY = Draft.chain([], None, NONE)
 class RoundState:
     """The state of one request in a round, filled in phase by phase.
 
-    plans: plans played, several for a policy that ``plays_all``. rests: no draft in this round,
-    whatever the decider would choose. parts: each drafter's draft, a
-    branch of ``draft``. played: the first plan as drafted. logits: [N + 1, V] after the text and
-    each node. hidden: by tap, [N + 1, D]. uniforms: [N + 1], the last for the bonus token. alphas,
-    ratios: [N], as in ``Scores``; offpath_scores: both for each of ``offpath_probs``. targets: p of
-    each token of the verdict. logprobs: by position, if requested. judged: scores by drafter from
-    verification. waits: a drafter must catch up before the plan is played. scores: all new scores
-    of the round.
+    plan: the plan to play. rests: no draft in this round, whatever the decider would choose.
+    drafter: the one that wrote ``draft``; "" = none, or one whose draft is no evidence. played: the
+    plan as drafted. logits: [N + 1, V] after the text and each node. hidden: by tap, [N + 1, D].
+    uniforms: [N + 1], the last for the bonus token. alphas, ratios: [N], as in ``Scores``;
+    offpath_scores: both for each of ``offpath_probs``. targets: p of each token of the verdict.
+    logprobs: by position, if requested. judged: scores by drafter from verification. waits: a
+    drafter must catch up before the plan is played. scores: all new scores of the round.
     """
 
     request: Request
     decision: Decision
-    plans: Sequence[Plan]
+    plan: Plan
     rests: bool = False
-    parts: list[tuple[str, Draft]] = field(default_factory=list)
     draft: Draft = EMPTY
+    drafter: str = ""
     played: Plan = PLAIN
     logits: Tensor | None = None
     hidden: Mapping[int, Tensor] = field(default_factory=dict)
@@ -245,8 +244,8 @@ class RoundState:
         """Chooses the drafter of each token of a mixed draft; None = one drafter per draft."""
         return None if self.rests else self.request.decider.mixer
 
-    def task(self, plan: Plan, most: int) -> DraftTask:
-        request = self.request
+    def task(self, most: int) -> DraftTask:
+        request, plan = self.request, self.plan
         length = min(plan.length, request.num_draftable, most)
         rule = request.decider.stop_rules[plan.drafter, plan.rule]
         return DraftTask(request.context, length, rule, plan.tree)

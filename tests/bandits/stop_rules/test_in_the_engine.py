@@ -93,8 +93,10 @@ def test_requests_share_no_stop_rule_and_drafters_share_none() -> None:
         stop_rule for request in requests for stop_rule in request.decider.stop_rules.values()
     ]
     assert len(stop_rules) == 6 == len({id(stop_rule) for stop_rule in stop_rules})
-    round_ = RoundState(requests[0], requests[0].decider.plain, [])
-    first, longer = (round_.task(Plan("good", num, "adaedl"), num) for num in (1, 4))
+    plain = requests[0].decider.plain
+    first, longer = (
+        RoundState(requests[0], plain, Plan("good", num, "adaedl")).task(num) for num in (1, 4)
+    )
     assert first.stop_rule is longer.stop_rule, "what a rule learned holds for every length"
 
 
