@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -230,24 +230,13 @@ def _in_known_roles(
     return as_system
 
 
-@dataclass(slots=True)
-class _Marks:
-    """Digits that no text contains, by what they stand for in a conversation."""
+_Marks = dict[str, str]
+"""Digits that no text contains, in order, and what they stand for in a conversation."""
 
-    base: str = field(default_factory=lambda: f"{secrets.randbelow(10**12):012}")
-    names: list[str] = field(default_factory=list)
 
-    def new(self, name: str) -> str:
-        self.names.append(name)
-        return f"{self.base}{len(self.names) - 1:07}"
-
-    def is_last_in(self, text: str) -> bool:
-        """Whether the text ends with the newest mark."""
-        return text.rstrip().endswith(f"{self.base}{len(self.names) - 1:07}")
-
-    def missing(self, text: str) -> Iterator[str]:
-        marks = (f"{self.base}{number:07}" for number in range(len(self.names)))
-        return (name for name, mark in zip(self.names, marks, strict=True) if mark not in text)
+def _new_mark(marks: _Marks, name: str) -> str:
+    marks[mark := f"{secrets.randbelow(10**19):019}"] = name
+    return mark
 
 
 def _check_presence(turns: Sequence[Message], tokenizer: Any, options: Mapping[str, Any]) -> None:
@@ -262,13 +251,14 @@ def _check_presence(turns: Sequence[Message], tokenizer: Any, options: Mapping[s
     else:
         text = str(_apply(tokenizer, marked, tokenize=False, **options))
     check_unicode("the text", text)
-    if (lost := next(marks.missing(text), None)) is not None:
+    if (lost := next((what for mark, what in marks.items() if mark not in text), None)) is not None:
         raise DraftwiseError(
             f"the chat template leaves out {lost}: this model does not take it there; put what it "
             "says into a user message"
         )
     is_said = turns[-1]["content"].strip() and not turns[-1].get("tool_calls")
-    if options.get("continue_final_message") and is_said and not marks.is_last_in(text):
+    is_ended = is_said and not text.rstrip().endswith(next(reversed(marks)))
+    if options.get("continue_final_message") and is_ended:
         raise DraftwiseError(
             "continue_final_message: this tokenizer ends the last message, so that nothing could "
             "continue it"
@@ -279,11 +269,11 @@ def _marked(number: int, turn: Message, marks: _Marks, template: str) -> dict[st
     what, found = f"message {number} ({turn['role']})", dict(turn)
     for name in REASONING:
         if isinstance(given := turn.get(name), str) and given.strip() and name not in template:
-            found[name] = given + marks.new(f"{name} of {what}")
+            found[name] = given + _new_mark(marks, f"{name} of {what}")
     if calls := turn.get("tool_calls"):
         found["tool_calls"] = [_marked_call(call, what, marks) for call in calls]
     elif turn["content"].strip():
-        found["content"] = turn["content"] + marks.new(what)
+        found["content"] = turn["content"] + _new_mark(marks, what)
     return found
 
 
@@ -291,10 +281,8 @@ def _marked_call(call: Any, what: str, marks: _Marks) -> Any:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str):
         return call
-    arguments, found = (
-        function.get("arguments"),
-        {**function, "name": "f" + marks.new(f"{what}, its call of {name}")},
-    )
+    arguments, called = function.get("arguments"), f"{what}, its call of {name}"
+    found = {**function, "name": "f" + _new_mark(marks, called)}
     of_call = f"{what}, the arguments of its call of {name}"
     if isinstance(arguments, str) and arguments.strip():
         try:
@@ -302,9 +290,9 @@ def _marked_call(call: Any, what: str, marks: _Marks) -> Any:
         except ValueError:
             given = None
         if isinstance(given, dict):
-            found["arguments"] = json.dumps({**given, marks.new(of_call): ""})
+            found["arguments"] = json.dumps({**given, _new_mark(marks, of_call): ""})
     elif isinstance(arguments, Mapping) and arguments:
-        found["arguments"] = {**arguments, marks.new(of_call): ""}
+        found["arguments"] = {**arguments, _new_mark(marks, of_call): ""}
     return {**call, "function": found} if "function" in call else found
 
 

@@ -46,15 +46,15 @@ def local_path(text: str | Path) -> Path:
     return path if _exists(path) else Path(os.path.expanduser(path))
 
 
-def longest_path(text: str, end: str = ",") -> str:
-    """The longest part of a text that exists as a path, cut at its end or at an ``end``; "" = none.
+def longest_path(text: str) -> str:
+    """The longest part of a text that exists as a path, cut at its end or at a comma; "" = none.
 
     >>> longest_path(".,window=8")
     '.'
     """
     found = text
     while found and not _exists(local_path(found)):
-        found = found.rpartition(end)[0]
+        found = found.rpartition(",")[0]
     return found
 
 

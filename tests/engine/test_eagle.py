@@ -13,7 +13,7 @@ import torch
 from draftwise.bandits.stop_rules import Fixed
 from draftwise.controller import PROBE_TOKENS_PAID
 from draftwise.drafters import Context, DraftTask, EagleRunner
-from draftwise.nn import CausalModel, HiddenStates, distributions
+from draftwise.nn import CausalModel, HiddenStates, SampledSpan, warped
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from draftwise_lab.train import save_head
@@ -155,7 +155,7 @@ def test_q_is_what_the_head_says_with_the_targets_own_states() -> None:
     context = Context(0, text, SAMPLED, np.random.default_rng(0))
     context.features = features_of(TARGET, text)
     truth = TARGET.module(input_ids=torch.tensor([text])).logits[0]
-    p = distributions(truth[:-1], SAMPLED, text[:1], text[1:])
+    p = warped(truth[:-1], [SampledSpan(SAMPLED, len(text) - 1)]).probs.numpy()
     context.remember(1, [torch.as_tensor(row) for row in p])
     session = opened(eagle(), [context])
     (draft,) = session.propose([DraftTask(context, 1, Fixed())])

@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from draftwise.nn import Occurrences, distributions, warped
+from draftwise.nn import Occurrences, warped
 from draftwise.nn import SampledSpan as Span
 from draftwise.types import SamplingParams
 
@@ -167,15 +167,6 @@ def test_occurrences_kept_from_round_to_round_are_those_counted_again(data: st.D
         ]
         ours, anew = (warped(logits[:num], [span]).probs for span in spans)
         assert torch.equal(ours, anew)
-
-
-def test_lists_for_the_host_are_the_same() -> None:
-    logits = rounded(3, 20, 5)
-    sampling = SamplingParams(0.8, top_k=4)
-    listed = distributions(logits, sampling, [1], [2, 3])
-    found = warped(logits, [Span(sampling, 3)])
-    assert all(np.array_equal(a, b) for a, b in zip(listed, found.probs.numpy(), strict=True))
-    assert distributions(logits, SamplingParams(), [1], []) == logits.float().argmax(-1).tolist()
 
 
 def test_rows_and_spans_must_be_as_many() -> None:

@@ -112,7 +112,6 @@ def test_random_walks_end_in_the_language(seed: int) -> None:
 
 
 def test_forms() -> None:
-    assert grammar_of(None) is None
     assert ResponseFormat(type="text").schema_of_answer is None
     made = grammar_of(StructuredOutputs(choice=["ab", "cd"]))
     assert made is not None

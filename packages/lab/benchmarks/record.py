@@ -22,7 +22,7 @@ from draftwise.bandits.stop_rules import Fixed
 from draftwise.controller import WINDOW
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.verify import overlap, ratio
-from draftwise.nn.sampling import answered, distributions
+from draftwise.nn.sampling import SampledSpan, answered, warped
 from draftwise_lab.zoo import heldout_stream
 
 DEPTH, PROMPT, PROBE_TOKENS = 16, 16, 32
@@ -35,7 +35,9 @@ def along(model: Any, text: Sequence[int], sampling: SamplingParams) -> tuple[li
     cache = model.new_cache(1, len(text))
     logits = model.extend(cache, [0], [list(text[:-1])], keep=len(text))
     block = logits.last(0, len(text) - 1)
-    dists = distributions(block, sampling, list(text[:1]), list(text[1:-1]))
+    found = warped(block, [SampledSpan(sampling, len(block), text[:1], 1, text[1:-1])])
+    is_greedy = sampling.temperature == 0
+    dists = found.tokens.tolist() if is_greedy else list(found.probs.cpu().numpy())
     probs = (block.float() / (sampling.temperature or 1.0)).softmax(-1)
     entropy = torch.special.entr(probs).sum(-1, keepdim=True)
     return dists, torch.cat([probs.topk(2).values, entropy], 1).numpy()

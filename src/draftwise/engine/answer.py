@@ -289,12 +289,12 @@ Piece = tuple[str, str]  # a piece of text, and its drafter or ``target``
 class SourceAttribution:
     """Splits the growing text of one answer into pieces by drafter.
 
-    The request needs ``token_texts``. num_shown: characters of the text that are not asked for.
+    The request needs ``token_texts``.
     """
 
-    def __init__(self, num_shown: int = 0) -> None:
+    def __init__(self) -> None:
         self._ends: list[tuple[int, str]] = []  # end offset and drafter of each piece
-        self._num_told = self._num_shown = num_shown
+        self._num_told = self._num_shown = 0  # characters
 
     def grow(self, new: RequestOutput, text: str) -> list[Piece]:
         """The pieces that ``new`` adds to the answer; text: the answer so far, including them."""

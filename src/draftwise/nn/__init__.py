@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         keeps_states, shadow as shadow_of, states_after,
     )
     from draftwise.nn.sampling import (
-        Occurrences, Shared, SampledSpan, distributions, draw, warped,
+        Occurrences, Shared, SampledSpan, draw, warped,
     )
     from draftwise.nn.tiny import tiny_config, tiny_module
     from draftwise.nn.sampling import answered, fetch

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from draftwise.files import STATE_BYTES, local_path, looks_local, read_text, strict_json
 from draftwise.nn.eagle import EagleConfig, EagleHead, lent_rows
 from draftwise.nn.layout import lay_out
+from draftwise.nn.load import listed
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
 
@@ -280,18 +281,13 @@ def _refuse_mismatch(
     what: str, wanted: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor]
 ) -> None:
     """Raise DraftwiseError for a key that is missing, unexpected, or of another shape."""
-    if missing := sorted(wanted.keys() - weights.keys()):
-        raise DraftwiseError(f"{what} lacks {_listed(missing)}")
-    if unmatched := sorted(weights.keys() - wanted.keys()):
-        raise DraftwiseError(f"{what} has {_listed(unmatched)}, which has no place")
+    if missing := wanted.keys() - weights.keys():
+        raise DraftwiseError(f"{what} lacks {listed(missing)}")
+    if unmatched := weights.keys() - wanted.keys():
+        raise DraftwiseError(f"{what} has {listed(unmatched)}, which has no place")
     for name, shape in wanted.items():
         if tuple(weights[name].shape) != shape:
             raise DraftwiseError(
                 f"{what}: {name} has the shape {tuple(weights[name].shape)}, and its config.json "
                 f"asks for {shape}"
             )
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftwise.types import Dist, Floats, Ints, SamplingParams
+from draftwise.types import Floats, Ints, SamplingParams
 
 _NO_PLACES: Ints = np.zeros(0, dtype=np.int64)
 
@@ -187,22 +187,6 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     last = probs.shape[-1] - 1 - (probs > 0).flip(-1).int().argmax(-1)
     tokens = torch.where(beyond.any(-1), beyond.int().argmax(-1), last)
     return torch.where(total[:, 0].isfinite(), tokens, -1)
-
-
-def distributions(
-    logits: Tensor,
-    sampling: SamplingParams,
-    text: Sequence[int],
-    drafted: Sequence[int],
-    parents: Ints | None = None,
-) -> list[Dist]:
-    """[T, V] logits of one request as distributions on the host, -1 where not finite."""
-    found = warped(logits, [SampledSpan(sampling, len(logits), text, len(text), drafted, parents)])
-    tokens = found.tokens.tolist()
-    if sampling.temperature == 0:
-        return list(tokens)
-    rows = found.probs.cpu().numpy()
-    return [row if token == 0 else -1 for row, token in zip(rows, tokens, strict=True)]
 
 
 def _rows(tensor: Tensor, rows: Ints) -> Tensor:

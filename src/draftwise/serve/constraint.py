@@ -172,10 +172,8 @@ def _check(matcher: Any) -> None:
         raise DraftwiseError(f"no text fits the grammar, or it is too large to follow: {why}")
 
 
-def grammar_of(form: StructuredOutputs | None) -> str | None:
-    """The grammar of a form, or None for free text. ValueError if it cannot be parsed."""
-    if form is None:
-        return None
+def grammar_of(form: StructuredOutputs) -> str:
+    """The grammar of a form. ValueError if it cannot be parsed."""
     from llguidance import LLMatcher, grammar_from
 
     if (schema := form.schema_of_answer) is not None:

@@ -275,7 +275,7 @@ class RequestParser:
             return json_grammar(calls_schema(body.forced))
         if body.offered and (form is None or form.schema_of_answer is not None):
             return free_grammar(body.offered, form, self.codec.call_tags, most)
-        return grammar_of(form)
+        return None if form is None else grammar_of(form)
 
     def completion(self, body: schemas.CompletionRequest) -> list[GenerationRequest]:
         """The requests of a completion. Errors: DraftwiseError, ValueError (out of range)."""
@@ -283,7 +283,7 @@ class RequestParser:
         prompts = self.codec.prompts(body.prompts, body.add_special_tokens)
         budget = 16 if body.budget is None else body.budget or 1  # as in OpenAI's API
         prompt_logprobs = body.echo and body.logprobs is not None
-        grammar = grammar_of(body.form)
+        grammar = None if (form := body.form) is None else grammar_of(form)
         return self._requests(body, prompts, grammar, budget, body.logprobs, prompt_logprobs)
 
     def _check_num(self, num: int) -> None:
