@@ -43,11 +43,11 @@ def test_turns_say_what_generate_says_of_the_conversation(chat: Run, folder: Pat
 
 
 def test_commands(chat: Run) -> None:
-    ran = chat(input_="/stats\nHello\n/stats\n/nonsense\n/help\n")
+    ran = chat(input_="Hello\n/nonsense\n/help\n")
     assert ran.code == 0
-    assert "no turns yet" in ran.err
+    assert "first token" in ran.err
     assert "no command /nonsense" in ran.err
-    for word in ("first token", "tokens written", "lookup", "Ctrl-D"):
+    for word in ("lookup", "Ctrl-D"):
         assert word in ran.out
 
 
@@ -85,12 +85,12 @@ def test_a_saved_conversation(chat: Run, tmp_path: Path) -> None:
 
 
 def test_commands_are_told_from_messages(chat: Run) -> None:
-    ran = chat(input_="/stats extra\n/Stats\n/nonsense at all\n")
+    ran = chat(input_="/reset extra\n/Reset\n/nonsense at all\n")
     assert ran.out == ""
-    assert "/stats takes nothing after it" in ran.err
-    assert "no turns yet" in ran.err
+    assert "/reset takes nothing after it" in ran.err
+    assert "a new conversation" in ran.err
     assert "no command /nonsense; there are: /save" in ran.err
-    assert chat(input_=" /stats extra\n").out
+    assert chat(input_=" /reset extra\n").out
     assert chat(input_="/etc/passwd is what?\n").out
 
 

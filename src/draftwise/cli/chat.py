@@ -6,23 +6,20 @@ import json
 import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.text import Text
 
 from draftwise.chat import Message, render
 from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli import show
 from draftwise.cli.failures import Output, graceful, note, refused_values, say
 from draftwise.cli.load import check_chat, check_template, keeping_memory
-from draftwise.cli.show import Pen, colours, counted, legend, percentages, summary, total
+from draftwise.cli.show import Pen, colours, counted, legend, summary
 from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
 from draftwise.files import local_path
@@ -37,7 +34,6 @@ PARAMS = RequestParams(max_new_tokens=512)
 SETTINGS = o.Settings(target="smollm2", scope="session")
 HELP = """\
 /save FILE   write the conversation as jsonl, which generate --batch can read
-/stats       how fast each turn was, and tokens by drafter
 /reset       begin a new conversation
 /quit        leave (so does Ctrl-D)
 A message that begins with a slash: put a space before it.
@@ -101,14 +97,6 @@ def _terminal() -> Callable[[], str]:
     return lambda: str(session.prompt())
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTurn:
-    """One answer. first_token_s: seconds to the first token."""
-
-    result: Result
-    first_token_s: float
-
-
 class Conversation:
     """A conversation that begins with the messages ``opening``."""
 
@@ -119,7 +107,7 @@ class Conversation:
         self._names = [drafter.name for drafter in speculator.drafters]
         self._console = Output()
         self.messages: list[Message] = list(self._opening)
-        self.turns: list[ChatTurn] = []
+        self._num_answers = 0
 
     def takes(self, text: str) -> bool:
         """Obey a command or answer a message; return whether the conversation goes on."""
@@ -142,10 +130,10 @@ class Conversation:
     def _obey(self, name: str, rest: str) -> None:
         if name == "save":
             return self._save(rest)
-        alone = {"stats": self._stats, "reset": self._reset, "help": self._help}
+        alone = {"reset": self._reset, "help": self._help}
         why = f"/{name} takes nothing after it. To send this"
         if name not in alone:
-            why = f"no command /{name}; there are: /save, /stats, /reset, /help, /quit. To send it"
+            why = f"no command /{name}; there are: /save, /reset, /help, /quit. To send it"
         elif not rest:
             return alone[name]()
         raise DraftwiseError(f"{why} as a message, put a space before it")
@@ -162,7 +150,7 @@ class Conversation:
                 f"{positions} positions: shorten the message, or /reset; it was not sent"
             )
         if params.seed is not None:
-            params = replace(params, seed=params.seed + len(self.turns))
+            params = replace(params, seed=params.seed + self._num_answers)
         attribution = SourceAttribution()
         pen, shown, first_token_s = Pen(self._names, is_chat=True), "", 0.0
         start = time.perf_counter()
@@ -176,7 +164,7 @@ class Conversation:
         (result,) = generation.results()
         pen.write(attribution.finish(result.text))
         pen.end(result.text)
-        self.turns.append(ChatTurn(result, first_token_s))
+        self._num_answers += 1
         self.messages = [*asked, {"role": "assistant", "content": result.text}]
         note(f"first token {first_token_s:.2f} s · {summary(result.stats)}")
         self._say_why_it_ended(result, positions)
@@ -192,7 +180,7 @@ class Conversation:
             say(why, style="yellow")
 
     def _reset(self) -> None:
-        self.messages, self.turns = list(self._opening), []
+        self.messages, self._num_answers = list(self._opening), 0
         say("a new conversation", style="dim")
 
     def _save(self, text: str) -> None:
@@ -207,22 +195,3 @@ class Conversation:
     def _help(self) -> None:
         self._console.print(Text(HELP))
         self._console.print(Text("drafters: ").append(legend(colours(self._names))))
-
-    def _stats(self) -> None:
-        if not self.turns:
-            say("no turns yet")
-            return
-        headings = ("turn", "prompt", "tokens", "first token", "tok/s", "MAT", "accepted")
-        table = show.make_table(right=headings, box=box.SIMPLE)
-        for number, turn in enumerate(self.turns, 1):
-            stats = turn.result.stats
-            table.add_row(
-                f"{number}", f"{len(turn.result.prompt_tokens)}", f"{stats.num_emitted}",
-                f"{turn.first_token_s:.2f} s", f"{stats.tok_per_s:.1f}",
-                f"{stats.mean_accepted_tokens:.2f}", f"{stats.draft_acceptance_rate:.2f}",
-            )  # fmt: skip
-        self._console.print(table)
-        self._console.print(legend(colours(self._names)))
-        writers = Counter(name for turn in self.turns for name in turn.result.sources)
-        self._console.print(Text(f"tokens written: {percentages(writers)}"))
-        self._console.print(Text(summary(total([turn.result.stats for turn in self.turns]))))
