@@ -262,6 +262,7 @@ def test_tools_need_a_template_that_shows_them(live: Live) -> None:
 
 def test_models_and_views(live: Live) -> None:
     assert [m["id"] for m in live.ask("/v1/models").json["data"]] == ["parrot", "other-name"]
+    assert live.ask("/v1/models/").json == live.ask("/v1/models").json
     assert live.ask("/v1/models/parrot").json["id"] == "parrot"
     assert live.ask("/v1/models/etc/passwd").error["code"] == "model_not_found"
     assert live.complete(model="/etc/passwd").status == 404

@@ -103,6 +103,7 @@ def _add_api(app: FastAPI, service: Service) -> None:
         body, requests = await _read(service, request, CompletionRequest, service.parser.completion)
         return await _answer(service, request, CompletionReply(service, body, requests))
 
+    @app.get("/v1/models/", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """List the served models."""

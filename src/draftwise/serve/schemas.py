@@ -58,7 +58,9 @@ _IGNORED = (
     "request_id rid session_id conversation_id cache_prompt id_slot slot_id keep_alive priority",
     "kv_transfer_params guided_decoding_backend chat_template_content_format timings_per_token",
     "return_progress include_reasoning separate_reasoning stream_reasoning reasoning_format usage",
-    "skip_reading_prefix_cache return_cached_tokens_details data_parallel_rank",
+    "skip_reading_prefix_cache return_cached_tokens_details data_parallel_rank ttl",
+    # gateways: which server answers
+    "provider route models",
     # parameters of samplers; what switches such a sampler on is refused
     "mirostat_tau mirostat_eta repeat_last_n dynatemp_exponent smoothing_curve xtc_threshold",
     "dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers penalize_nl",
