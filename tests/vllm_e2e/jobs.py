@@ -53,7 +53,7 @@ def ended(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         check=False,
-        timeout=1500,
+        timeout=5400,
     )
 
 
@@ -84,7 +84,7 @@ def in_turns(folder: Path, *jobs: dict[str, Any], **environment: str) -> list[li
             assert is_ready[i], (folder / f"{i}.log").read_text()[-3000:]
             engine.stdin.write("\n")
             engine.stdin.flush()
-            is_ready[i] = TURN in engine.stdout or not engine.wait(60)
+            is_ready[i] = TURN in engine.stdout or not engine.wait(600)
     return [json.loads(Path(job["out"]).read_text())["seconds"] for job in jobs]
 
 
