@@ -88,6 +88,19 @@ def test_a_jump_that_was_too_high_by_chance_is_bounded_by_wider_steps() -> None:
     assert (np.diff(seconds) >= 0).all()
 
 
+@pytest.mark.parametrize("stair", [64, 256])
+def test_a_wrong_first_guess_is_no_noise(stair: int) -> None:
+    """The first larger step lies just above a stair, and takes twice as long as a plain one: two
+    steps below it show where the jump is."""
+    num, costs = stair // 2, StepCosts()
+    true_s = {num: 0.018, stair: 0.025, stair + 4: 0.036}
+    for tokens in (num, num, num, stair + 4, stair, stair):
+        costs.observe(Step(num, tokens, true_s[tokens]), 40_000)
+    seconds = costs.seconds(num, 40_000, 0, num + 4)
+    assert seconds[num] == pytest.approx(0.025, rel=0.06)
+    assert seconds[0] == pytest.approx(0.018, rel=0.04)
+
+
 def test_follows_prices_that_double() -> None:
     costs = observed(staircase, num=600)
     before = costs.seconds(32, 32_000, 0, 0)[0]

@@ -165,6 +165,8 @@ def _update(
         weight = gain[i] / variance
         mean[i] += weight * used
         spread[i, :known] -= weight * gain
+    if is_new:  # a wrong guess says nothing about noise
+        return
     # the part of the error that the uncertainty of the coefficients does not explain
     error = min(innovation * innovation, 16 * variance) - (variance - noise)
     least = (LEAST_NOISE * scalars[PLAIN]) ** 2
