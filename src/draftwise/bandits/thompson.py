@@ -108,9 +108,6 @@ class ThompsonBernoulli(SampledPolicy):
     def estimates(self) -> Floats:
         return (self._tally.sums + 1.0) / (self._tally.counts + 2.0)
 
-    def forget_what_follows(self) -> None:
-        self._stale[:] = True
-
 
 _NORMAL_CELLS = 48
 _ROOT_TWO_PI = math.sqrt(2.0 * math.pi)
