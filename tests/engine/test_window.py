@@ -12,7 +12,7 @@ import torch
 
 from draftwise.bandits.stop_rules import Fixed
 from draftwise.drafters import ROOM, Context, DraftTask, LMDrafter, LMRunner, Window
-from draftwise.nn import CausalModel, distributions
+from draftwise.nn import CausalModel, SampledSpan, warped
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from engine.pairs import PROMPTS, lm, plain_greedy, reader, speculator, target, windowed
@@ -51,7 +51,12 @@ def own_q(context: Context, drafted: list[int]) -> list[Any]:
     """q from one plain forward over the tokens that the drafter reads."""
     read = [*seen(context.tokens), *drafted]
     logits = target_of_drafter()(input_ids=torch.tensor([read])).logits[0]
-    return distributions(logits[-len(drafted) - 1 :], SAMPLED, context.tokens, drafted)
+    return distributions(logits[-len(drafted) - 1 :], context.tokens, drafted)
+
+
+def distributions(logits: torch.Tensor, text: Sequence[int], drafted: Sequence[int]) -> list[Any]:
+    span = SampledSpan(SAMPLED, len(logits), text, len(text), drafted)
+    return list(warped(logits, [span]).probs.numpy())
 
 
 def target_of_drafter() -> Any:
@@ -123,7 +128,7 @@ def test_scores_are_those_of_the_same_qs() -> None:
     assert scores.start + len(scores.alphas) == 33
     read = seen(context.tokens)
     logits = target_of_drafter()(input_ids=torch.tensor([read])).logits[0]
-    q = distributions(logits[-5:-1], SAMPLED, context.tokens[:29], context.tokens[29:])
+    q = distributions(logits[-5:-1], context.tokens[:29], context.tokens[29:])
     expected = [np.minimum(np.full(64, 1 / 64), one).sum() for one in q]
     assert scores.alphas[-4:] == pytest.approx(expected, abs=1e-5)
 
