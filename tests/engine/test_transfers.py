@@ -34,6 +34,10 @@ WARPS = {
     "penalised": SamplingParams(0.9, 20, 0.95, 1.2, presence_penalty=0.1),
 }
 
+CELLS = pytest.mark.parametrize(
+    ("warp", "num_rows"), [("greedy", 8), ("sampled", 1), ("penalised", 8)]
+)
+
 
 def looks_of_rounds(
     made: Speculator, sampling: SamplingParams, num_rows: int, num: int = 5, **options: Any
@@ -56,8 +60,7 @@ def looks_of_rounds(
     return found
 
 
-@pytest.mark.parametrize("num_rows", [1, 8])
-@pytest.mark.parametrize("warp", WARPS)
+@CELLS
 @pytest.mark.parametrize("kind", KINDS)
 def test_fixed_drafts_are_looked_at_twice_a_round(kind: str, warp: str, num_rows: int) -> None:
     pool, tree = KINDS[kind]
@@ -69,15 +72,13 @@ def test_fixed_drafts_are_looked_at_twice_a_round(kind: str, warp: str, num_rows
         assert sum(r.num_drafted for _, _, records in found for r in records) >= 4
 
 
-@pytest.mark.parametrize("num_rows", [1, 8])
-@pytest.mark.parametrize("warp", WARPS)
+@CELLS
 def test_plain_decoding_is_looked_at_once(warp: str, num_rows: int) -> None:
     made = speculator(["good"], "fixed:0", lengths=(4,))
     assert {num for num, _, _ in looks_of_rounds(made, WARPS[warp], num_rows)} == {1}
 
 
-@pytest.mark.parametrize("num_rows", [1, 8])
-@pytest.mark.parametrize("warp", WARPS)
+@CELLS
 def test_the_default_looks_twice_and_once_a_drafted_token(warp: str, num_rows: int) -> None:
     made = speculator(["good", "bad", "lookup", "suffix"], "goodput", lengths=(1, 2, 4, 8))
     for num, places, records in looks_of_rounds(made, WARPS[warp], num_rows, 10):

@@ -287,6 +287,7 @@ def test_arrays_of_the_right_shape_are_taken(convert: Any) -> None:
         ({"drafters": [None]}, "None is no model"),
         ({"drafters": 5}, "drafters is 5: it must be a spec"),
         ({"dtype": "float3"}, "unknown dtype 'float3'; the dtypes are: auto, float32"),
+        ({"dtype": "Tensor"}, "unknown dtype 'Tensor'"),
         ({"device": "gpu"}, "unknown device 'gpu'; write auto, cpu, cuda"),
         ({"device": "map:foo"}, "device is 'map:foo': it must be map: and one of auto, balanced"),
         ({"device": -1}, "write auto"),

@@ -47,13 +47,9 @@ def offences(tree: ast.AST) -> Iterator[str]:
             yield f"{name} may ask whether to trust"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(FILES[0].parent)))
-def test_nothing_loads_or_runs_what_it_was_given(file: Path) -> None:
-    text = file.read_text("utf-8")
-    found = list(offences(ast.parse(text)))
-    if file.parts[-2:] == ("zoo", "build.py"):  # it reads only files that it has just written
-        found = [offence for offence in found if "may ask" not in offence]
-    assert found == []
+def test_nothing_loads_or_runs_what_it_was_given() -> None:
+    found = {str(file): list(offences(ast.parse(file.read_text("utf-8")))) for file in FILES}
+    assert {file: some for file, some in found.items() if some} == {}
 
 
 @pytest.mark.parametrize(

@@ -88,12 +88,6 @@ def test_texts_of_a_form() -> None:
     assert not made.is_complete("a"), "it does not depend on what was consumed"
 
 
-def test_behind_a_forbidden_token_nothing_is_masked() -> None:
-    made = regex("ab")
-    assert allowed(made, ids("c")) == set(range(VOCAB))
-    assert allowed(made, ids("a")) == set(ids("b"))
-
-
 def test_drafts_end_before_what_is_forbidden() -> None:
     made = regex("ab+c")
     for answer, num, stand in [("abbc", 4, 4), ("abbc", 2, 2), ("aca", 2, 0), ("abca", 3, 2)]:

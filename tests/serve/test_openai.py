@@ -254,15 +254,6 @@ def test_forms_that_cannot_be_kept_are_refused(
         )
 
 
-def test_errors_have_their_classes(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="frob"):
-        client.completions.create(model="tiny", prompt="a", extra_body={"frob": 1})
-    with pytest.raises(openai.NotFoundError, match="not served"):
-        client.completions.create(model="gpt-4", prompt="a")
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    assert client.models.retrieve("tiny").id == "tiny"
-
-
 def test_a_trace_holds_rounds_and_no_text(speculator: Speculator, tmp_path: Path) -> None:
     """The trace is for ``draftwise advise`` and must not contain the clients' tokens."""
     trace = tmp_path / "rounds.jsonl"

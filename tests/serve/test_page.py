@@ -12,8 +12,8 @@ from serve.browser import CHROMIUM, DRIVER, Browser, browsing
 from serve.fake import Fake
 from serve.live import fake_service, serving
 
-SHIFT, ENTER = "\ue008", "\ue007"
-"""Keys as WebDriver names them; a second SHIFT releases the key."""
+ENTER = "\ue007"
+"""The key as WebDriver names it."""
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="no Chromium found: apt install chromium chromium-driver"
 )
@@ -122,43 +122,11 @@ def test_an_answer_is_painted_and_compared(window: Callable[..., Browser]) -> No
         assert browser.complaints() == []
 
 
-def test_stopping_an_answer_frees_its_row(window: Callable[..., Browser]) -> None:
-    fake = Fake(pace_s=0.01)
-    with serving(fake_service(fake)) as live:
-        browser = window()
-        browser.go(live.url + "/")
-        browser.wait("return document.getElementById('title').textContent === 'Continue a text'")
-        browser.type("#text", "abc")
-        limit(browser, "4000")
-        browser.click("#send")
-        browser.wait("return document.querySelectorAll('.answer i').length > 3")
-        browser.click("#stop")
-        browser.wait("return document.querySelector('.facts').textContent.includes('Stopped')")
-        live.settle()
-    assert not fake.engine.has_work
-
-
 TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}"
 
 
 def facts(browser: Browser, word: str) -> None:
     browser.wait(f"return document.getElementById('log').innerText.includes({word!r})")
-
-
-def test_enter_sends_and_shift_enter_is_a_new_line(window: Callable[..., Browser]) -> None:
-    fake = Fake()
-    with serving(fake_service(fake, chat_template=TEMPLATE)) as live:
-        live.service.about["has_template"] = True
-        browser = window()
-        browser.go(live.url + "/")
-        browser.wait("return document.getElementById('title').textContent === 'Chat'")
-        assert "Shift+Enter" in browser.run("return document.body.innerText")
-        browser.type("#text", "ab" + SHIFT + ENTER + SHIFT + "cd" + ENTER)
-        browser.wait("return document.querySelector('.plainly')")
-        assert browser.run("return document.querySelector('.you').textContent") == "ab\ncd"
-        assert browser.run("return document.getElementById('text').value") == ""
-        assert browser.complaints() == []
-    assert len(fake.rows) == 1
 
 
 def test_without_a_server_the_text_stays_and_can_be_sent_again(
@@ -188,26 +156,6 @@ def test_without_a_server_the_text_stays_and_can_be_sent_again(
     sent = fake.tokenizer.decode(fake.rows[1].prompt)
     assert sent.startswith("a long question a long")
     assert sent.endswith(" b ")
-
-
-def test_what_was_cut_says_so_and_goes_on(window: Callable[..., Browser]) -> None:
-    fake = Fake()
-    with serving(fake_service(fake)) as live:
-        browser = window()
-        browser.go(live.url + "/")
-        browser.wait("return document.getElementById('title').textContent === 'Continue a text'")
-        browser.type("#text", "abc")
-        limit(browser, "5")
-        browser.click("#send")
-        facts(browser, "Cut off")
-        assert browser.run(
-            "const log = document.getElementById('log');"
-            "return log.scrollTop + log.clientHeight >= log.scrollHeight - 1"
-        )
-        browser.click(".facts button")
-        browser.wait("return document.querySelectorAll('.answer').length === 2")
-        browser.wait("return document.querySelectorAll('.plainly').length === 2")
-    assert [fake.tokenizer.decode(row.prompt) for row in fake.rows] == ["abc", "abcabcab"]
 
 
 def test_a_key_is_asked_for(window: Callable[..., Browser]) -> None:

@@ -74,14 +74,6 @@ def test_tokens_make_up_the_text_and_offsets_point_into_it(
         assert top is None or token in top
 
 
-@pytest.mark.parametrize("ask", [whole, streamed])
-def test_a_prompt_in_words_is_echoed_as_it_was_written(ask: Any) -> None:
-    with serving(fake_service(Fake())) as live:
-        found = ask(live, prompt="the re 日本", max_tokens=3, logprobs=0, echo=True)
-    assert found["text"] == "the re 日本the"
-    assert "".join(found["logprobs"]["tokens"]) == found["text"]
-
-
 def test_bytes_of_log_probabilities_are_those_of_the_text() -> None:
     with serving(fake_service(Fake())) as live:
         for text in ("é日本à", "a日b"):
@@ -92,19 +84,3 @@ def test_bytes_of_log_probabilities_are_those_of_the_text() -> None:
                 assert raw.decode(errors="replace") == choice["message"]["content"]
                 names = [one["token"] for one in choice["logprobs"]["content"]]
                 assert "".join(names) == choice["message"]["content"]
-
-
-def test_pieces_are_the_text(live: Live, kind: str) -> None:
-    prompt = prompt_of(kind)
-    fields = {"prompt": prompt, "max_tokens": 9, "draftwise": {"pieces": True}}
-    for stop in (None, "o"):
-        choice = whole(live, stop=stop, **fields)
-        pieces = choice["draftwise"]["pieces"]
-        assert "".join(text for text, _ in pieces) == choice["text"]
-        assert {source for _, source in pieces} <= {"parrot", "target"}
-
-
-def test_whole_tokens_are_detokenized_with_their_context(live: Live, kind: str) -> None:
-    prompt = prompt_of(kind)
-    said = live.ask("/detokenize", {"tokens": prompt[:3]}).json
-    assert said["prompt"] == decoded(kind, prompt[:3])

@@ -120,16 +120,6 @@ def test_cancelled_rows_leave_at_once() -> None:
     assert worker.num_open == 0
 
 
-def test_cancelled_before_it_began() -> None:
-    fake = Fake()
-    worker = make(fake)
-    tickets, readers = submit(worker, ask([1]))
-    worker.cancel(tickets)
-    worker.turn()
-    assert readers[0].whole.finish_reason == "cancelled"
-    assert fake.rows == []
-
-
 def test_deadlines() -> None:
     fake, clock = Fake(), Clock()
     worker = make(fake, clock=clock)
