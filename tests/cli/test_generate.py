@@ -39,14 +39,6 @@ def test_stdout_is_the_answer_and_nothing_else(generate: Run) -> None:
     assert ran.err.count("\n") == 1
 
 
-def test_every_preset_says_the_same_greedily(generate: Run) -> None:
-    texts = {
-        generate("Hello", *SHORT, "--preset", preset).out
-        for preset in ("plain", "metasd", "banditspec", "hedgespec", "tapout", "draftwise")
-    }
-    assert len(texts) == 1
-
-
 def test_argument_file_and_stdin_are_one_prompt(generate: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompt.txt"
     file.write_text("def f(x):\n    é\n", "utf-8")

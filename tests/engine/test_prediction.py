@@ -23,9 +23,15 @@ def edited(text: Sequence[int]) -> list[int]:
     return [*text[:9], *text[10:20], 7, 7, *text[20:30], 3, *text[31:]]
 
 
-@pytest.mark.parametrize("policy", ["fixed:1", "goodput", "exp3spec"])
 @pytest.mark.parametrize(
-    "drafters", [("lookup",), ("lookup", "suffix"), ("good", "lookup"), ("good",)]
+    ("policy", "drafters"),
+    [
+        ("fixed:1", ("lookup",)),
+        ("goodput", ("lookup", "suffix")),
+        ("exp3spec", ("good", "lookup")),
+        ("goodput", ("good", "lookup")),
+        ("fixed:1", ("good",)),
+    ],
 )
 def test_no_prediction_changes_the_answer(policy: str, drafters: tuple[str, ...]) -> None:
     answer = plain_greedy(PROMPT, NUM)

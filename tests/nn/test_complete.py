@@ -146,8 +146,10 @@ def test_drafters_are_refused_like_targets(tmp_path: Path) -> None:
         Speculator.from_pretrained(near_copy(make_target(), 0.1), [f"lm:{folder}"])
 
 
-@pytest.mark.parametrize("command", [("check",), ("generate", "hi", "-n", 2)])
-@pytest.mark.parametrize("case", ["the head", "a size", "a bias"])
+@pytest.mark.parametrize(
+    ("command", "case"),
+    [(("check",), "the head"), (("check",), "a bias"), (("generate", "hi", "-n", 2), "a size")],
+)
 def test_commands_refuse_it_too_and_keep_the_report_of_the_library(
     command: tuple[Any, ...], case: str, tmp_path: Path
 ) -> None:

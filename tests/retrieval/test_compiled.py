@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,12 +48,9 @@ def damaged(folder: Path) -> str:
     return "Pair"
 
 
-@pytest.mark.parametrize("change", [renamed, damaged])
-def test_a_cache_that_cannot_be_read_is_replaced(
-    change: Callable[[Path], str], tmp_path: Path
-) -> None:
-    """A class that an index names is gone, or the index was cut off."""
+def test_a_cache_that_cannot_be_read_is_replaced(tmp_path: Path) -> None:
+    """The index was cut off, or a class that it names is gone."""
     (tmp_path / "planted.py").write_text(MODULE.format(name="Pair"))
-    assert [answer(tmp_path, "Pair") for _ in range(2)] == ["5 0", "5 1"]
-    name = change(tmp_path)
-    assert [answer(tmp_path, name) for _ in range(2)] == ["5 0", "5 1"]
+    for change in (lambda _: "Pair", damaged, renamed):
+        name = change(tmp_path)
+        assert [answer(tmp_path, name) for _ in range(2)] == ["5 0", "5 1"]
