@@ -338,7 +338,16 @@ def measure(port: int, pid: int, tokens: int, pipe: Path) -> dict[str, Any]:
 
 
 def attacked(args: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, "-m", "draftwise", "serve", "--port", str(args.port)]
+    command = [
+        sys.executable,
+        "-m",
+        "draftwise",
+        "serve",
+        "--target",
+        "zoo",
+        "--port",
+        str(args.port),
+    ]
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryFile("w+") as log,
