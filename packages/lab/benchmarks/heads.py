@@ -8,8 +8,9 @@
 User turns come from templates of everyday chats (two of three) and from the target (Magpie),
 filtered and kept away from the --avoid files; the target answers them at temperatures 0, 0.7 and 1
 in turn. The head is trained on the answers, with drafts unrolled over --depth tokens, from scratch
-or from --start. Alpha by depth and category is measured on the --suite's answers, at temperatures 1
-and 0, before and after each of --parts: where the curve is flat, more data do not pay.
+or from --start. Alpha by depth and category is measured on the answers to the --suite and to
+``everyday.jsonl``, at temperatures 1 and 0, before and after each of --parts: where the curve is
+flat, more data do not pay.
 
 Every prompt, answer, state and checkpoint is in --work as soon as it exists: after an interruption
 the same command goes on. --seconds is the time for everything; two thirds of it go to the answers.
@@ -55,6 +56,7 @@ BLOCK = 4  # batches of prompts that are written, then answered, before the next
 TEMPERATURES = (0.0, 0.7, 1.0)
 LONGEST_PROMPT, LONGEST_ANSWER = 400, 192  # tokens
 SHARE = 2 / 3  # of --seconds for prompts and answers
+EVERYDAY = Path(__file__).with_name("everyday.jsonl")  # questions of chats, never trained on
 GREEDY = 1e6  # factor on the logits that puts all probability on the argmax
 
 
@@ -85,7 +87,7 @@ def written(
     """The target's answers to the turns in WORK/prompts.jsonl, which grows until there are
     --tokens tokens of them or time is up.
     """
-    avoid, found = runs_of(map(Path, args.avoid or ())), list[Text]()
+    avoid, found = runs_of([EVERYDAY, *map(Path, args.avoid or ())]), list[Text]()
     asked = list(read_kept(work / "prompts.jsonl"))
     while True:
         encoded = [
@@ -143,8 +145,9 @@ def more_turns(
 def held_out(
     args: argparse.Namespace, target: CausalModel, tokenizer: Any, work: Path
 ) -> dict[str, dict[float, list[Text]]]:
-    """By category of the suite and temperature: the target's answers to be drafted along."""
-    items = load_suite(args.suite, args.held_out).items
+    """By category and temperature: the target's answers to be drafted along."""
+    suites = (args.suite, str(EVERYDAY))
+    items = [item for suite in suites for item in load_suite(suite, args.held_out).items]
     found: dict[str, dict[float, list[Text]]] = {}
     for domain in dict.fromkeys(item.domain for item in items):
         turns = [item.text for item in items if item.domain == domain]
@@ -232,7 +235,7 @@ def main() -> None:
         avoid={"nargs": "*", "help": "jsonl files whose texts no prompt may share"},
         tokens=6_000_000, seconds={"type": float, "default": None, "help": "time for everything"},
         parts={"type": int, "default": 8, "help": "measurements of alpha along the training"},
-        held_out={"type": int, "default": 16, "help": "prompts of each category of the suite"},
+        held_out={"type": int, "default": 16, "help": "prompts of each category"},
         epochs=1.0, depth=3, draft_vocab=8192, batch_tokens=2048, lr=2e-3, rows=96, seed=1,
         dtype="bfloat16", device="cpu",
     )  # fmt: skip

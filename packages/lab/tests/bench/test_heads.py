@@ -18,6 +18,7 @@ from draftwise.nn import load_head, load_model
 from draftwise_lab.train import TEMPLATES, made_turns
 
 FOLDER = Path(draftwise.__file__).parents[2] / "packages" / "lab" / "benchmarks"
+CHAT = "I promised to bring a salad to a barbecue tomorrow. Something simple with tomatoes, please."
 AVOIDED = "Write a limerick about a bicycle that dreams of winning the Tour de France one day"
 
 
@@ -40,7 +41,8 @@ def command(script: ModuleType, target: Path, home: Path, *more: str) -> dict[st
     if not work.exists():
         work.mkdir(parents=True)
         own = [f"What is the {number} best thing to do in spring?" for number in ("one", "two")]
-        turns = [*own, AVOIDED, *(f"Tell me more about {name}, please." for name in "abcdefgh")]
+        turns = [AVOIDED, CHAT, *own]
+        turns += [f"Tell me more about {name}, please." for name in "abcdefgh"]
         rows = (json.dumps([index, text]) for index, text in enumerate(turns))
         (work / "prompts.all").write_text("\n".join(rows) + "\n")
         (home / "avoid.jsonl").write_text(json.dumps({"turns": [AVOIDED]}) + "\n")
@@ -84,11 +86,12 @@ def test_a_head_from_nothing(target: Path, whole: Path) -> None:
     ]
     own = [text for text in asked if text.startswith(("What is the", "Tell me more"))]
     assert len(asked) == len(set(asked)) >= 3 * len(own) > 0
-    assert AVOIDED not in asked
+    assert {AVOIDED, CHAT}.isdisjoint(asked)
     num = found["tokens"]
     assert [point["tokens"] for point in found["curve"]] == [0, round(num / 2), num]
     for point in found["curve"]:
-        assert set(point["alpha"]) == {"maths, T = 0", "maths, T = 1"}
+        kinds = {f"{kind}, T = {heat}" for kind in ("maths", "everyday") for heat in (0, 1)}
+        assert set(point["alpha"]) == kinds
         assert all(0 <= alpha <= 1 for alphas in point["alpha"].values() for alpha in alphas)
     head = load_head(whole / "work/head", load_model(target, dtype="float32", device="cpu"))
     assert head.config.draft_vocab_size == 64
