@@ -126,15 +126,12 @@ class Costs:
 
     target_s: [n] seconds of a target forward over 1, 2, .. n tokens per row.
     draft_s: seconds of one draft step, by drafter.
-    batch_s: [n] seconds of a forward over 1, 2, .. tokens of all rows together, if drafts of
-        different lengths are verified without padding (vLLM); None if the widest row counts.
     read_s: seconds per token of the text on which a drafter catches up, by drafter; empty if not
         measured.
     """
 
     target_s: Floats
     draft_s: Mapping[str, float]
-    batch_s: Floats | None = None
     read_s: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -129,7 +129,7 @@ def of_rounds(machine: Machine, accepted: float, draft_s: float, seed: int) -> f
             kept += 1
         width = 1 if is_plain else 5
         seconds = account.step(1 + kept, (width - 1) * (0.05 + draft_s))
-        plain_s = costs.record_target_step(1, width, 100 + number % 100, seconds)
+        plain_s = costs.observe(Step(1, width, seconds), 100 + number % 100)
         if costs.confirmed is not None:
             guard.settle(costs.confirmed)
         plain_s, proven_s = (seconds, seconds) if is_plain else (plain_s, costs.proven_s)

@@ -591,7 +591,7 @@ def test_a_drafter_that_is_behind_mixes_unless_it_is_slower_than_plain_decoding(
     target_s: list[float], step_s: float, mixes: bool
 ) -> None:
     plans, none = [Plan(NONE, 0), Plan("lm", 1)], np.zeros(2)
-    costs = Costs(np.array(target_s), {"lm": step_s}, None, {"lm": 0.0})
+    costs = Costs(np.array(target_s), {"lm": step_s}, {"lm": 0.0})
     for missed in (PROBE_TOKENS_PAID - 1, PROBE_TOKENS_PAID):
         of = Goodput(2, plans, prior=0.5)
         told = Evidence(plans[0], 0, 0, seconds=1.0, costs=costs, emitted_start=missed)

@@ -21,7 +21,7 @@ FLAT = [1.0] * 17
 
 def costs(step_s: float = 0.05, read_s: float = 0.001) -> PlanCosts:
     found = PlanCosts(PLANS)
-    found.take(Costs(np.array(FLAT), dict.fromkeys(NAMES, step_s), None,
+    found.take(Costs(np.array(FLAT), dict.fromkeys(NAMES, step_s),
                      dict.fromkeys(NAMES, read_s)))  # fmt: skip
     return found
 
@@ -141,7 +141,7 @@ def num_probes(is_good: bool) -> int:
     is_good: whether ``b`` is as good as a drafter can be on the last 15.
     """
     memory, num, nothing = Goodput(len(PLANS), PLANS).new_memory(), 0, np.zeros(len(PLANS))
-    told = Costs(np.array(FLAT), dict.fromkeys(NAMES, 0.05), None, dict.fromkeys(NAMES, 0.001))
+    told = Costs(np.array(FLAT), dict.fromkeys(NAMES, 0.05), dict.fromkeys(NAMES, 0.001))
     for request in range(30):
         policy, text = Goodput(len(PLANS), PLANS), list(range(100 * request, 100 * request + 100))
         policy.recall(memory, text)
@@ -168,7 +168,7 @@ ONE = [Plan(NONE, 0), Plan("a", 1)]
 def one_length(step_s: float = 0.2) -> PlanCosts:
     """Of ``a`` and ``none``: a draft of one token costs 1 + step_s seconds, reading nothing."""
     found = PlanCosts(ONE)
-    found.take(Costs(np.array([1.0, 1.0]), {"a": step_s}, None, {"a": 0.0}))
+    found.take(Costs(np.array([1.0, 1.0]), {"a": step_s}, {"a": 0.0}))
     return found
 
 
@@ -305,7 +305,7 @@ def test_with_shared_statistics_the_best_few_are_probed_first() -> None:
     """Of six equal drafters but for their seconds missed those that missed most, best first."""
     names = [f"d{i}" for i in range(6)]
     priced = PlanCosts([Plan(NONE, 0), *(Plan(name, 4) for name in names)])
-    priced.take(Costs(np.array(FLAT), dict.fromkeys(names, 0.05), None,
+    priced.take(Costs(np.array(FLAT), dict.fromkeys(names, 0.05),
                       dict.fromkeys(names, 0.0)))  # fmt: skip
     missed_s = np.array([3.0, 6.0, 1.0, 5.0, 2.0, 4.0, 0.0])
     beliefs = np.full(7, 0.55), np.array([2.0] * 6 + [0.0])

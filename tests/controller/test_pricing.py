@@ -18,7 +18,7 @@ SECONDS = st.floats(1e-6, 1e3)
 
 def test_by_hand() -> None:
     costs = PlanCosts(PLANS)
-    costs.take(Costs(np.array([2.0, 3.0, 5.0]), {"a": 0.25}, None, {"a": 0.125}))
+    costs.take(Costs(np.array([2.0, 3.0, 5.0]), {"a": 0.25}, {"a": 0.125}))
     assert costs.names == ["a", "b", NONE]
     assert costs.draft_s.tolist() == [0.25, 0.05 * 2, 0.0]
     growth = (5 / 2 - 1) / 2
@@ -48,14 +48,12 @@ def test_the_longest_draft_is_at_least_one() -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     st.lists(SECONDS, min_size=1, max_size=6),
-    st.none() | st.lists(SECONDS, min_size=1, max_size=6),
     st.dictionaries(st.sampled_from("ab"), SECONDS),
     st.dictionaries(st.sampled_from("ab"), SECONDS),
 )
-def test_seconds_are_those_of_the_latest_costs(target_s, batch_s, draft_s, read_s) -> None:
+def test_seconds_are_those_of_the_latest_costs(target_s, draft_s, read_s) -> None:
     costs = PlanCosts(PLANS)
-    batch = None if batch_s is None else np.array(batch_s)
-    costs.take(Costs(np.array(target_s), draft_s, batch, read_s))
+    costs.take(Costs(np.array(target_s), draft_s, read_s))
     expected = [
         target_s[min(plan.num_tokens, len(target_s) - 1)]
         + plan.length * draft_s.get(plan.drafter, 0.05 * target_s[0])
@@ -114,12 +112,5 @@ def test_a_change_of_one_part_of_the_costs_is_taken(changed, expected: list[floa
 def test_new_seconds_of_catching_up_are_taken_alone() -> None:
     costs = PlanCosts(PLANS)
     for read_s in (0.5, 0.125):
-        costs.take(Costs(np.array([2.0]), {"a": 0.25}, None, {"a": read_s}))
+        costs.take(Costs(np.array([2.0]), {"a": 0.25}, {"a": read_s}))
         assert costs.read_s.tolist() == [read_s, 0.0, 0.0]
-
-
-def test_packed_seconds_are_dropped_where_the_new_costs_have_none() -> None:
-    costs = PlanCosts(PLANS)
-    for batch_s in (None, np.array([1.0, 2.0]), np.array([1.0, 3.0]), None):
-        costs.take(Costs(np.array([2.0]), {"a": 0.25}, batch_s))
-        assert costs.batch_s is batch_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.controller import MeasuredCostModel
+from draftwise.controller import MeasuredCostModel, Step
 from engine.pairs import PROMPTS, speculator
 
 A_TOKEN, CONTEXT_TOKEN = 0.03, 1e-4
@@ -21,7 +21,7 @@ def metered(rows: int = 1, num: int = 200) -> MeasuredCostModel:
     cost_model, rng = MeasuredCostModel({"a": 0.25}), np.random.default_rng(0)
     for _ in range(num):
         tokens, context = rows * int(rng.integers(1, 10)), int(rng.integers(100, 4000))
-        cost_model.record_target_step(rows, tokens, context, seconds_of(rows, tokens, context))
+        cost_model.observe(Step(rows, tokens, seconds_of(rows, tokens, context)), context)
     return cost_model
 
 
@@ -35,13 +35,13 @@ def test_prices_follow_tokens_and_context(rows: int, context: int) -> None:
 
 def test_a_step_tells_what_plain_decoding_would_have_taken() -> None:
     cost_model = metered()
-    plain_s = cost_model.record_target_step(1, 8, 1000, seconds_of(1, 8, 1000))
+    plain_s = cost_model.observe(Step(1, 8, seconds_of(1, 8, 1000)), 1000)
     assert plain_s == pytest.approx(seconds_of(1, 1, 1000), rel=0.03)
 
 
 def test_a_pause_of_the_machine_does_not_make_a_length_dear() -> None:
     cost_model = metered()
-    cost_model.record_target_step(1, 5, 1000, 50.0)
+    cost_model.observe(Step(1, 5, 50.0), 1000)
     assert cost_model.costs(1, 9, 1000).target_s[4] < 1.1 * seconds_of(1, 5, 1000)
 
 
@@ -56,7 +56,7 @@ def test_drafts_after_a_far_longer_text_do_not_raise_the_price_of_plain_decoding
 
     def measured(tokens: int, context: int) -> float:
         noise = 1 + 0.01 * rng.standard_normal()
-        return cost_model.record_target_step(1, tokens, context, noise * seconds(tokens, context))
+        return cost_model.observe(Step(1, tokens, noise * seconds(tokens, context)), context)
 
     for context in range(50, 150):
         measured(int(rng.integers(1, 17)), context)
@@ -83,7 +83,7 @@ def test_where_wide_forwards_are_dear_the_first_drafts_are_few_and_short() -> No
             tokens = 1 + np.cumsum(0.7 ** np.arange(17))  # each survives with 0.7
             most = 1 + int((tokens / target_s).argmax())
         wide.append(most)
-        cost_model.record_target_step(1, most, 100, 1.0 + 0.8 * (most - 1))
+        cost_model.observe(Step(1, most, 1.0 + 0.8 * (most - 1)), 100)
     assert wide[:3] == [1, 1, 2]
     assert sum(width > 1 for width in wide) < 10
     np.testing.assert_allclose(cost_model.costs(1, 3, 100).target_s[:2], [1.0, 1.8], rtol=0.05)
@@ -94,15 +94,6 @@ def test_nothing_measured_is_one_unit_and_the_guess() -> None:
     assert costs.target_s.tolist() == [1.0, 1.0, 1.0]
     assert costs.draft_s == {"a": 0.25}
     assert not costs.read_s
-
-
-def test_tokens_of_all_rows_where_they_go_end_to_end() -> None:
-    cost_model = metered(2)
-    assert cost_model.costs(2, 4, 1000).batch_s is None
-    assert cost_model.costs(1, 4, 1000, is_packed=True).batch_s is None
-    costs = cost_model.costs(2, 4, 1000, is_packed=True)
-    assert costs.batch_s is not None
-    np.testing.assert_allclose(costs.batch_s[[1, 3, 5, 7]], costs.target_s)
 
 
 def test_drafters_are_measured_by_step_and_reading_by_token() -> None:

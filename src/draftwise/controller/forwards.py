@@ -42,8 +42,8 @@ class _Samples:
         return default if self._value is None else self._value
 
 
-class MeasuredCostModel:
-    """Costs in seconds: target forwards by ``controller.StepCosts``, draft steps by drafter.
+class MeasuredCostModel(StepCosts):
+    """Costs in seconds: of target forwards as ``StepCosts``, and of draft steps by drafter.
 
     Draft steps are sampled by batch size, in powers of two; the nearest size with samples is used.
     Before the first sample a draft step costs ``relative_cost`` target forwards, and a target
@@ -51,40 +51,21 @@ class MeasuredCostModel:
     """
 
     def __init__(self, relative_costs: Mapping[str, float]) -> None:
+        super().__init__()
         self._relative = dict(relative_costs)
-        self._target = StepCosts()
         warm_up()
         self._draft = {name: defaultdict[int, _Samples](_Samples) for name in relative_costs}
         self._read = defaultdict[str, _Samples](_Samples)
         self._plain = Counter[int]()
         self._longest = self._num_far = 0
 
-    def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
-        """Record a target forward; return the seconds of the same step without drafts.
-
-        tokens: fed in all rows, including padding. context: tokens of all sequences before it.
-        """
-        if tokens <= rows:
-            self._plain[rows.bit_length()] += 1
-            if self._is_far(context):
+    def observe(self, step: Step, num_context: int) -> float:
+        if step.num_tokens <= step.num_requests:
+            self._plain[step.num_requests.bit_length()] += 1
+            if self._is_far(num_context):
                 self._num_far = (self._num_far + 1) % PLAIN_ROUNDS
-                self._longest = self._longest if self._num_far else context
-        return self._target.observe(Step(rows, tokens, seconds), context)
-
-    @property
-    def counted_s(self) -> float:
-        """Seconds of the latest target forward, without the machine's pauses."""
-        return self._target.counted_s
-
-    @property
-    def proven_s(self) -> float:
-        """Seconds of the latest step without drafts, as far as plain steps have shown them."""
-        return self._target.proven_s
-
-    @property
-    def confirmed(self) -> float | None:
-        """As of ``StepCosts``."""
-        return self._target.confirmed
+                self._longest = self._longest if self._num_far else num_context
+        return super().observe(step, num_context)
 
     def is_unmeasured(self, rows: int, context: int) -> bool:
         """Whether the cost of a plain round would be extrapolated, far from the measured ones."""
@@ -100,22 +81,18 @@ class MeasuredCostModel:
     def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
         self._read[drafter].add(seconds / tokens)
 
-    def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
+    def costs(self, rows: int, max_tokens: int, context: int) -> Costs:
         """Costs at this batch size, for target forwards over 1 .. ``max_tokens`` tokens per row.
 
-        context: tokens of all sequences. is_packed: whether rows are concatenated without padding;
-        ``batch_s`` then holds the seconds by total number of tokens.
+        context: tokens of all sequences.
         """
-        seconds = np.ones(rows * max_tokens)
-        if self._target.is_known:
-            known = self._target.seconds(rows, context, 0, rows * (max_tokens - 1))
-            # a forward over fewer tokens than rows does not occur
-            seconds = np.concatenate([np.full(rows - 1, known[0]), known])
+        target_s, size = np.ones(max_tokens), rows.bit_length()
+        if self.is_known:
+            target_s = self.seconds(rows, context, 0, rows * (max_tokens - 1))[::rows].copy()
             # far beyond the largest measured forward, a token costs at least a plain one
-            far = 2 * max(self._target.largest, rows)
-            plain_rate_s = known[0] / rows * np.arange(far + 1, len(seconds) + 1)
-            seconds[far:] = np.maximum(seconds[far:], plain_rate_s)
-        target_s, size = seconds[rows - 1 :: rows], rows.bit_length()
+            far = 2 * max(self.largest, rows) // rows
+            plain_rate_s = target_s[0] * np.arange(far + 1, max_tokens + 1)
+            target_s[far:] = np.maximum(target_s[far:], plain_rate_s)
         draft_s, plain_s = {}, float(target_s[0])
         for drafter, relative in self._relative.items():
             draft_s[drafter] = guess = relative * plain_s
@@ -123,7 +100,7 @@ class MeasuredCostModel:
                 nearest = min(measured, key=lambda known: abs(known - size))
                 draft_s[drafter] = measured[nearest].value(guess)
         read_s = {name: s for name, own in self._read.items() if (s := own.value(0.0))}
-        return Costs(target_s, draft_s, seconds if is_packed and rows > 1 else None, read_s)
+        return Costs(target_s, draft_s, read_s)
 
 
 TOKEN_SHARE = 0.02  # cost of each additional token of a row, in one-token target forwards
@@ -149,8 +126,8 @@ class FixedCostModel:
     def is_unmeasured(self, rows: int, context: int) -> bool:
         return False
 
-    def record_target_step(self, rows: int, tokens: int, context: int, seconds: float) -> float:
-        self._now += 1.0 + TOKEN_SHARE * (-(-tokens // rows) - 1)
+    def observe(self, step: Step, num_context: int) -> float:
+        self._now += 1.0 + TOKEN_SHARE * (-(-step.num_tokens // step.num_requests) - 1)
         return 1.0
 
     def record_draft_steps(self, drafter: str, rows: int, steps: int, seconds: float) -> None:
@@ -159,7 +136,7 @@ class FixedCostModel:
     def record_catch_up(self, drafter: str, tokens: int, seconds: float) -> None:
         self._now += TOKEN_SHARE * tokens * self._relative[drafter]
 
-    def costs(self, rows: int, max_tokens: int, context: int, is_packed: bool = False) -> Costs:
+    def costs(self, rows: int, max_tokens: int, context: int) -> Costs:
         target_s = 1.0 + TOKEN_SHARE * np.arange(max_tokens, dtype=np.float64)
         return Costs(target_s, dict(self._relative))
 

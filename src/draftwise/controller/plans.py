@@ -26,10 +26,9 @@ class PlanCosts:
     learning. Before any measurement a target forward takes 1 s and a draft step 0.05 s. Unless
     catching up was measured, a drafter's forward is assumed to scale with its tokens as the
     target's does. target_s: by tokens. draft_s, read_s: [D] seconds of a draft step, and of
-    catching up by one token. seconds: [K]. batch_s: as in ``Costs``. names: [D]. places: the plans
-    of each drafter. drafters, lengths, sizes, depths: [K] each plan's index in names, its length k,
-    its verified tokens n, and the maximum number of accepted ones. trees: index, drafter and shape
-    of trees.
+    catching up by one token. seconds: [K]. names: [D]. places: the plans of each drafter. drafters,
+    lengths, sizes, depths: [K] each plan's index in names, its length k, its verified tokens n, and
+    the maximum number of accepted ones. trees: index, drafter and shape of trees.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
@@ -48,7 +47,6 @@ class PlanCosts:
         self._own_lengths = [self.lengths[own] for own in self.places]
         self._taken: Costs | None = None
         self.target_s: list[float] = [1.0]
-        self.batch_s: Floats | None = None
         self.take(Costs(np.zeros(0), {}))
 
     def take(self, costs: Costs) -> None:
@@ -58,7 +56,6 @@ class PlanCosts:
         self._taken = costs
         if len(costs.target_s):
             self.target_s = np.maximum(costs.target_s, _TINY).tolist()
-        self.batch_s = costs.batch_s
         first, last = self.target_s[0], self.target_s[-1]
         growth = (last / first - 1.0) / max(len(self.target_s) - 1, 1)
         draft_s = [
@@ -94,10 +91,8 @@ class PlanCosts:
 
 
 def _are_equal(costs: Costs, others: Costs) -> bool:
-    """Whether two costs are equal; False with ``batch_s``, where comparing is not cheaper."""
     return costs is others or (
-        costs.batch_s is others.batch_s is None
-        and costs.draft_s == others.draft_s
+        costs.draft_s == others.draft_s
         and costs.read_s == others.read_s
         and len(costs.target_s) == len(others.target_s)
         and bool((costs.target_s == others.target_s).all())

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwise.controller.costs import PAUSE
+from draftwise.controller.costs import PAUSE, Step
 from draftwise.engine.drafting import Drafting, Nonsense, Pool
 from draftwise.engine.outputs import Round, TokenLogprobs
 from draftwise.engine.request import EMPTY, Request, RoundState
@@ -131,8 +131,7 @@ class Loop:
     def costs(self, requests: Sequence[Request]) -> Costs:
         longest = max(request.decider.longest for request in requests)
         context = sum(len(request.context.tokens) for request in requests)
-        packs = self._pool.target.packs
-        costs = self._pool.cost_model.costs(len(requests), longest + 1, context, packs)
+        costs = self._pool.cost_model.costs(len(requests), longest + 1, context)
         return self._drafting.shared(costs)
 
     def _catch_up(self, drafted: Sequence[RoundState]) -> float:
@@ -159,9 +158,8 @@ class Loop:
         verify_batch(states)
         self._verify_s = self._pool.cost_clock() - start
         context = sum(len(state.context.tokens) for state in states)
-        self._plain_s = self._pool.cost_model.record_target_step(
-            len(states), tokens, context, self._verify_s
-        )
+        step = Step(len(states), tokens, self._verify_s)
+        self._plain_s = self._pool.cost_model.observe(step, context)
         broken = [s for s in states if len(s.draft) and is_broken(int(s.verdict.tokens[-1]))]
         if broken:
             self._verify_plainly(broken)
