@@ -142,8 +142,8 @@ def test_what_a_session_learnt_is_kept_in_a_file(generate: Run, tmp_path: Path) 
     generate("Hello", *options, "--scope", "session")
     generate("Hello", *options, "--scope", "task:other")
     last = json.loads(state.read_text())
-    assert set(last["scopes"]) == {"session", "task:other"}
-    assert str(first["scopes"]["session"]) != str(last["scopes"]["session"])
+    assert set(last["learnt"]["scopes"]) == {"session", "task:other"}
+    assert str(first["learnt"]["scopes"]["session"]) != str(last["learnt"]["scopes"]["session"])
     refusal = generate("Hello", *options, "--scope", "session", "--policy", "ucb1").refusal
     assert "--state keeps what the policy goodput learns: with --policy ucb1" in refusal
 
@@ -151,7 +151,7 @@ def test_what_a_session_learnt_is_kept_in_a_file(generate: Run, tmp_path: Path) 
 def test_a_state_that_another_process_learns_in_is_refused(generate: Run, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     code = (
-        "import sys; from pathlib import Path; from draftwise.engine.memory import hold\n"
+        "import sys; from pathlib import Path; from draftwise.state import hold\n"
         "with hold(Path(sys.argv[1])): print('held', flush=True); input()"
     )
     other = subprocess.Popen(

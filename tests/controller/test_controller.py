@@ -441,7 +441,7 @@ def test_state_round_trip() -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        {"version": 0}, {"max_draft": 3}, {"acceptance": {}}, {"look_ahead": [1.0]},
+        {"max_draft": 3}, {"acceptance": {}}, {"look_ahead": [1.0]},
         {"costs": {}}, {"guard": {"plain_s": -1.0, "spent_s": 0.0}}, {"speed": [1.0, float("nan")]},
         {"speed": None}, {"costs": None}, {"guard": {}}, {"look_ahead": [10**400] * 18},
         {"guard": {"plain_s": 10**400, "spent_s": 0.0}},

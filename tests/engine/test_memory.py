@@ -15,7 +15,7 @@ import pytest
 
 from draftwise import DraftwiseError, Speculator
 from draftwise.controller import Goodput
-from draftwise.engine import UnusableState, hold
+from draftwise.state import UnusableState, hold
 from engine.pairs import POOLS, speculator
 from small_disk import files_of_at_most
 
@@ -53,7 +53,7 @@ def test_other_tasks_in_a_file_are_neither_taken_up_nor_lost(tmp_path: Path) -> 
     other.memory.load(path)
     assert learnt(other) == learnt(fresh)
     other.memory.save(path)
-    assert set(json.loads(path.read_text())["scopes"]) == {"task:a", "task:b"}
+    assert set(json.loads(path.read_text())["learnt"]["scopes"]) == {"task:a", "task:b"}
 
 
 @pytest.mark.parametrize("scope", ["session", "task:a", "auto"])
@@ -82,9 +82,12 @@ def test_what_cannot_be_taken_up_is_refused_and_nothing_changes(tmp_path: Path) 
     before = learnt(reader)
     wrong = {
         "its version": whole | {"draftwise": 99},
-        "it was learnt with the policy": whole | {"policy": "exp3"},
+        "it was learnt with the policy": whole | {"about": {"policy": "exp3"}},
         "it is not a state": {"a": 1},
-        "not the statistics of requests": whole | {"scopes": {"session": {"nonsense": 1}}},
+        "not the statistics of requests": whole
+        | {"learnt": whole["learnt"] | {"scopes": {"session": {"nonsense": 1}}}},
+        "its scopes are no table": whole | {"learnt": {"saved": {}, "scopes": []}},
+        "its 'learnt' is no table": whole | {"learnt": [1]},
     }
     for said, content in wrong.items():
         path.write_text(json.dumps(content))
@@ -125,8 +128,8 @@ def test_requests_of_scope_auto_learn_from_those_before_them(tmp_path: Path) -> 
     second.memory.load(path)
     second.memory.save(tmp_path / "again.json")
     files = [json.loads(file.read_text()) for file in (tmp_path / "again.json", path)]
-    assert files[0]["scopes"] == files[1]["scopes"]
-    assert json.loads(path.read_text())["scopes"]["auto"]["answers"][1] == 4.0
+    assert files[0]["learnt"]["scopes"] == files[1]["learnt"]["scopes"]
+    assert json.loads(path.read_text())["learnt"]["scopes"]["auto"]["answers"][1] == 4.0
 
 
 def test_links_are_neither_written_through_nor_replaced(tmp_path: Path) -> None:
@@ -141,7 +144,7 @@ def test_links_are_neither_written_through_nor_replaced(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="it is kept as"):
         memory.save(tmp_path / "link.json")
     memory.save(tmp_path / "again.json")
-    assert json.loads((tmp_path / "again.json").read_text())["scopes"]
+    assert json.loads((tmp_path / "again.json").read_text())["learnt"]["scopes"]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "loop", "socket"])
@@ -242,14 +245,14 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {"state.json", ".state.json.lock"}
 
 
-@pytest.mark.parametrize("version", [4, 6, "5", None])
+@pytest.mark.parametrize("version", [5, 7, "6", None])
 def test_a_file_of_another_version_is_set_aside(tmp_path: Path, version: Any) -> None:
     path, memory = tmp_path / "state.json", made("session").memory
     memory.save(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"draftwise": version}))
     said = memory.load_or_set_aside(path)
     assert said is not None
-    assert f"its version is {version}, not 5; it is kept as {path}.unused-" in said
+    assert f"its version is {version}, not 6; it is kept as {path}.unused-" in said
     assert not path.exists()
     assert memory.load_or_set_aside(path) is None
 

@@ -20,10 +20,10 @@ from draftwise.cli import options as o
 from draftwise.cli.failures import Output, graceful, note, refused_values, say
 from draftwise.cli.load import check_chat, check_template, keeping_memory
 from draftwise.cli.show import Pen, colours, counted, legend, summary
-from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
 from draftwise.files import local_path
 from draftwise.install import hint
+from draftwise.state import hold
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from draftwise.cli import load
 from draftwise.cli import options as o
 from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, note, refused_values, say
 from draftwise.cli.show import Bars, Pen, summary, total
-from draftwise.engine.memory import hold
 from draftwise.engine.options import RequestParams
+from draftwise.state import hold
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from draftwise import zoo
 from draftwise.cli import options as o
 from draftwise.cli.failures import VOICE, refused_values, say
 from draftwise.cli.load import read_template
-from draftwise.engine.memory import hold
 from draftwise.install import hint
 from draftwise.serve.settings import ServerSettings, bind, hosts_of
+from draftwise.state import hold
 from draftwise.types import DraftwiseError
 
 SETTINGS = o.Settings(scope="auto", seed=0)

@@ -50,7 +50,6 @@ WORTH_DISCOUNT = 0.998  # discount of the means of the look-ahead, for each obse
 PROBE_EVERY = 64  # steps between two probes with longer drafts of the model
 PROBE_LONGER = 2  # additional tokens of a probe
 FEW_REQUESTS = 32  # up to this many requests, each has 2 tokens in the second step with drafts
-STATE_VERSION = 5
 
 _NOTHING = np.zeros(0, np.int64)
 _NO_TOKENS = np.zeros(0, np.int32)
@@ -550,7 +549,6 @@ class Controller:
     def state(self) -> dict[str, Any]:
         """The state for a later run on the same machine, model and settings, as plain JSON."""
         return {
-            "version": STATE_VERSION,
             "max_draft": self.limits.max_draft,
             "costs": self.costs.state(),
             "acceptance": {name: table.tolist() for name, table in self._tables._asdict().items()},
@@ -561,11 +559,6 @@ class Controller:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the result of ``state``. Errors: ValueError, and nothing changes."""
-        if state.get("version") != STATE_VERSION:
-            raise ValueError(
-                f"the state has version {state.get('version')!r}, not {STATE_VERSION}:"
-                " delete it, and the controller learns from the beginning"
-            )
         if state.get("max_draft") != self.limits.max_draft:
             raise ValueError(
                 f"the state is of drafts of up to {state.get('max_draft')!r} tokens,"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from draftwise.nn.check import (
         LosslessnessReport as LosslessnessReport, rounding_bound,
     )
-    from draftwise.engine.memory import SharedPolicyState, UnusableState, hold
+    from draftwise.engine.memory import SharedPolicyState
     from draftwise.engine.options import Options, RequestParams
     from draftwise.engine.outputs import PHASES as PHASES, TARGET, RequestOutput, Round, Stats
     from draftwise.engine.drafting import (

@@ -1,28 +1,20 @@
-"""Policy state that requests share, and its file."""
+"""Policy state that requests share, which a file can keep."""
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from draftwise import checks
-from draftwise.files import STATE_BYTES, holding, read_text, set_aside, strict_json, write_text
+from draftwise.files import set_aside, write_text
 from draftwise.protocols import Policy, PricingPolicy, RequestMemory
+from draftwise.state import UnusableState, hold, keep_aside, read_state, state_text
 from draftwise.types import DraftwiseError
 
 AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
-_VERSION = 5
 _WAIT_S = 10.0  # seconds for which ``save`` waits for another process
-
-
-class UnusableState(DraftwiseError):
-    """A state file that is damaged, has another version, or holds no state of draftwise."""
 
 
 def check_scope(scope: str) -> str:
@@ -67,8 +59,8 @@ class SharedPolicyState:
             present = self._present(path)
             saved = present["saved"] | {self.scope: secrets.token_hex(8)}
             scopes = present["scopes"] | {self.scope: kept.state()}
-            whole = {"draftwise": _VERSION, "policy": self._name, "saved": saved, "scopes": scopes}
-            write_text(path, json.dumps(whole, allow_nan=False))
+            about = {"policy": self._name}
+            write_text(path, state_text(about, {"saved": saved, "scopes": scopes}))
             self._seen = saved[self.scope]
 
     def load(self, path: str | Path) -> None:
@@ -84,7 +76,7 @@ class SharedPolicyState:
                 kept.load_state(found["scopes"][self.scope])
             except Exception as error:
                 why = str(error) if isinstance(error, ValueError) else "its numbers are damaged"
-                raise _unusable(path, why) from error
+                raise UnusableState(path, why) from error
         self._seen = found["saved"].get(self.scope)
 
     def load_or_set_aside(self, path: Path) -> str | None:
@@ -96,7 +88,7 @@ class SharedPolicyState:
             if path.exists():
                 self.load(path)
         except UnusableState as error:
-            return f"{error}; it is kept as {set_aside(path)}, and learning starts from scratch"
+            return keep_aside(path, error)
         return None
 
     def _kept(self) -> RequestMemory:
@@ -122,48 +114,13 @@ class SharedPolicyState:
         return found
 
     def _read(self, path: Path) -> dict[str, Any]:
-        try:
-            found = strict_json(read_text(path, STATE_BYTES))
-            version = found["draftwise"]
-            if version != _VERSION:
-                raise ValueError(f"its version is {version}, not {_VERSION}")
-            theirs = found["policy"]
-            for key in ("saved", "scopes"):
-                if not isinstance(found[key], dict):
-                    raise ValueError(f"its {key} are no table")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            why = str(error) if isinstance(error, ValueError) else "it is not a state of draftwise"
-            raise _unusable(path, why) from error
-        if theirs != self._name:
+        about, found = read_state(path)
+        for key in ("saved", "scopes"):
+            if not isinstance(found.get(key), dict):
+                raise UnusableState(path, f"its {key} are no table")
+        if about.get("policy") != self._name:
             raise DraftwiseError(
-                f"cannot load {path}: it was learnt with the policy {theirs}, not {self._name}; "
-                "use the options it was made with, or another file"
+                f"cannot load {path}: it was learnt with the policy {about.get('policy')}, not "
+                f"{self._name}; use the options it was made with, or another file"
             )
-        return dict(found)
-
-
-@contextmanager
-def hold(path: Path | None, wait_s: float = 0.0) -> Iterator[None]:
-    """Lock a state file for this process, as the command line and the server do.
-
-    Raises DraftwiseError if another process still holds it after ``wait_s`` seconds. path: None =
-    no lock.
-    """
-    if path is None or (place := Path(os.path.realpath(path))) in _HELD:
-        yield
-        return
-    taken = f"another draftwise learns in {path}: wait until it ends, or give another file"
-    with holding(place.with_name(f".{place.name}.lock"), taken, wait_s):
-        if not wait_s:
-            _HELD.add(place)
-        try:
-            yield
-        finally:
-            _HELD.discard(place)
-
-
-_HELD: set[Path] = set()  # files whose lock this process keeps, so ``save`` need not acquire it
-
-
-def _unusable(path: str | Path, why: str) -> UnusableState:
-    return UnusableState(f"cannot load {path}: {why}")
+        return found

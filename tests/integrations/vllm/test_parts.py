@@ -35,8 +35,8 @@ from draftwise.integrations.vllm.refusals import (
     limits_of,
     on_runner_v1,
 )
-from draftwise.integrations.vllm.state import StateFile, about_of, state_path
-from draftwise.integrations.vllm.upkeep import Upkeep
+from draftwise.integrations.vllm.upkeep import Upkeep, about_of
+from draftwise.state import VERSION, StateFile, state_path
 from integrations.vllm.fakes import FakeEngine, FakeRequest
 
 torch = pytest.importorskip("torch")
@@ -579,10 +579,11 @@ VERSIONS = {"vllm": "1", "draftwise": "2"}
 def test_another_setting_has_another_state(changes: dict[str, Any], tmp_path: Path) -> None:
     one, other = (about_of(server(**c), 16, "H100", VERSIONS) for c in ({}, changes))
     assert state_path("auto", one, "/cache") != state_path("auto", other, "/cache")
-    StateFile(tmp_path / "s.json", one)
-    (tmp_path / "s.json").write_text(StateFile(tmp_path / "s.json", one).text({"costs": 1}))
-    assert StateFile(tmp_path / "s.json", one).load() == {"costs": 1}
-    assert StateFile(tmp_path / "s.json", other).load() == {}
+    file, found = StateFile(tmp_path / "s.json", one), []
+    file.path.write_text(file.text({"costs": 1}))
+    assert file.restore(found.append)
+    assert not StateFile(file.path, other).restore(found.append)
+    assert found == [{"costs": 1}]
 
 
 def test_another_device_version_length_or_rank_has_another_state() -> None:
@@ -632,10 +633,11 @@ def test_what_was_learnt_is_written_within_seconds_and_taken_up(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"draftwise": 2, "about": {"model": "m"}, "learnt": {"costs": {}}}',
-     '{"draftwise": 2, "about": {"model": "m"}, "learnt": {"costs": {}, "model": [[1e999]]}}',
-     '{"draftwise": 1, "about": {"model": "m"}, "learnt": {}}',
-     '{"draftwise": 2, "about": {"model": "another"}, "learnt": {}}'],
+    ["", "{", "[]", f'{{"draftwise": {VERSION}}}',
+     f'{{"draftwise": {VERSION}, "about": {{"model": "m"}}, "learnt": {{"costs": {{}}}}}}',
+     f'{{"draftwise": {VERSION}, "about": {{"model": "m"}}, "learnt": {{"model": [[1e999]]}}}}',
+     '{"draftwise": 2, "about": {"model": "m"}, "learnt": {}}',
+     f'{{"draftwise": {VERSION}, "about": {{"model": "another"}}, "learnt": {{}}}}'],
 )  # fmt: skip
 def test_a_state_that_cannot_be_used_is_kept_aside(text: str, tmp_path: Path, caplog: Any) -> None:
     path = tmp_path / "state.json"
@@ -644,7 +646,7 @@ def test_a_state_that_cannot_be_used_is_kept_aside(text: str, tmp_path: Path, ca
     Upkeep(engine.adapter, lambda: 0.0, StateFile(path, {"model": "m"})).load()
     (aside,) = tmp_path.glob("state.json.unused-*")
     assert aside.read_text() == text
-    assert "cannot be used" in caplog.text
+    assert "it is kept as" in caplog.text
     engine.run()
 
 

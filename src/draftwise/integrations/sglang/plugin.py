@@ -20,7 +20,7 @@ from draftwise import __version__
 from draftwise.compiled import warm_up
 from draftwise.errors import DraftwiseError
 from draftwise.integrations.sglang.policy import SglangSettings, StepsPolicy, read_settings
-from draftwise.integrations.vllm.state import StateFile, state_path
+from draftwise.state import StateFile, state_path
 
 logger = logging.getLogger("sglang.draftwise")
 
@@ -133,4 +133,4 @@ def state_file(settings: SglangSettings, given: Any) -> StateFile | None:
     about |= {"steps": str(settings.candidates), "model": str(given.model_path)}
     path = state_path(settings.state, about, user_cache_dir())
     logger.info("what is learnt is kept in %s", path)
-    return StateFile(path, about)
+    return StateFile(path, about, logger)

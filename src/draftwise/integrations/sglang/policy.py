@@ -24,7 +24,7 @@ from draftwise.controller.guard import Guard, Tuning
 from draftwise.errors import DraftwiseError
 from draftwise.files import STATE_BYTES, local_path, read_text, strict_json
 from draftwise.integrations.vllm.adapter import fused
-from draftwise.integrations.vllm.state import SaveTimer, StateFile, Writer
+from draftwise.state import SaveTimer, StateFile, Writer
 from draftwise.types import Ints
 
 logger = logging.getLogger("sglang.draftwise")
@@ -134,7 +134,7 @@ class StepsPolicy:
         self.counts = Counter[int]()
         self.drafted = self.accepted = 0
         self._clock, self._agree, self._file = clock, agree, state
-        self._writer = None if state is None else Writer()
+        self._writer = None if state is None else Writer(logger)
         self._timer = SaveTimer(clock())
         self._graphs: list[int] | None = None
         self._longest: dict[int, int] = {}

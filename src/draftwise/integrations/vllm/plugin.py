@@ -25,7 +25,7 @@ from draftwise.integrations.vllm.capabilities import check_capabilities, missing
 from draftwise.integrations.vllm.metrics import open_folder
 from draftwise.integrations.vllm.options import RETRIEVAL, PluginOptions, parse_options, wishes_of
 from draftwise.integrations.vllm.refusals import LENGTHS, MARK, NULL_PROPOSER, TABLE, is_null
-from draftwise.integrations.vllm.state import check_path
+from draftwise.state import check_path
 
 logger = logging.getLogger("vllm.draftwise")
 

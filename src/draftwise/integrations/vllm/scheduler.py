@@ -24,8 +24,8 @@ from draftwise.integrations.vllm.capabilities import check_capabilities
 from draftwise.integrations.vllm.metrics import FOLDER, MULTIPROC, Exporter
 from draftwise.integrations.vllm.options import PluginOptions, parse_options, read_costs
 from draftwise.integrations.vllm.refusals import check_server, limits_of
-from draftwise.integrations.vllm.state import StateFile, about_of, state_path
-from draftwise.integrations.vllm.upkeep import Upkeep
+from draftwise.integrations.vllm.upkeep import Upkeep, about_of
+from draftwise.state import StateFile, state_path
 
 logger = logging.getLogger("vllm.draftwise")
 
@@ -139,7 +139,8 @@ def _upkeep(scheduler: _Steps, config: Any, options: PluginOptions) -> Upkeep:
     if options.state is not None:
         versions = {"vllm": vllm.__version__, "draftwise": draftwise.__version__}
         about = about_of(config, limits.max_draft, _device_name(), versions)
-        file = StateFile(state_path(options.state, about, envs.VLLM_CACHE_ROOT, rank), about)
+        path = state_path(options.state, about, envs.VLLM_CACHE_ROOT, rank)
+        file = StateFile(path, about, logger)
     exporter, figures = _sinks(rank) if scheduler.log_stats else (None, None)
     name = config.model_config.served_model_name
     labels = {"model_name": str(name[0] if isinstance(name, list) else name), "engine": str(rank)}

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 from draftwise.integrations.vllm.adapter import Adapter, fused
 from draftwise.integrations.vllm.metrics import Exporter, Figure, as_text
 from draftwise.integrations.vllm.options import DRAFTERS
-from draftwise.integrations.vllm.state import SaveTimer, StateFile, Writer
+from draftwise.state import SaveTimer, StateFile, Writer
 
 logger = logging.getLogger("vllm.draftwise")
 
@@ -18,6 +19,38 @@ EXPORT_EVERY_S = 1.0
 LOG_EVERY_S = 60.0
 LOGGED_LABELS = 8
 """Number of labels in the log line: those with the most rounds."""
+
+
+def about_of(
+    config: Any, max_draft: int, device: str, versions: Mapping[str, str]
+) -> dict[str, Any]:
+    """Everything that costs and acceptance depend on, from a finished ``VllmConfig``; plain JSON.
+
+    device: its name. versions: of vLLM and draftwise. A state with any different value is rejected.
+    """
+    model, parallel = config.model_config, config.parallel_config
+    scheduler, speculative = config.scheduler_config, config.speculative_config
+    compilation = config.compilation_config
+    return {
+        "model": str(model.model),
+        "revision": getattr(model, "revision", None),
+        "device": device,
+        "dtype": str(model.dtype),
+        "quantization": str(getattr(model, "quantization", None)),
+        "kv_dtype": str(config.cache_config.cache_dtype),
+        "tensor_parallel": parallel.tensor_parallel_size,
+        "data_parallel": parallel.data_parallel_size,
+        "expert_parallel": bool(getattr(parallel, "enable_expert_parallel", False)),
+        "drafter": [speculative.method, str(speculative.model)],
+        "max_draft": max_draft,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "max_model_len": model.max_model_len,
+        "async": bool(scheduler.async_scheduling),
+        "eager": bool(model.enforce_eager),
+        "graphs": [str(compilation.cudagraph_mode), compilation.max_cudagraph_capture_size],
+        "versions": dict(versions),
+    }
 
 
 class Upkeep:
@@ -37,7 +70,7 @@ class Upkeep:
     ) -> None:  # fmt: skip
         self._adapter, self._clock, self._file = adapter, clock, file
         self._exporter, self._figures, self._labels = exporter, figures, dict(labels or {})
-        self._writer = Writer() if file is not None or figures is not None else None
+        self._writer = Writer(logger) if file is not None or figures is not None else None
         self._exported_s = self._logged_s = clock()
         self._timer = SaveTimer(self._logged_s)
         self._saved_steps = 0
