@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import chain, pairwise
 from typing import Any, Protocol
 
@@ -74,6 +75,14 @@ class Limits:
     model: bool = False
     retrieval: bool = True
     longest_model: int | None = None
+
+
+class Next(Enum):
+    """What a step does, whatever its texts are."""
+
+    DRAFT = "texts are searched, and the best drafts are verified"
+    PLAIN = "texts are searched, and nothing but tokens that a model has written is verified"
+    REST = "texts are not searched either"
 
 
 class Index(Protocol):
@@ -320,7 +329,9 @@ class Controller:
         num, self.terms = len(names), None
         if num == 0:
             return []
-        if self.rests(num) or self._may_rest(num, offers):
+        kind = self.next_step(num, any(offers or ()))
+        if kind is Next.REST:
+            self._rest(num)
             return [[] for _ in names]
         self._learn_lengths()
         self._num_choices += 1
@@ -332,9 +343,9 @@ class Controller:
         # 2. and 3. expected tokens, and seconds by the number of tokens
         seconds = self.costs.seconds(num, context, 0, most)
         plain_s = seconds.item(0)
-        is_plain, self._is_plain = self._is_plain, False
+        self._is_plain = False
         # the model's tokens are already paid for: verify them even if the account is empty
-        if most <= 0 or not (width or (margin < math.inf and not is_plain)):
+        if kind is Next.PLAIN and not (width and most > 0):
             self.promised += num
             self.guard.num_idle += 1
             self._decide_length(num, plain_s, margin)
@@ -392,29 +403,30 @@ class Controller:
         If True, the engine skips ``choose`` and need not collect its arguments. Always False with
         a model drafter, whose length ``choose`` decides.
         """
-        upcoming = self._num_choices + 1
-        if self.limits.model or (self.limits.retrieval and self._is_search_due(upcoming)):
+        if self.limits.model or self.next_step(num, False) is not Next.REST:
             return False
         self._rest(num)
         return True
 
-    def _may_rest(self, num: int, offers: Sequence[Sequence[int]] | None) -> bool:
-        """Whether a step drafts nothing although the engine has a model drafter: it wrote nothing,
-        earlier steps had no drafts either, and no search is due. Decides whether to probe next.
-        """
-        if self.guard.num_idle < IDLE_STEPS or any(offers or ()):
-            return False
-        if self._is_search_due(self._num_choices + 1):
-            return False
-        self._rest(num)
-        self._probe()
-        return True
+    def next_step(self, num: int, has_offers: bool) -> Next:
+        """What the next step of ``num`` requests does; has_offers: the model wrote tokens."""
+        is_due = self._is_search_due(self._num_choices + 1)
+        if self.limits.model:  # ``choose`` decides the length of its next drafts
+            is_due = is_due or has_offers or self.guard.num_idle < IDLE_STEPS
+        else:
+            is_due = is_due and self.limits.retrieval
+        if not is_due:
+            return Next.REST
+        may_draft = self._most_tokens(num) > 0 and self._margin(num) < math.inf
+        return Next.DRAFT if may_draft and not self._is_plain else Next.PLAIN
 
     def _rest(self, num: int) -> None:
         self._num_choices += 1
         self.guard.num_idle += 1
         self.promised += num
         self._known.facts[:, :LAST] = 0
+        if self.limits.model:
+            self._probe()
 
     @property
     def allows_drafts(self) -> bool:
