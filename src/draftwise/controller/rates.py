@@ -171,8 +171,7 @@ class Bins:
     and rank. branches: of a different, retrieved token, by match length, if the drafter's was
     rejected. added: probability that the drafter's token differs from the retrieved one and is
     accepted. firsts: acceptance of the likeliest token at each depth of a tree. others: of one of
-    its siblings if it is rejected, by their number. wide: mean worth of a token's siblings less
-    their price.
+    its siblings if it is rejected, by their number.
 
     >>> bins = Bins()
     >>> bins.add([0.97, 0.4], [1.0, 0.0])
@@ -187,7 +186,6 @@ class Bins:
     added: Ratios = field(default_factory=lambda: Ratios(ADDED_PRIORS))
     firsts: Ratios = field(default_factory=lambda: Ratios((0.0,)))
     others: Ratios = field(default_factory=lambda: Ratios(TREE_PRIORS))
-    wide: float = 0.0
 
     def add(self, confidences: Sequence[float], alphas: Sequence[float]) -> None:
         """Add each alpha to its token's bin and, as a next token's, to the previous token's bin.
@@ -228,10 +226,6 @@ class Bins:
         """Acceptance at each depth of a tree; rate: prior acceptance of the likeliest token."""
         first, num = self.firsts.rate(0, rate), num_siblings(shape, length)
         return first + (1.0 - first) * self.others.rate(num - 1) if num else first
-
-    def add_worth(self, worth: float) -> None:
-        """Add the worth of one token's siblings less their price, if the token is reached."""
-        self.wide += (1.0 - BIN_DISCOUNT) * (worth - self.wide) * 10.0
 
     def state(self) -> dict[str, Any]:
         sums = self.own.num, self.own.den, self.after.num, self.after.den

@@ -25,14 +25,12 @@ class Prices:
     target_s: Sequence[float]
     draft_s: Mapping[str, float]
 
-    def gain(
-        self, width: int, reached: float, alphas: Iterable[float], drafter: str, wide: float = 0.0
-    ) -> float:
+    def gain(self, width: int, reached: float, alphas: Iterable[float], drafter: str) -> float:
         """The largest gain of continuing with one drafter: expected tokens minus their price.
 
         width: tokens of the draft so far. reached: probability that its chain is accepted. alphas:
-        acceptance of each further token. wide: worth of each further token's siblings. The maximum
-        is over all lengths, so the draft crosses a step in the target's cost where that pays.
+        acceptance of each further token. The maximum is over all lengths, so the draft crosses a
+        step in the target's cost where that pays.
 
         >>> flat = Prices(rate=1.0, target_s=[1.0], draft_s={"small": 0.2})
         >>> round(flat.gain(0, 1.0, [0.5, 0.5, 0.5], "small"), 3)
@@ -43,7 +41,6 @@ class Prices:
         seconds = -target_s[min(width, last)]
         tokens, best = 0.0, -math.inf
         for alpha in alphas:  # hundreds of iterations a round: avoid calls
-            tokens += reached * wide
             reached *= alpha
             tokens += reached
             seconds += step_s
@@ -53,16 +50,14 @@ class Prices:
                 best = value
         return best
 
-    def best_siblings(
-        self, width: int, reached: float, shares: Sequence[float]
-    ) -> tuple[int, float]:
-        """The best number of siblings, and their worth less their price, in tokens.
+    def best_siblings(self, width: int, reached: float, shares: Sequence[float]) -> int:
+        """The number of siblings with the largest worth less their price.
 
         reached: probability that the chain before them is accepted. shares: probability that the
         first, second, .. sibling is accepted if that chain is.
 
         >>> Prices(1.0, [1.0, 1.1, 1.1, 1.1, 1.5], {}).best_siblings(1, 1.0, [0.2, 0.1, 0.05])
-        (2, 0.30000000000000004)
+        2
         """
         target_s, last = self.target_s, len(self.target_s) - 1
         start, tokens, best, most = target_s[min(width, last)], 0.0, 0.0, 0
@@ -71,7 +66,7 @@ class Prices:
             value = tokens - self.rate * (target_s[min(width + num, last)] - start)
             if value > best:
                 best, most = value, num
-        return most, best
+        return most
 
 
 class GoodputMixer:
@@ -130,8 +125,7 @@ class GoodputMixer:
                 offers[name] = ladder[first : first + left]
         width, gains = step.depth + self._num_siblings, dict[str, float]()
         for name, alphas in offers.items():
-            wide = self._bins.wide if name == self.drafter else 0.0
-            gains[name] = self._prices.gain(width, self._reached, alphas, name, wide)
+            gains[name] = self._prices.gain(width, self._reached, alphas, name)
         best = max(gains, key=gains.__getitem__, default=None)
         if best is None or gains[best] < 0:
             return None
@@ -160,11 +154,10 @@ class GoodputMixer:
         index = bin_of(step.max_prob)
         shares, accepted = self._bins.siblings(index), self._bins.own.rate(index)
         width = step.depth + self._num_siblings
-        num, worth = self._prices.best_siblings(width, self._reached, shares)
+        num = self._prices.best_siblings(width, self._reached, shares)
         while num and shares[num - 1] < accepted * self._alpha ** (room - num):
             num -= 1
         self._num_siblings += num
-        self._bins.add_worth(worth / max(self._reached, 1e-3))
         return num
 
     def branch(
@@ -183,7 +176,7 @@ class GoodputMixer:
         shares = accumulate(
             ladder[first : first + room - 1], operator.mul, initial=self._bins.branches.rate(row)
         )
-        num, _ = self._prices.best_siblings(width, reached * (1.0 - own), [*shares])
+        num = self._prices.best_siblings(width, reached * (1.0 - own), [*shares])
         return name, num if self._branches else 0
 
     def _see(self, step: DraftStep) -> None:
