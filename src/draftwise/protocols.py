@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 from draftwise.types import Decision, DraftStep, Feedback, Floats, Outcome
 
@@ -28,52 +28,11 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class PricingPolicy(Policy, Protocol):
-    """A policy that values plans by the evidence, without a reward, and writes drafts token by
-    token; its requests are guarded, probe idle drafters, and start from what earlier ones learnt.
-    """
-
-    mixer: Mixer | None  # of the draft chosen last; None = only the plan's drafter
-
-    @property
-    def advantage(self) -> float:
-        """Expected gain of the plan chosen last over what its seconds would bring without it."""
-
-    def drafters_to_probe(self, num_rows: int = 1) -> Sequence[str]:
-        """Drafters to score now on the last tokens, which they did not draft.
-
-        Called after the free scores of a prompt, and after each round. num_rows: rows of the batch,
-        which wait for the probe.
-        """
-
-    def new_memory(self) -> RequestMemory:
-        """An empty memory for policies with the same options and plans."""
-
-    def recall(
-        self, memory: Any, prompt: Sequence[int], label: str = "", private: bool = False
-    ) -> None:
-        """Begin a request; ``memory`` (from ``new_memory``) learns from it unless ``private``.
-
-        prompt: its token ids. label: kind of the request, such as a task or a template.
-        """
-
-
-@runtime_checkable
 class Routing(Protocol):
     """A policy that chooses by the prompt."""
 
     def route(self, prompt: str) -> int:
         """Choose the plan of this prompt's request, and return it."""
-
-
-class RequestMemory(Protocol):
-    """State that the requests of a ``PricingPolicy`` share."""
-
-    def state(self) -> dict[str, Any]:
-        """The whole memory as values that ``json.dumps`` accepts."""
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved memory completely or not at all; ValueError if it is invalid."""
 
 
 class Reward(Protocol):

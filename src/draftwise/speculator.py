@@ -15,6 +15,7 @@ from numpy.random import SeedSequence, default_rng
 from draftwise import checks, registry
 from draftwise.bandits.feedback import FeedbackBuilder
 from draftwise.chat import Prompt
+from draftwise.controller.goodput import Goodput
 from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
 from draftwise.engine import options as o
 from draftwise.engine.answer import Answer, Ending
@@ -32,7 +33,7 @@ from draftwise.nn.layout import is_packed, pack_again
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel, weights_mark
 from draftwise.pool import load_drafters, resolve_target
-from draftwise.protocols import Policy, PricingPolicy, Routing, StopRule
+from draftwise.protocols import Policy, Routing, StopRule
 from draftwise.registry import Preset
 from draftwise.settings import DEFAULTS, Settings
 from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
@@ -388,7 +389,7 @@ class Learning:
         self.memory = SharedPolicyState(scope, policy, setting.policy)
         reward = registry.make_reward(setting.reward)
         # a policy that prices plans by the evidence needs no reward to value them
-        self._reward = None if isinstance(policy, PricingPolicy) else reward
+        self._reward = None if isinstance(policy, Goodput) else reward
         self._feedback()
         self._show_hidden(self._stop_rules(own))
 
@@ -420,7 +421,7 @@ class Learning:
             sampling = replace(sampling, process=callbacks[-1])
         number = next(_IDS)
         policy = self._policy(prompt, policy_seed, ending.max_new_tokens, params)
-        kind = Controlled if isinstance(policy, PricingPolicy) else Bandits
+        kind = Controlled if isinstance(policy, Goodput) else Bandits
         return Request(
             id=number, callbacks=callbacks, accept_rng=default_rng(accept_seed),
             context=Context(
@@ -450,7 +451,7 @@ class Learning:
         policy = self._new_policy(seed, num_tokens)
         if isinstance(policy, Routing) and self._tokenizer is not None:
             policy.route(self._tokenizer.decode(prompt))
-        if self.memory.shared is not None and isinstance(policy, PricingPolicy):
+        if self.memory.shared is not None and isinstance(policy, Goodput):
             policy.recall(self.memory.shared, prompt, params.label, params.private)
         return policy
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from draftwise.controller import NO_GUARD
+from draftwise.controller import NO_GUARD, Goodput
 from draftwise.drafters import LMDrafter
 from draftwise.nn import UNLIMITED, Logits, RaggedCache
 from draftwise.registry import Preset
@@ -162,13 +162,16 @@ class CoinMixer:
         return str(self._rng.choice(sorted(matches))), int(self._rng.integers(room + 1))
 
 
-class Mixing(Playlist):
-    """A policy whose drafts are always mixed."""
+class Mixing(Playlist, Goodput):
+    """draftwise's own policy with drafts that are always mixed, at random."""
 
     def __init__(self, drafter: str, length: int, num_plans: int, seed: int) -> None:
         super().__init__([1], num_plans)
         self.mixer = CoinMixer(drafter, length, seed)
-        self.advantage = float("inf")  # the guard suspends no draft
+
+    @property
+    def advantage(self) -> float:
+        return float("inf")  # the guard suspends no draft
 
     def drafters_to_probe(self, num_rows: int = 1) -> Sequence[str]:
         return ()

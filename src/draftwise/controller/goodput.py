@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -52,8 +51,6 @@ class Goodput:
     0
     """
 
-    prices_plans: ClassVar[bool] = True
-
     def __init__(
         self, num_plans: int, plans: Sequence[Plan] | None = None, prior: float = 0.55,
         discount: float = 0.97, mix: bool = True, looks: bool = True, branches: bool = True,
@@ -85,7 +82,10 @@ class Goodput:
     def recall(
         self, memory: Experience, prompt: Sequence[int], label: str = "", private: bool = False
     ) -> None:
-        """Start a request from shared statistics, as in ``protocols.PricingPolicy``."""
+        """Begin a request, from which ``memory`` learns unless it is ``private``.
+
+        prompt: its token ids. label: kind of the request, such as a task or a template.
+        """
         self._recall = recall = Recall(memory, prompt, label, private)
         self._rates.expect(*recall.expected)
         self._looks.expect()
@@ -113,9 +113,10 @@ class Goodput:
         return gained / added if added > 0.0 else math.inf if gained > 0.0 else 1.0
 
     def drafters_to_probe(self, num_rows: int = 1) -> list[str]:
-        """Idle LM drafters to probe on the last tokens now.
+        """Idle LM drafters to probe on the last tokens now, also after the scores of a prompt.
 
         Not the best plan's drafter or a sole one: playing is as informative, and may emit tokens.
+        num_rows: rows of the batch, which wait for the probe.
         """
         if not self._wants_looks or self._is_blind or int(self._has_model.sum()) < 2:
             return []

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from draftwise.bandits.feedback import DueFeedback, FeedbackBuilder
+from draftwise.controller.goodput import Goodput
 from draftwise.engine.guards import GuardedMixer
-from draftwise.protocols import Mixer, Policy, PricingPolicy, StopRule
+from draftwise.protocols import Mixer, Policy, StopRule
 from draftwise.types import PLAIN, Costs, Decision, Evidence, Floats, Plan, Scores
 
 T = TypeVar("T")
@@ -154,7 +155,7 @@ class Controlled(Bandits):
 
     is_guarded = True
     probes = True
-    policy: PricingPolicy
+    policy: Goodput
 
     @property
     def can_rest(self) -> bool:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from draftwise import checks
+from draftwise.controller.experience import Experience
+from draftwise.controller.goodput import Goodput
 from draftwise.files import set_aside, write_text
-from draftwise.protocols import Policy, PricingPolicy, RequestMemory
+from draftwise.protocols import Policy
 from draftwise.state import UnusableState, hold, keep_aside, read_state, state_text
 from draftwise.types import DraftwiseError
 
@@ -30,16 +32,16 @@ class SharedPolicyState:
 
     shared: the memory from which the policy of each request starts, which a file can keep. It is
     keyed by drafter, so it survives a change of the plans. policy: instead, one policy for all
-    requests, if it is no ``protocols.PricingPolicy`` and the scope is ``session`` or
+    requests, if it is no ``Goodput`` and the scope is ``session`` or
     ``task:LABEL``. Both are None if every request starts from scratch.
     """
 
     def __init__(self, scope: str, policy: Policy, name: str) -> None:
         self.scope = check_scope(scope)
         self.policy: Policy | None = None
-        self.shared: RequestMemory | None = None
+        self.shared: Experience | None = None
         self._name = name
-        if scope != REQUEST and isinstance(policy, PricingPolicy):
+        if scope != REQUEST and isinstance(policy, Goodput):
             self.shared = policy.new_memory()
         elif scope not in {AUTO, REQUEST}:
             self.policy = policy
@@ -91,7 +93,7 @@ class SharedPolicyState:
             return keep_aside(path, error)
         return None
 
-    def _kept(self) -> RequestMemory:
+    def _kept(self) -> Experience:
         if self.shared is None:
             raise DraftwiseError(
                 f"the policy {self._name} with the scope {self.scope} keeps nothing between runs: "

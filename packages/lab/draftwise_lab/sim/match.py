@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise import registry
-from draftwise.protocols import Policy, PricingPolicy, StopRule
+from draftwise.controller.goodput import Goodput
+from draftwise.protocols import Policy, StopRule
 from draftwise.types import NONE, PLAIN, Decision, DraftwiseError, Evidence, Floats, Ints, Plan
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.environments import Environment
@@ -137,9 +138,9 @@ def score_prompts(
 ) -> Iterator[Evidence]:
     """Yield prompt scores as the engine collects them: a probing policy chooses the drafters. The
     policy learns from each result before it is asked for drafters to probe."""
-    asks_itself = isinstance(policy, PricingPolicy) and not everyone
+    asks_itself = isinstance(policy, Goodput) and not everyone
     yield request.prompt_evidence(request.retrieving if asks_itself else None)
-    if asks_itself and isinstance(policy, PricingPolicy) and (looks := policy.drafters_to_probe()):
+    if asks_itself and isinstance(policy, Goodput) and (looks := policy.drafters_to_probe()):
         yield request.prompt_evidence(looks)
 
 
@@ -153,7 +154,7 @@ def play(
     policy = registry.make_policy(
         contestant.policy, len(plans), seed, plans=plans, request_tokens=text.limit
     )
-    has_all = isinstance(policy, PricingPolicy)  # such policies learn from the evidence itself
+    has_all = isinstance(policy, Goodput)  # such policies learn from the evidence itself
     reward = None if has_all else registry.make_reward(contestant.reward)
     builder = registry.make_feedback(contestant.feedback, plans=plans, reward=reward)
     request = SimulatedRequest(text, plans, costs, stop_rules_of(plans))
@@ -171,8 +172,8 @@ def play(
         else:
             evidence = request.play(
                 plans[decision.plan], scores_everyone=everyone,
-                mixer=policy.mixer if isinstance(policy, PricingPolicy) else None,
-                looks=policy.drafters_to_probe() if isinstance(policy, PricingPolicy) else (),
+                mixer=policy.mixer if isinstance(policy, Goodput) else None,
+                looks=policy.drafters_to_probe() if isinstance(policy, Goodput) else (),
             )  # fmt: skip
         for made, feedback in builder.reveal(decision, evidence):
             policy.learn(made, feedback)
