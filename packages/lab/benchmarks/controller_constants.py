@@ -25,19 +25,9 @@ from shared.script import run, show, track
 import draftwise
 
 CONSTANTS = {
-    "acceptance": (
-        "DISCOUNT", "REQUEST_DISCOUNT", "REQUEST_WEIGHT", "PRIOR_WEIGHT", "LOWEST",
-        "AFTER_DISCOUNT", "AFTER_PRIOR", "AFTER_WEIGHT",
-    ),
-    "choice": ("FORGET", "NUM_PRICES"),
-    "costs": (
-        "JUMP", "JUMP_SPREAD", "DRAFT_SHARE", "NOISE", "DRIFT", "LEAST_NOISE", "NOISE_DISCOUNT",
-        "FIRST_STEPS", "OUTLIER", "NEW", "SCALE_STEPS", "SCALE_CHANGE", "PAUSE",
-    ),
-    "controller": (
-        "RATE_DISCOUNT", "PRICE_DISCOUNT", "FLOOR_SHARE", "FLOOR_CHECK", "WORTH_DISCOUNT",
-        "PROBE_EVERY", "PROBE_LONGER",
-    ),
+    "acceptance": ("DISCOUNT", "REQUEST_DISCOUNT", "REQUEST_WEIGHT", "PRIOR_WEIGHT", "LOWEST"),
+    "choice": ("NUM_PRICES",),
+    "costs": ("SCALE_STEPS", "SCALE_CHANGE", "PAUSE"),
     "guard": (
         "credit", "share", "probe_share", "WITH_MODEL", "MARGIN", "PLAIN_SHARE", "LEAST_GAIN",
         "IDLE_STEPS", "IDLE_MOST",

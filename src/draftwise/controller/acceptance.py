@@ -40,24 +40,19 @@ REQUEST_DISCOUNT = 0.99, 0.97
 """Discount of a request's factor per observation, for the model drafter and for retrieval."""
 REQUEST_WEIGHT = 16.0, 8.0
 """Prior weight of a request's factor in rejections, for the model drafter and for retrieval."""
-MODEL_PRIOR = 0.7  # prior acceptance of a model drafter
 MATCH_PRIOR = (0.05, 0.25, 0.45, 0.6, 0.75, 0.85, 0.95)
 """Prior acceptance of retrieval, by bucket of the match."""
 PRIOR_WEIGHT = 6.0  # prior weight of the tables, in observations
 LOWEST, HIGHEST = 0.005, 0.98  # bounds of a hazard
-AFTER_DISCOUNT = 0.99
-"""Discount of retrieval's mean survival after tokens of the model, for each observation."""
-AFTER_PRIOR, AFTER_WEIGHT = 0.05, 4.0  # prior of that survival, and its weight in observations
 
 # columns of ``Slots.facts``
 OFFERED, FOUND, MATCH, KIND, AFTER_FOUND, AFTER_MATCH, AFTER_KIND = range(7)
-PLAYED_MODEL, PLAYED_MATCH, LAST, LENGTH, GROUP, ROOM, KEPT = range(7, 14)
-NUM_FACTS = 14
+PLAYED_MODEL, PLAYED_MATCH, LAST, LENGTH, GROUP, ROOM, KEPT, NUM_FACTS = range(7, 15)
 # indices into tokens, survival and factors; no literals, since numba compiles a function once more
 # for each literal argument
 _THREE: Any = np.arange(3)
 MODEL, OWN, AFTER = _THREE
-OBSERVED, EXPECTED = 0, 1
+OBSERVED, EXPECTED = range(2)
 
 
 class Slots(NamedTuple):
@@ -113,10 +108,10 @@ def new_slots(num: int, max_draft: int, old: Slots | None = None) -> Slots:
 
 def new_tables(max_draft: int) -> Tables:
     model = np.empty((NUM_OUTCOMES, NUM_MATCHES, max_draft, 2))
-    model[..., 0], model[..., 1] = PRIOR_WEIGHT * (1 - MODEL_PRIOR), PRIOR_WEIGHT
+    model[..., 0], model[..., 1] = PRIOR_WEIGHT * (1 - 0.7), PRIOR_WEIGHT  # prior acceptance 0.7
     matches = np.empty((NUM_KINDS, NUM_MATCHES, 2))
     matches[..., 0], matches[..., 1] = PRIOR_WEIGHT * (1 - np.array(MATCH_PRIOR)), PRIOR_WEIGHT
-    after = np.full((NUM_MATCHES, max_draft + 1), AFTER_PRIOR)
+    after = np.full((NUM_MATCHES, max_draft + 1), 0.05)  # prior
     after[..., -1] = 0.0
     return Tables(model, matches, after)
 
@@ -269,7 +264,7 @@ def _learn_match(
 def _learn_after(row: Floats, survival: Floats, num: int) -> None:
     length = len(row) - 1
     row[length] += 1.0
-    weight = max(1.0 - AFTER_DISCOUNT, 1.0 / (row[length] + AFTER_WEIGHT))
+    weight = max(1.0 - 0.99, 1.0 / (row[length] + 4.0))  # the prior counts as 4
     for j in range(length):
         value = survival[j] if j < num else 0.0
         row[j] += weight * (value - row[j])

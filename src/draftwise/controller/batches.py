@@ -24,14 +24,8 @@ slowest one less often."""
 LEAST_CREDIT = 4.0
 """Minimum initial balance in plain steps with a model drafter. It also drafts for the slowest
 request, which at first lags by chance, and by more with more requests."""
-EARNED = 4.0  # maximum balance after earlier batches have earned, relative to the initial one
-STEP_SHARE = 0.125  # share of the balance that the drafts of one step may cost
-LEAST_SHARE = 0.25  # share of the initial balance below which the account counts as empty
 SKIPPED = 8, 256
 """Closed batches decoded without drafts before the next trial: initially, and at most."""
-STEPS = 8.0  # weight, in steps, of the mean speed of all requests in the speed of one
-CHANCE = 0.5  # standard deviation of a request's remaining steps, divided by their square root
-ANSWER = 256  # expected tokens of an answer without a limit
 
 
 @dataclass
@@ -56,7 +50,7 @@ class Batches:
     SKIPPED[1], each time that the following trial loses again.
 
     If all requests have a token limit, each step's drafts in a batch that may be closed cost at
-    most STEP_SHARE of the balance. Without limits the remaining steps are unknown, and there is no
+    most an eighth of the balance. Without limits the remaining steps are unknown, and there is no
     bound.
 
     Bound for each size, if the cost model is accurate: drafting loses at most the initial balance,
@@ -102,7 +96,7 @@ class Batches:
         self._num_requests += 1
         self._is_limited = self._is_limited and num_left is not None
         self._start[slot] = length
-        self._goal[slot] = length + (ANSWER if num_left is None else num_left)
+        self._goal[slot] = length + (256 if num_left is None else num_left)
 
     def end(self, num_running: int) -> float:
         """Remove a request; after the last one, settle the account.
@@ -120,10 +114,11 @@ class Batches:
         if own.to_skip:
             own.to_skip -= 1
             return self._excess_s
-        own.share = min(EARNED, own.share + self._saved_s / max(self._credit_s, 1e-9))
+        earned = own.share + self._saved_s / max(self._credit_s, 1e-9)
+        own.share = min(4.0, earned)  # earlier batches' savings are soon spent
         if self._saved_s > 0:
             own.next_skip = SKIPPED[0]
-        if own.share < LEAST_SHARE:
+        if own.share < 0.25:  # empty
             own.share, own.to_skip = 1.0, own.next_skip
             own.next_skip = min(2 * own.next_skip, SKIPPED[1])
         return self._excess_s
@@ -143,7 +138,7 @@ class Batches:
         if self.is_closed and own.to_skip:
             return 0.0
         if self.is_bounded:
-            return max(STEP_SHARE * (own.share * self._credit_s + self._saved_s), 0.0)
+            return max(0.125 * (own.share * self._credit_s + self._saved_s), 0.0)
         return math.inf
 
     @property
@@ -174,10 +169,10 @@ class Batches:
         """
         emitted = lengths - self._start[slots]
         speed = max(float(emitted.mean()) / max(self._num_steps, 1), 1.0)
-        speeds = (emitted + STEPS * speed) / (self._num_steps + STEPS)
+        speeds = (emitted + 8.0 * speed) / (self._num_steps + 8.0)  # the mean counts as 8 steps
         left = (self._goal[slots] - lengths) / speeds
         last = max(float(left.max()), 1.0)
-        chances = np.exp((left - last) / (CHANCE * last**0.5))
+        chances = np.exp((left - last) / (0.5 * last**0.5))
         chances *= len(slots) / chances.sum()
         # with fewer requests, each one's time counts more
         worths: Floats = np.maximum(share + (1.0 - share) * chances, len(slots) ** -0.5)

@@ -37,8 +37,6 @@ from draftwise.types import Floats, Ints
 
 NUM_PRICES = 512  # number of bins for prices between 0 and 1 expected token
 PRICE_STEP = 1.0 / NUM_PRICES
-FORGET = 3.0
-"""Rate at which early means of a model draft's worth lose weight: FORGET / (FORGET + steps)."""
 
 
 @compiled
@@ -257,7 +255,7 @@ def mean_surplus(
         own = np.zeros(longest + 1)
         _surplus(known.survival[slot], known.facts[slot], after, price / known.worth[slot], own)
         worth += known.worth[slot] * own
-    weight = max(1.0 - discount ** len(slots), FORGET / (FORGET + means[-1]))
+    weight = max(1.0 - discount ** len(slots), 3.0 / (3.0 + means[-1]))
     for k in range(len(means) - 1):
         means[k] += weight * (worth[min(k, longest)] / len(slots) - means[k])
     means[-1] += 1.0

@@ -39,18 +39,7 @@ from draftwise.retrieval.index import Numbers, RetrievalIndex, Tokens
 from draftwise.retrieval.kernels import Proposals
 from draftwise.types import Floats, Ints
 
-RATE_DISCOUNT = 0.98, 0.995
-"""Discount per step of the engine's speed relative to plain decoding: for choosing tokens, and for
-the length of the model's drafts, which pays off in later steps."""
-PRICE_DISCOUNT = 0.8  # discount of the average price of a token, for each step
-FLOOR_SHARE = 0.7
-"""Share of the average price: a draft is searched for a continuation if its survival exceeds it."""
-FLOOR_CHECK = 64  # steps between two searches for continuations of all drafts
 SLICE = 4096  # tokens indexed by one call of ``work``
-WORTH_DISCOUNT = 0.998  # discount of the means of the look-ahead, for each observation
-PROBE_EVERY = 64  # steps between two probes with longer drafts of the model
-PROBE_LONGER = 2  # additional tokens of a probe
-FEW_REQUESTS = 32  # up to this many requests, each has 2 tokens in the second step with drafts
 
 _NOTHING = np.zeros(0, np.int64)
 _NO_TOKENS = np.zeros(0, np.int32)
@@ -265,7 +254,8 @@ class Controller:
             request_s = self._request_seconds(step.num_requests, context, plain)
             batch_s = advance * (plain - step.num_requests * request_s) + num_emitted * request_s
         self.batches.observe(worth_s, batch_s, seconds, plain)
-        fast, slow = RATE_DISCOUNT
+        # discounts for choosing tokens, and for the model's length, which pays off in later steps
+        fast, slow = 0.98, 0.995
         if self.batches.is_bounded:
             worth_s = batch_s
         self._worth_s = fast * self._worth_s[0] + worth_s, slow * self._worth_s[1] + worth_s
@@ -367,7 +357,7 @@ class Controller:
         # the draft of a probe does not predict the next steps
         guard = self.guard
         guard.num_idle = 0 if drafted and not self._is_probe else guard.num_idle + 1
-        self._price += (1 - PRICE_DISCOUNT) * (price - self._price)
+        self._price += (1 - 0.8) * (price - self._price)
         # just below a stair a token costs what it displaces, elsewhere its marginal seconds
         step = min(2 * num, most - drafted)
         if step > 0:
@@ -472,7 +462,8 @@ class Controller:
         ):
             searched = rooms * self._allowed[slots, 1] if self._restricted else rooms
             found = self._index.propose(slots, searched)
-        floor = FLOOR_SHARE * self._price if self._num_choices % FLOOR_CHECK else 0.0
+        # a draft is searched for a continuation if its survival exceeds a share of the mean price
+        floor = 0.7 * self._price if self._num_choices % 64 else 0.0
         width, rows, context = acceptance.take(
             slots, rooms, written, lengths, found.tokens, found.num_tokens, found.match,
             found.hits, found.agree, known, tables, self.limits.model, floor, self._rows,
@@ -499,7 +490,7 @@ class Controller:
         # stop at powers of two, where stairs are common, so that both of their sides are measured
         priced = min(largest + max(8, largest // 4), 1 << largest.bit_length()) - num
         # few requests have 2 tokens each in their second drafts; many would cross a stair
-        priced = max(num * (2 if self._trial > 1 and num <= FEW_REQUESTS else 1), priced)
+        priced = max(num * (2 if self._trial > 1 and num <= 32 else 1), priced)
         return max(0, min(self.limits.max_step_tokens - num, priced, self.limits.max_draft * num))
 
     def _decide_length(self, num: int, plain_s: float, margin: float) -> None:
@@ -521,8 +512,8 @@ class Controller:
         self._is_plain = self.guard.is_plain_due()
         if self._is_plain:
             length = 0
-        elif self.guard.num_drafts % PROBE_EVERY == 0:  # what do longer drafts cost and bring?
-            length = min(length + PROBE_LONGER, longest)
+        elif self.guard.num_drafts % 64 == 0:  # what do longer drafts cost and bring?
+            length = min(length + 2, longest)
         self.num_to_draft = length
 
     def _probe(self) -> None:
@@ -540,8 +531,7 @@ class Controller:
         if self._to_learn is not None and self.limits.model:
             slots, price = self._to_learn
             mean_surplus(
-                slots, self._known, self._tables.after, price, WORTH_DISCOUNT, self._worth,
-                self._longest(),
+                slots, self._known, self._tables.after, price, 0.998, self._worth, self._longest(),
             )  # fmt: skip
         self._to_learn = None
 

@@ -29,28 +29,15 @@ EDGES = np.array(
     [*range(1, 32), *range(32, 256, 8), *range(256, 1024, 32), *range(1024, 8192, 256)], np.int64
 )
 """Numbers of tokens above which a step may take longer."""
-BASE, REQUESTS, CONTEXT, PREFILL, MIXED, DRAFTS, LENGTH, ATTENTION = range(8)
+BASE, REQUESTS, CONTEXT, PREFILL, MIXED, DRAFTS, LENGTH, ATTENTION, NUM_OTHERS = range(9)
 """Indices of the coefficients before the stairs. MIXED: the step has any prefill (other kernels, no
 CUDA graph, prefill of the drafter). ATTENTION: of drafted tokens to the preceding text."""
-NUM_OTHERS = 8
 SIZE = NUM_OTHERS + len(EDGES)
 
-JUMP = 0.03  # prior mean increase for twice the tokens, as a share of a plain step
-JUMP_SPREAD = 0.1  # prior standard deviation of one jump, as a share of a plain step
-DRAFT_SHARE = 0.04  # prior seconds of a token of the model drafter, as a share of a plain step
-NOISE = 0.05
-"""Prior relative standard deviation of a measurement; engines report steps late."""
-DRIFT = 2e-4
-"""Standard deviation by which a jump may change in one step, as a share of a plain step."""
-LEAST_NOISE = 2e-3  # smallest standard deviation of a measurement, as a share of a plain step
-NOISE_DISCOUNT = 0.98  # discount of the measured variance, for each step
-FIRST_STEPS = 16  # steps within which one twice as fast as the first resets the prior
 WARM_UP, FASTER = 64, 0.85
 """Steps within which two in a row reset the prior if their mean is below FASTER times the prior's
 seconds and they have at least as many tokens: the engine was still warming up. Two, since a step
 looks short if the previous one was reported late."""
-OUTLIER = 4.0  # standard deviations at which an innovation is clipped
-NEW = 4.0  # a shape counts as unknown while its variance exceeds this multiple of the noise
 SCALE_STEPS = 6
 """Steps in a row that are slower (or faster) by SCALE_CHANGE before all seconds are rescaled."""
 SCALE_CHANGE = 0.12
@@ -62,10 +49,6 @@ EXCUSED, EXCUSED_EVERY = 16, 256
 """Interrupted steps with drafts that are excused initially, and one more per EXCUSED_EVERY steps.
 They count as predicted and are not learned from. A shape that is interrupted twice in a row is not
 excused: then both steps count."""
-MOST_LOADED = 1e9  # largest number in a state: squares of larger ones can overflow
-FIRST_MIXED = 32
-"""Prefill steps that are skipped at the start until a pure decoding step was measured."""
-TABLE_SPREAD = 0.02  # standard deviation of a jump from a price table, as a share of a plain step
 
 PLAIN, VARIANCE, RUN, RATIOS = range(4)
 """Indices of scalars: seconds of the plain step that scales the prior, variance of a measurement,
@@ -158,8 +141,8 @@ def _update(
     for i in range(num):
         variance += gain[i] * x[i]
     innovation = y - believed
-    is_new = variance > NEW * noise  # the time of such a shape is unknown, so it is not clipped
-    bound = np.inf if is_new else OUTLIER * np.sqrt(variance)
+    is_new = variance > 4.0 * noise  # the time of such a shape is unknown, so it is not clipped
+    bound = np.inf if is_new else 4.0 * np.sqrt(variance)
     used = min(max(innovation, -bound), bound)
     for i in range(known):
         weight = gain[i] / variance
@@ -169,8 +152,8 @@ def _update(
         return
     # the part of the error that the uncertainty of the coefficients does not explain
     error = min(innovation * innovation, 16 * variance) - (variance - noise)
-    least = (LEAST_NOISE * scalars[PLAIN]) ** 2
-    scalars[VARIANCE] = NOISE_DISCOUNT * noise + (1 - NOISE_DISCOUNT) * max(error, least)
+    least = (2e-3 * scalars[PLAIN]) ** 2
+    scalars[VARIANCE] = 0.98 * noise + (1 - 0.98) * max(error, least)
 
 
 @compiled
@@ -193,7 +176,7 @@ def observe(
     for i in range(num):
         believed += mean[i] * x[i]
     believed *= _rescale(mean, spread, scalars, seconds / max(believed, 1e-9))
-    walk = (DRIFT * scalars[PLAIN]) ** 2
+    walk = (2e-4 * scalars[PLAIN]) ** 2  # variance by which a coefficient changes in a step
     for i in range(len(mean)):
         spread[i, i] += walk
     if seconds <= most * believed:
@@ -276,7 +259,8 @@ class StepCosts:
         self.confirmed = None
         if step.num_tokens < 1 or not 0.0 < step.seconds < np.inf:
             return step.seconds
-        if not self.is_known and step.num_prefill and self._num_mixed < FIRST_MIXED:
+        # a pure decoding step is the better prior
+        if not self.is_known and step.num_prefill and self._num_mixed < 32:
             self._num_mixed += 1
             return step.seconds
         if not self.is_known or self._was_slow(step):
@@ -329,7 +313,7 @@ class StepCosts:
     def _was_slow(self, step: Step) -> bool:
         """Whether the prior's steps were much slower than this one (warm-up, a long prompt)."""
         share = step.seconds / self._scalars.item(PLAIN)
-        if self.num_steps < FIRST_STEPS and share < 0.5:
+        if self.num_steps < 16 and share < 0.5:
             return True
         if self.num_steps >= WARM_UP or step.num_tokens < self._first_tokens:
             return False
@@ -385,7 +369,7 @@ class StepCosts:
             values += slope * np.maximum(ends - tokens[-1], 0.0)
         self._mean[NUM_OTHERS:] = np.diff(values)
         known = np.flatnonzero(tokens[-1] > EDGES) + NUM_OTHERS
-        self._spread[known, known] = (TABLE_SPREAD * prices[0]) ** 2
+        self._spread[known, known] = (0.02 * prices[0]) ** 2
         if draft_s is not None:
             self._mean[[DRAFTS, LENGTH]] = draft_s
         self.num_steps, self.largest = WARM_UP, int(tokens[-1])
@@ -404,7 +388,7 @@ class StepCosts:
         plain = step.seconds
         self._first_tokens, self._last_share = step.num_tokens, 1.0
         self._scalars[:] = 1.0
-        self._scalars[PLAIN], self._scalars[VARIANCE] = plain, (NOISE * plain) ** 2
+        self._scalars[PLAIN], self._scalars[VARIANCE] = plain, (0.05 * plain) ** 2
         self._scalars[RUN] = 0
         self._scales[:] = 1.0
         self._scales[REQUESTS] = 1 / max(step.num_requests, 16)
@@ -413,11 +397,11 @@ class StepCosts:
         self._scales[ATTENTION] = self._scales[CONTEXT] / 16
         ends = np.append(EDGES[1:], 2 * EDGES[-1])
         self._mean[:] = 0.0
-        self._mean[LENGTH] = DRAFT_SHARE * plain
-        self._mean[NUM_OTHERS:] = JUMP * plain * np.log2(ends / EDGES)
+        self._mean[LENGTH] = 0.04 * plain
+        self._mean[NUM_OTHERS:] = 0.03 * plain * np.log2(ends / EDGES)  # for twice the tokens
         below = NUM_OTHERS + int(np.searchsorted(EDGES, step.num_tokens))
         self._mean[BASE] = plain - self._mean[NUM_OTHERS:below].sum()
-        deviations = np.full(SIZE, JUMP_SPREAD * plain)
+        deviations = np.full(SIZE, 0.1 * plain)
         widths = np.sqrt((ends - EDGES) / np.maximum(EDGES / 8, 1.0))
         deviations[NUM_OTHERS:] *= np.minimum(widths, 2.0)
         deviations[[BASE, PREFILL]] = plain
@@ -456,7 +440,8 @@ class StepCosts:
                 raise ValueError("a count is out of its range")
             if variance.min() < 0 or min(plain, noise, *scales) <= 0:
                 raise ValueError("a number is out of its range")
-            if np.abs([*mean, *variance, *scales, plain, noise]).max() > MOST_LOADED:
+            # squares of larger numbers can overflow
+            if np.abs([*mean, *variance, *scales, plain, noise]).max() > 1e9:
                 raise ValueError("a number is out of its range")
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"the cost model's state does not fit: {error}") from error

@@ -16,12 +16,7 @@ from draftwise.types import Floats, Ints
 
 NUM_FEATURES = 1024  # number of hashed token features; a constant one is added
 WINDOW = 128  # number of last tokens of a text that its features describe
-REFRESH_TOKENS = 32  # new tokens of an answer after which its features are recomputed
 PRIOR_VARIANCE = 5.0  # prior variance of a drafter's log odds
-TOKEN_WEIGHT = 0.25  # observations per alpha: neighbouring alphas are correlated
-MOST_WEIGHT = 20.0  # maximum weight of a prediction, in alphas, since texts differ
-RESET_THRESHOLD = 6.0  # CUSUM threshold above which a drafter's weights are reset
-LABEL_WEIGHT = 16  # weight of a request's label, in tokens
 _BIAS = math.log(PRIOR / (1.0 - PRIOR))
 _SURE = 0.01  # predictions are clipped to this and 1 - this
 _PROBIT = math.pi / 8.0  # MacKay's approximation of a logistic averaged over a Gaussian
@@ -47,7 +42,7 @@ def features(tokens: Sequence[int], label: str = "") -> TextFeatures:
     hashed = np.asarray(tokens, dtype=np.int64) * 2654435761 % 2**32 % NUM_FEATURES
     counts = np.bincount(hashed, minlength=NUM_FEATURES + 1)
     if label:
-        counts[zlib.crc32(label.encode()) % NUM_FEATURES] += LABEL_WEIGHT
+        counts[zlib.crc32(label.encode()) % NUM_FEATURES] += 16
     counts[NUM_FEATURES] = counts.sum()
     ids = np.flatnonzero(counts)
     values = np.sqrt(counts[ids] / max(int(counts.sum()), 1))
@@ -89,12 +84,13 @@ class Experience:
         logit = _BIAS + self._mean.take(seen.ids, axis=1) @ seen.values
         rates = 1.0 / (1.0 + np.exp(-logit / np.sqrt(1.0 + _PROBIT * variance)))
         rates = rates.clip(_SURE, 1.0 - _SURE)
-        return rates, 1.0 / (1.0 / MOST_WEIGHT + rates * (1.0 - rates) * variance)
+        return rates, 1.0 / (1.0 / 20.0 + rates * (1.0 - rates) * variance)
 
     def add(self, drafter: int, seen: TextFeatures, alpha: float, num: float) -> None:
         """Learn from a drafter's mean alpha over ``num`` tokens of a text."""
         mean, variance = self._mean[drafter], self._variance[drafter]
-        old, own, weight = variance.take(seen.ids), mean.take(seen.ids), TOKEN_WEIGHT * num
+        # neighbouring alphas are correlated: four count as one observation
+        old, own, weight = variance.take(seen.ids), mean.take(seen.ids), 0.25 * num
         spread, logit = float(old @ seen.squares), _BIAS + float(own @ seen.values)
         if self._needs_reset(drafter, logit, spread, alpha, weight):
             mean[:], variance[:] = 0.0, PRIOR_VARIANCE
@@ -113,7 +109,7 @@ class Experience:
         p = min(max(p, _SURE), 1.0 - _SURE)
         odds = alpha * math.log(PRIOR / p) + (1.0 - alpha) * math.log((1.0 - PRIOR) / (1.0 - p))
         total = max(0.0, float(self._cusums[drafter]) + weight * odds)
-        needs_reset = total > RESET_THRESHOLD
+        needs_reset = total > 6.0
         self._cusums[drafter] = 0.0 if needs_reset else total
         return needs_reset
 
@@ -191,7 +187,7 @@ class Recall:
         self._num_new += len(tokens)
         if not self._private:
             self.experience.num_tokens += len(tokens)
-        if self._num_new < REFRESH_TOKENS:
+        if self._num_new < 32:
             return False
         del self._tokens[:-WINDOW]
         self._num_new, self._seen = 0, features(self._tokens, self._label)

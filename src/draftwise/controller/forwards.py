@@ -12,8 +12,6 @@ from draftwise.compiled import warm_up
 from draftwise.controller.costs import Step, StepCosts
 from draftwise.types import Costs
 
-_WINDOW = 15
-_FEW = 4
 PLAIN_ROUNDS = 2
 """Plain rounds measured before any draft at each batch size (in powers of two), and again once the
 context exceeds twice the longest measured one by FAR_TOKENS."""
@@ -26,7 +24,7 @@ class _Samples:
     """
 
     def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_WINDOW)
+        self._seconds: deque[float] = deque(maxlen=15)
         self._first: float | None = None
         self._value: float | None = None
 
@@ -35,7 +33,7 @@ class _Samples:
             self._first = seconds
             return
         self._seconds.append(seconds)
-        is_few = len(self._seconds) < _FEW
+        is_few = len(self._seconds) < 4
         self._value = min(self._first, *self._seconds) if is_few else median(self._seconds)
 
     def value(self, default: float) -> float:

@@ -11,11 +11,7 @@ import numpy as np
 from draftwise.controller.rates import Bins, depth_of
 from draftwise.types import NONE, Costs, Floats, Ints, Plan
 
-DEFAULT_DRAFT_SHARE = 0.05  # prior seconds of a draft step, as a share of a target forward
-
 _NO_BINS = Bins()
-_CERTAIN = 1.0 - 1e-9  # maximum acceptance, against division by 0: the sum is k + 1 to seven digits
-_TINY = 1e-12  # seconds: avoids division by zero where the clock is too coarse
 
 
 class PlanCosts:
@@ -55,12 +51,11 @@ class PlanCosts:
             return
         self._taken = costs
         if len(costs.target_s):
-            self.target_s = np.maximum(costs.target_s, _TINY).tolist()
+            self.target_s = np.maximum(costs.target_s, 1e-12).tolist()  # of a coarse clock
         first, last = self.target_s[0], self.target_s[-1]
         growth = (last / first - 1.0) / max(len(self.target_s) - 1, 1)
         draft_s = [
-            0.0 if name == NONE else costs.draft_s.get(name, DEFAULT_DRAFT_SHARE * first)
-            for name in self.names
+            0.0 if name == NONE else costs.draft_s.get(name, 0.05 * first) for name in self.names
         ]
         steps = zip(self.names, draft_s, strict=True)
         read_s = [costs.read_s.get(name, growth * step_s) for name, step_s in steps]
@@ -107,7 +102,7 @@ def expected_tokens(rates: Floats, lengths: Ints) -> Floats:
     >>> expected_tokens(np.array([0.5, 0.5]), np.array([1, 2])).tolist()
     [1.5, 1.75]
     """
-    alphas: Floats = np.minimum(rates, _CERTAIN)
+    alphas: Floats = np.minimum(rates, 1.0 - 1e-9)  # where the sum is k + 1 to seven digits
     return (1.0 - alphas ** (lengths + 1)) / (1.0 - alphas)
 
 

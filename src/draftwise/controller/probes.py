@@ -12,12 +12,9 @@ from draftwise.controller.rates import PRIOR, PRIOR_WEIGHT
 from draftwise.types import Floats
 
 PROBE_TOKENS_PAID = 32  # maximum number of tokens that a probe processes
-PARTIAL_PROBE_WEIGHT = 0.25  # weight of alphas from a probe that skipped part of the text
-CHANGE_PROBABILITY = 0.02  # probability that a drafter's past does not predict this request
 FIRST_LOOKS = 3  # maximum probes before the first round, with shared statistics
 ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)  # grid on which gains are summed
 _NUM_MEANS, _LEAST_WEIGHT, _NUM_WEIGHTS = 51, 0.25, 19  # weights double every other column
-_ROUNDS_A_PRICE = 16  # gains change with costs, which change slowly
 
 
 @functools.cache
@@ -79,7 +76,7 @@ class ProbeScheduler:
 
     def expect(self) -> None:
         """Begin with what earlier requests predict, which may have changed since."""
-        self._doubt, self._most = CHANGE_PROBABILITY, FIRST_LOOKS
+        self._doubt, self._most = 0.02, FIRST_LOOKS
 
     def scored(self, drafter: int, end: int, is_partial: bool) -> None:
         """Record a score up to ``end``; is_partial: the drafter skipped part of the text."""
@@ -114,7 +111,7 @@ class ProbeScheduler:
         unread = self._end - self._read_until
         num = np.minimum(PROBE_TOKENS_PAID, self._end - self._scored_until)
         read = np.minimum(PROBE_TOKENS_PAID, unread)
-        num = np.where(unread > PROBE_TOKENS_PAID, PARTIAL_PROBE_WEIGHT, 1.0) * num + 1e-3
+        num = np.where(unread > PROBE_TOKENS_PAID, 0.25, 1.0) * num + 1e-3
         narrow = np.maximum((weights + 1.0) * (num + weights) / num - 1.0, _LEAST_WEIGHT)
         place = _place(rates, narrow)
         spared = np.maximum((1.0 / best - catching_up)[:, np.newaxis] - self._ideal_s(costs), 0.0)
@@ -133,7 +130,7 @@ class ProbeScheduler:
 
     def _ideal_s(self, costs: PlanCosts) -> Floats:
         """[D, A] seconds per token of each drafter's best plan, by acceptance."""
-        if self._ideal is None or self._age >= _ROUNDS_A_PRICE:
+        if self._ideal is None or self._age >= 16:  # costs change slowly
             rates = np.repeat(np.array(ACCEPTANCES)[:, np.newaxis], len(costs.names), axis=1)
             tokens = np.stack([costs.expected_tokens(row, {}) for row in rates])
             self._ideal = np.full((len(costs.names), len(ACCEPTANCES)), np.inf)

@@ -19,10 +19,7 @@ PRIOR_WEIGHT = 2.0  # weight of a prior, in alphas
 POOL_WEIGHT = 4.0  # weight of the prior against the alphas of all LM drafters together
 GOOD_POOL = 0.2  # mean acceptance of all LM drafters below which their priors are reduced
 FAST_DISCOUNT = 0.8  # discount of the fast rate per alpha: an effective memory of five alphas
-FAST_ODDS = math.log(0.12 / 0.88)  # prior log odds of the fast rate against the slow one
-ERROR_WEIGHT = 3.0  # log odds per unit of difference between the rates' squared errors
-_DEN, _ERROR, _FAST_ERROR = 1, 4, 5  # table rows: slow num, den; fast num, den; both errors
-_NUMS, _DENS = slice(0, 4, 2), slice(1, 4, 2)
+_NUMS, _DENS = slice(0, 4, 2), slice(1, 4, 2)  # table rows of both rates
 
 
 class Rates:
@@ -61,13 +58,14 @@ class Rates:
         granted, table = self._granted(), self._table
         held = self._held if granted == 1.0 else self._held * granted
         slow, fast = (table[_NUMS] + held) / (table[_DENS] + self._weights)
-        half_odds = 0.5 * FAST_ODDS + (0.5 * ERROR_WEIGHT) * (table[_ERROR] - table[_FAST_ERROR])
+        # log odds of the fast rate: at first 0.12 to 0.88, and 3 per unit of squared errors
+        half_odds = 0.5 * math.log(0.12 / 0.88) + 1.5 * (table[4] - table[5])
         rates: Floats = slow + (0.5 + 0.5 * np.tanh(half_odds)) * (fast - slow)
         return rates
 
     def weights(self) -> Floats:
         """[D] weight of each slow rate in alphas, including its prior."""
-        weights: Floats = self._table[_DEN] + self._prior_weight
+        weights: Floats = self._table[1] + self._prior_weight
         return weights
 
     def fade(self, num_emitted: int, scored: Collection[int]) -> None:
