@@ -145,6 +145,26 @@ class Evidence:
         including the rejected tail (averaged by block divergence, MetaSD eq. 4).
     emitted_start: position in the text of the first emitted token.
     seconds: duration of the round, drafting and verification.
+    """
+
+    plan: Plan
+    num_drafted: int
+    num_accepted: int
+    scores: Mapping[str, Scores] = field(default_factory=dict)
+    drafted_alphas: Floats = field(default_factory=lambda: np.zeros(0))
+    emitted_start: int = 0
+    seconds: float = 0.0
+
+    @property
+    def num_emitted(self) -> int:
+        """Accepted tokens plus the bonus token."""
+        return self.num_accepted + 1
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFacts(Evidence):
+    """Evidence with what draftwise's own policy prices and writes drafts by.
+
     costs: predicted costs; None if not measured.
     matches: by retrieval drafter, length of its match at the end of the text, 0 = no proposal.
     confidences: [n] max q of each token of a chain, NaN for retrieved tokens; empty unless drafts
@@ -157,13 +177,6 @@ class Evidence:
     num_left: maximum number of tokens that the answer may still have; None = unknown.
     """
 
-    plan: Plan
-    num_drafted: int
-    num_accepted: int
-    scores: Mapping[str, Scores] = field(default_factory=dict)
-    drafted_alphas: Floats = field(default_factory=lambda: np.zeros(0))
-    emitted_start: int = 0
-    seconds: float = 0.0
     costs: Costs | None = None
     matches: Mapping[str, int] = field(default_factory=dict)
     confidences: Sequence[float] = ()
@@ -172,11 +185,6 @@ class Evidence:
     num_first: int = 0
     tokens: Sequence[int] = ()
     num_left: int | None = None
-
-    @property
-    def num_emitted(self) -> int:
-        """Accepted tokens plus the bonus token."""
-        return self.num_accepted + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +251,7 @@ class Draft:
         device tensor, or None for a point mass (a deterministic proposal); None altogether if all
         are point masses. sources: the drafter of each token.
     parents: [N], the index of each node's parent, -1 = the end of the text; None for a chain.
-    confidences: as in ``Evidence``. A draft with confidences begins with a chain; siblings of the
+    confidences: as in ``RoundFacts``. A draft with confidences begins with a chain; siblings of the
         chain's tokens follow, each with the confidence of the chain's token, and branches of copied
         tokens.
     offpath_probs: for scoring only, q after nodes of a chain (-1 = the text) at which the drafter

@@ -19,6 +19,7 @@ from draftwise.types import (
     Feedback,
     Outcome,
     Plan,
+    RoundFacts,
     Scores,
     TreeShape,
 )
@@ -548,7 +549,7 @@ def test_everything_composes(feedback: str, reward: str, policy: str) -> None:
         accepted = int(rng.integers(0, plan.length + 1))
         told = {name: scores(rng.random(accepted + 1), at) for name in ("a", "b")}
         told["lookup"] = scores(rng.random(accepted + 1), at, matches=[1] * (accepted + 1))
-        evidence = Evidence(
+        evidence = RoundFacts(
             plan, plan.length, accepted, told, rng.random(plan.length), at, 0.1,
             matches={"lookup": 1},
         )  # fmt: skip

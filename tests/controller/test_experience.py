@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftwise.controller import PRIOR_VARIANCE, Experience, Goodput, Recall, features
-from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
+from draftwise.types import NONE, Costs, Decision, Feedback, Plan, RoundFacts, Scores
 
 SUMS, TALES = range(100, 140), range(500, 540)
 PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in ("sums", "tales") for k in (1, 2, 4))]
@@ -91,7 +91,7 @@ def request(known: Experience, prompt: Sequence[int], private: bool = False) -> 
 
 
 def tell(policy: Goodput, seconds: float, **facts: object) -> None:
-    told = Evidence(PLANS[0], 0, 0, costs=FLAT, seconds=seconds, **facts)  # type: ignore[arg-type]
+    told = RoundFacts(PLANS[0], 0, 0, costs=FLAT, seconds=seconds, **facts)  # type: ignore[arg-type]
     policy.learn(Decision(0, 1.0, 0), Feedback(np.zeros(7), np.zeros(7, dtype=bool), told))
 
 

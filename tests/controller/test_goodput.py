@@ -23,9 +23,9 @@ from draftwise.types import (
     Costs,
     Decision,
     DraftStep,
-    Evidence,
     Feedback,
     Plan,
+    RoundFacts,
     Scores,
     TreeShape,
 )
@@ -37,7 +37,7 @@ FLAT = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001})
 def evidence(**facts: Any) -> Feedback:
     """Feedback of round 0 by default: evidence without observed values."""
     facts = {"costs": FLAT} | facts
-    told = Evidence(PLANS[0], 0, 0, **facts)
+    told = RoundFacts(PLANS[0], 0, 0, **facts)
     return Feedback(np.zeros(len(PLANS)), np.zeros(len(PLANS), dtype=bool), told)
 
 
@@ -137,10 +137,10 @@ def with_trees(wide_s: float, accepted: tuple[int, int] = (0, 0), num: int = 0) 
     likeliest."""
     costs = Costs(1.0 + wide_s * np.arange(14), {"eagle": 0.05})
     made = Goodput(num_plans=3, plans=WITH_TREES)
-    tree = Evidence(
+    tree = RoundFacts(
         WITH_TREES[2], 12, accepted[0], num_first=accepted[1], seconds=1.0, costs=costs,
     )  # fmt: skip
-    chain = Evidence(
+    chain = RoundFacts(
         WITH_TREES[1], 4, 2, {"eagle": Scores(0, np.full(40, 0.5), np.ones(40))}, costs=costs
     )
     return learn(made, *[Feedback(np.zeros(3), np.zeros(3, bool), each) for each in
@@ -180,7 +180,7 @@ def test_trees_of_retrieval_climb_the_ladder() -> None:
     plans = [Plan(NONE, 0), Plan("lookup", 4), Plan("lookup", 4, tree=SHAPE)]
     costs = Costs(1.0 + 0.001 * np.arange(14), {"lookup": 0.0})
     made = Goodput(num_plans=3, plans=plans)
-    learn(made, Feedback(np.zeros(3), np.zeros(3, bool), Evidence(
+    learn(made, Feedback(np.zeros(3), np.zeros(3, bool), RoundFacts(
         plans[0], 0, 0, matches={"lookup": 2}, costs=costs)))  # fmt: skip
     steps = [alpha + (1 - alpha) * 0.28 for alpha in (0.45, 0.6, 0.6, 0.75)]
     expected = (1 + np.cumprod(steps).sum()) / 1.012
@@ -237,7 +237,7 @@ def test_every_price_against_a_plain_loop() -> None:
     alphas = {name: rng.random(5) for name in names}
     costs = Costs(np.cumsum(rng.random(6)), {name: float(rng.random()) for name in names})
     scores = {name: Scores(0, alphas[name], np.ones(5)) for name in names}
-    none = Evidence(Plan(NONE, 0), 0, 0, scores, costs=costs)
+    none = RoundFacts(Plan(NONE, 0), 0, 0, scores, costs=costs)
     of = Goodput(len(plans), plans)
     of.learn(Decision(0, 1.0, 0), Feedback(np.zeros(31), np.zeros(31, dtype=bool), none))
     expected = []
@@ -284,7 +284,7 @@ def test_plain_decoding_is_left_again_when_drafting_pays_again() -> None:
 def test_nothing_but_retrieval_and_no_match_still_chooses() -> None:
     plans = [Plan("lookup", 1), Plan("lookup", 2)]
     of = Goodput(2, plans)
-    told = Evidence(plans[0], 0, 0, matches={"lookup": 0})
+    told = RoundFacts(plans[0], 0, 0, matches={"lookup": 0})
     of.learn(Decision(0, 1.0, 0), Feedback(np.zeros(2), np.zeros(2, dtype=bool), told))
     assert of.choose().plan == 0
     assert of.estimates().tolist() == [0.0, 0.0]
@@ -312,7 +312,7 @@ def test_a_drafter_that_is_not_scored_fades_by_hand() -> None:
     unscored = Feedback(
         np.zeros(len(PLANS)),
         np.zeros(len(PLANS), dtype=bool),
-        Evidence(
+        RoundFacts(
             Plan("lookup", 4), 4, 2, lookup([1.0, 1.0, 0.0], [4, 5, 6]), costs=FLAT, seconds=1.0
         ),
     )
@@ -339,7 +339,7 @@ def test_where_six_drafters_failed_the_seventh_is_not_tried_as_if_nothing_were_k
 
     def told(scored: list[str]) -> Feedback:
         scores = {name: Scores(0, np.zeros(16), np.zeros(16)) for name in scored}
-        facts = Evidence(plans[0], 0, 0, scores, costs=costs, seconds=1.0)
+        facts = RoundFacts(plans[0], 0, 0, scores, costs=costs, seconds=1.0)
         return Feedback(np.zeros(8), np.zeros(8, dtype=np.bool_), facts)
 
     of = Goodput(8, plans)
@@ -421,7 +421,7 @@ def test_without_plans_it_ranks_by_seen_values_and_promises_nothing() -> None:
     """Evidence does not price what is unknown; the second plan's value is (1 + 1.1) / 3."""
     of = Goodput(3)
     assert of.estimates().tolist() == [0.55] * 3
-    told = Evidence(Plan("lm", 4), 4, 4, lm([1.0] * 8), costs=FLAT, seconds=1.0)
+    told = RoundFacts(Plan("lm", 4), 4, 4, lm([1.0] * 8), costs=FLAT, seconds=1.0)
     of.learn(Decision(1, 1.0, 1), Feedback(np.ones(3), np.arange(3) == 1, told))
     assert of.estimates().tolist() == pytest.approx([0.55, 2.1 / 3, 0.55])
     assert of.choose().plan == 1
@@ -480,7 +480,7 @@ def judged(departed: int = -1, **facts: Any) -> dict[str, Any]:
     of, mixer = mixed()
     mixer.matched |= dict.fromkeys(range(4), 3)
     mixer.departures[1] = "lookup", 4
-    told = Evidence(
+    told = RoundFacts(
         Plan("lm", 4), 4, 2, drafted_alphas=np.array([1.0, 1.0, 0.0, 0.0]), emitted_start=50,
         seconds=1.0, costs=FLAT, matches={"lookup": 0}, confidences=[0.7] * 4, departed=departed,
         **facts,
@@ -552,10 +552,12 @@ def test_what_was_not_mixed_is_not_judged() -> None:
     facts = dict(drafted_alphas=np.ones(2), seconds=1.0, costs=FLAT)
     of, mixer = mixed()
     mixer.matched[0] = 3
-    of.learn(Decision(0, 1.0, 1), Feedback(none, none > 0, Evidence(Plan("lm", 2), 2, 2, **facts)))
+    of.learn(
+        Decision(0, 1.0, 1), Feedback(none, none > 0, RoundFacts(Plan("lm", 2), 2, 2, **facts))
+    )
     assert sum(of._bins["lm"].added.den) == 0.0
     alone = policy(mix=False)
-    told = Evidence(Plan("lm", 2), 2, 2, confidences=[0.7, 0.7], **facts)
+    told = RoundFacts(Plan("lm", 2), 2, 2, confidences=[0.7, 0.7], **facts)
     alone.learn(Decision(0, 1.0, 1), Feedback(none, none > 0, told))
     assert alone._bins == {}
 
@@ -566,7 +568,7 @@ def test_there_is_no_mixer_where_nothing_is_mixed() -> None:
     blind.learn(Decision(0, 1.0, 1), Feedback(np.zeros(len(PLANS)), np.zeros(len(PLANS), bool)))
     tree = with_trees(0.001, (4, 2), 30)
     only = Goodput(2, [Plan(NONE, 0), Plan("lookup", 4)])
-    told = Evidence(Plan(NONE, 0), 0, 0, costs=FLAT, matches={"lookup": 9})
+    told = RoundFacts(Plan(NONE, 0), 0, 0, costs=FLAT, matches={"lookup": 9})
     only.learn(Decision(0, 1.0, 1), Feedback(np.zeros(2), np.zeros(2, dtype=bool), told))
     for of, best in ((unmixed, 6), (blind, 0), (tree, 2), (only, 1)):
         assert of.choose().plan == best
@@ -591,7 +593,7 @@ def test_a_drafter_that_is_behind_mixes_unless_it_is_slower_than_plain_decoding(
     costs = Costs(np.array(target_s), {"lm": step_s}, {"lm": 0.0})
     for missed in (PROBE_TOKENS_PAID - 1, PROBE_TOKENS_PAID):
         of = Goodput(2, plans, prior=0.5)
-        told = Evidence(plans[0], 0, 0, seconds=1.0, costs=costs, emitted_start=missed)
+        told = RoundFacts(plans[0], 0, 0, seconds=1.0, costs=costs, emitted_start=missed)
         of.learn(Decision(0, 1.0, 1), Feedback(none, none > 0, told))
         of.choose()
         assert (of.mixer is not None) == (mixes or missed < PROBE_TOKENS_PAID)

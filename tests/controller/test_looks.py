@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftwise.controller import PROBE_TOKENS_PAID, Goodput, PlanCosts, ProbeScheduler
-from draftwise.types import NONE, Costs, Decision, Evidence, Feedback, Plan, Scores
+from draftwise.types import NONE, Costs, Decision, Feedback, Plan, RoundFacts, Scores
 from modules import module_of
 
 looks_of = module_of(ProbeScheduler)
@@ -110,7 +110,7 @@ def test_catching_up_is_spread_over_what_it_may_be_played_for() -> None:
 def test_a_single_model_is_played_and_not_looked_at() -> None:
     plans = [Plan(NONE, 0), Plan("lm", 4), Plan("copy", 4)]
     policy = Goodput(len(plans), plans)
-    told = Evidence(
+    told = RoundFacts(
         plans[0], 0, 0, {}, costs=Costs(np.array(FLAT), {"lm": 0.001, "copy": 0.1}),
         matches={"copy": 0}, seconds=1.0, emitted_start=300,
     )  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_drafter_that_could_not_win_is_not_looked_at() -> None:
     for cost, expected in ((0.001, ["lm"]), (0.2, [])):
         policy = Goodput(len(plans), plans)
         scores = {"copy": Scores(0, np.ones(300), np.ones(300), np.full(300, 20))}
-        told = Evidence(
+        told = RoundFacts(
             plans[3], 4, 4, scores,
             costs=Costs(np.array(FLAT), {"lm": cost, "copy": 0.1, "other": 0.2}),
             matches={"copy": 20}, seconds=1.0, emitted_start=300,
@@ -147,7 +147,7 @@ def num_probes(is_good: bool) -> int:
         policy.recall(memory, text)
         own, end, seconds = {"a": Scores(84, np.full(16, 0.7), np.full(16, 0.7))}, 100, 0.0
         for _ in range(30):
-            facts = Evidence(PLANS[0], 0, 0, own, costs=told, seconds=seconds, tokens=[end],
+            facts = RoundFacts(PLANS[0], 0, 0, own, costs=told, seconds=seconds, tokens=[end],
                              emitted_start=end)  # fmt: skip
             policy.learn(Decision(0, 1.0, 1), Feedback(nothing, nothing > 0, facts))
             own, seconds, end = {"a": Scores(end, np.full(1, 0.7), np.full(1, 0.7))}, 1.0, end + 1
@@ -340,7 +340,7 @@ def two_models(**options: Any) -> Goodput:
     plans = [Plan(NONE, 0), Plan("a", 1), Plan("b", 8)]
     policy = Goodput(3, plans, **options)
     scores = {"a": Scores(100, np.full(200, 0.8), np.full(200, 0.8))}
-    told = Evidence(
+    told = RoundFacts(
         plans[1], 1, 1, scores, costs=Costs(np.array(FLAT), {"a": 0.0, "b": 0.05}), seconds=1.0,
         emitted_start=318,
     )  # fmt: skip
@@ -352,7 +352,7 @@ def test_the_best_plans_own_drafter_is_not_probed() -> None:
     assert two_models().drafters_to_probe() == ["b"]
     plans = [Plan(NONE, 0), Plan("a", 8), Plan("b", 1)]
     policy = Goodput(3, plans, prior=0.9)
-    told = Evidence(plans[0], 0, 0, costs=Costs(np.array(FLAT), {"a": 0.0, "b": 9.0}),
+    told = RoundFacts(plans[0], 0, 0, costs=Costs(np.array(FLAT), {"a": 0.0, "b": 9.0}),
                     seconds=1.0, emitted_start=20)  # fmt: skip
     policy.learn(Decision(0, 1.0, 1), Feedback(np.zeros(3), np.zeros(3, dtype=bool), told))
     policy._looks.missed_s[0] = 1e6  # however long it has missed
@@ -376,7 +376,7 @@ def test_a_single_model_is_not_probed_while_retrieval_plays() -> None:
     plans = [Plan(NONE, 0), Plan("lm", 16), Plan("copy", 4)]
     policy = Goodput(3, plans)
     scores = {"copy": Scores(0, np.ones(300), np.ones(300), np.full(300, 20))}
-    told = Evidence(
+    told = RoundFacts(
         plans[2], 4, 4, scores, costs=Costs(np.array(FLAT), {"lm": 0.0, "copy": 0.0}),
         matches={"copy": 20}, seconds=1.0, emitted_start=300,
     )  # fmt: skip
@@ -390,7 +390,7 @@ def probed(alphas: list[float], weight: float = 1.0, start: int = 50) -> ProbeSc
     """The probes after one score of ``a``; the round emitted 3 tokens from 60 on."""
     policy = Goodput(2, ONE)
     scores = {"a": Scores(start, np.array(alphas), np.array(alphas), weight=weight)}
-    told = Evidence(ONE[1], 2, 2, scores, seconds=1.0, emitted_start=60)
+    told = RoundFacts(ONE[1], 2, 2, scores, seconds=1.0, emitted_start=60)
     policy.learn(Decision(1, 1.0, 1), Feedback(np.zeros(2), np.zeros(2, dtype=bool), told))
     return policy._looks
 

@@ -47,7 +47,7 @@ def tiny_text(length: int = 8, limit: int = 8) -> Text:
 
 
 def check_evidence(evidence: Evidence) -> None:
-    """Check the invariants of ``Evidence`` stated in types.py."""
+    """Check the invariants of ``RoundFacts`` stated in types.py."""
     assert 0 <= evidence.num_accepted <= evidence.num_drafted <= evidence.plan.length
     assert evidence.drafted_alphas.shape == (evidence.num_drafted,)
     assert evidence.seconds > 0.0

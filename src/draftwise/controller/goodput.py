@@ -14,7 +14,7 @@ from draftwise.controller.plans import PlanCosts
 from draftwise.controller.probes import ProbeScheduler
 from draftwise.controller.rates import MATCH_CAP, Bins, MatchTable, Rates, SeenValues
 from draftwise.controller.writer import RATE_SHARE, GoodputMixer, Prices
-from draftwise.types import NONE, Decision, Evidence, Feedback, Floats, Plan, Scores
+from draftwise.types import NONE, Decision, Feedback, Floats, Plan, RoundFacts, Scores
 
 ANSWER_TOKENS = 256.0  # prior length of an answer, in tokens
 
@@ -46,7 +46,7 @@ class Goodput:
     >>> from draftwise.types import Costs
     >>> costs = Costs(target_s=np.array([1.0]), draft_s={"small": 0.9})
     >>> policy.learn(Decision(0, 1.0, 0), Feedback(np.zeros(3), np.zeros(3, dtype=bool),
-    ...     Evidence(plans[0], 0, 0, costs=costs)))
+    ...     RoundFacts(plans[0], 0, 0, costs=costs)))
     >>> policy.choose().plan
     0
     """
@@ -132,7 +132,7 @@ class Goodput:
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         values, seen = check_feedback(decision, feedback, self._num_plans)
         self._made = None
-        if feedback.evidence is not None and self._has_plans:
+        if isinstance(feedback.evidence, RoundFacts) and self._has_plans:
             self._is_blind = False  # permanently: evidence comes only once per round
             self._read(feedback.evidence)
         else:
@@ -147,7 +147,7 @@ class Goodput:
         prices = self._prices()
         return prices.copy() if self._is_blind else prices / max(float(prices.max()), 1e-12)
 
-    def _read(self, evidence: Evidence) -> None:
+    def _read(self, evidence: RoundFacts) -> None:
         """Update rates and context; rates without new scores decay to their priors."""
         num_emitted = evidence.num_emitted if evidence.seconds > 0.0 else 0  # 0 for prompt scores
         num_new = max(num_emitted, len(evidence.tokens))  # including rounds without drafting
@@ -174,7 +174,7 @@ class Goodput:
         left = ANSWER_TOKENS if recall is None else recall.experience.answer_tokens
         self._left = left if evidence.num_left is None else min(evidence.num_left, left)
 
-    def _judge(self, evidence: Evidence, mixer: GoodputMixer) -> None:
+    def _judge(self, evidence: RoundFacts, mixer: GoodputMixer) -> None:
         """Update the acceptance of the mixed draft's tokens, of siblings and of branches."""
         departed = evidence.departed
         num_judged = 1 + (evidence.num_accepted if departed < 0 else departed)

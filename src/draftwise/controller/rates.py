@@ -201,7 +201,7 @@ class Bins:
             self.own.count(before, alpha)
 
     def add_siblings(self, siblings: Sequence[tuple[float, int, bool]]) -> None:
-        """Add whether each sibling was accepted; siblings: as in ``Evidence``."""
+        """Add whether each sibling was accepted; siblings: as in ``RoundFacts``."""
         for confidence, rank, is_kept in siblings:
             place = bin_of(confidence) * NUM_SIBLINGS + min(rank, NUM_SIBLINGS) - 1
             self.ranks.count(place, is_kept)

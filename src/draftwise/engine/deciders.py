@@ -15,7 +15,7 @@ from draftwise.bandits.feedback import DueFeedback, FeedbackBuilder
 from draftwise.controller.goodput import Goodput
 from draftwise.engine.guards import GuardedMixer
 from draftwise.protocols import Mixer, Policy, StopRule
-from draftwise.types import PLAIN, Costs, Decision, Evidence, Floats, Plan, Scores
+from draftwise.types import PLAIN, Costs, Decision, Evidence, Floats, Plan, RoundFacts, Scores
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class Bandits:
         num_left: int,
     ) -> None:  # fmt: skip
         """Learn from scores on the prompt of ``start`` tokens, as from a round without a draft."""
-        evidence = Evidence(
+        evidence = RoundFacts(
             PLAIN, 0, 0, scores, emitted_start=start, costs=costs, matches=matches,
             num_left=num_left,
         )  # fmt: skip

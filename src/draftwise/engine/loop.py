@@ -25,7 +25,7 @@ from draftwise.nn.attention import draft_branches
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.sampling import Dists, fetch, warped
 from draftwise.nn.verify import DraftTreeBatch, overlaps, ratios, rejection_sample
-from draftwise.types import PLAIN, Costs, Draft, Evidence, Floats, Ints, Scores, Verdict
+from draftwise.types import PLAIN, Costs, Draft, Floats, Ints, RoundFacts, Scores, Verdict
 
 
 class Loop:
@@ -223,11 +223,11 @@ class Loop:
 
     def _collect_evidence(
         self, states: Sequence[RoundState], drafted: Sequence[RoundState]
-    ) -> list[Evidence]:
+    ) -> list[RoundFacts]:
         costs = self.costs([state.request for state in states]) if drafted else None
         seconds = self.seconds["draft"] + self.seconds["verify"]
         return [
-            Evidence(
+            RoundFacts(
                 plan=state.played,
                 num_drafted=len(state.draft),
                 num_accepted=state.verdict.num_accepted,
@@ -353,7 +353,7 @@ def drafted_alphas(draft: Draft, alphas: Floats, path: Ints) -> Floats:
 
 
 def departure(draft: Draft, path: Ints) -> int:
-    """``Evidence.departed`` of a draft whose nodes in ``path`` were accepted.
+    """``RoundFacts.departed`` of a draft whose nodes in ``path`` were accepted.
 
     >>> tree = Draft(np.arange(3), parents=np.array([-1, 0, -1]), confidences=[0.9, 0.8, 0.9])
     >>> [departure(tree, np.array(path)) for path in ([2], [0], [0, 1])]
@@ -365,7 +365,7 @@ def departure(draft: Draft, path: Ints) -> int:
 
 
 def num_first(draft: Draft, path: Ints) -> int:
-    """``Evidence.num_first`` of a draft whose nodes in ``path`` were accepted.
+    """``RoundFacts.num_first`` of a draft whose nodes in ``path`` were accepted.
 
     >>> tree = Draft(np.arange(4), parents=np.array([-1, -1, 1, 1]))
     >>> [num_first(tree, np.array(path)) for path in ([0], [1], [1, 2])]
@@ -379,7 +379,7 @@ def num_first(draft: Draft, path: Ints) -> int:
 
 
 def siblings_of(draft: Draft, path: Ints) -> list[tuple[float, int, bool]]:
-    """``Evidence.siblings`` of a draft whose nodes in ``path`` were accepted."""
+    """``RoundFacts.siblings`` of a draft whose nodes in ``path`` were accepted."""
     reached, found = {-1, *path.tolist()}, []
     ranks: Counter[int] = Counter()
     for node in range(draft.num_chain, len(draft) if draft.confidences else 0):

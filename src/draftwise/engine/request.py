@@ -16,7 +16,7 @@ from draftwise.engine.guards import GuardedCallback
 from draftwise.engine.outputs import TARGET, RequestOutput, Round, Stats, TokenLogprobs
 from draftwise.engine.verify import is_broken
 from draftwise.protocols import Mixer
-from draftwise.types import NONE, PLAIN, Decision, Draft, Evidence, Floats, Plan, Scores, Verdict
+from draftwise.types import NONE, PLAIN, Decision, Draft, Floats, Plan, RoundFacts, Scores, Verdict
 
 MIXED = "mixed"  # the rule in the plan of a draft with tokens of several drafters
 
@@ -136,7 +136,7 @@ class Request:
     def record(
         self,
         state: RoundState,
-        evidence: Evidence,
+        evidence: RoundFacts,
         seconds: Mapping[str, float],
         batch_size: int,
         charged: tuple[float, float],

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from draftwise import registry
 from draftwise.controller.goodput import Goodput
 from draftwise.protocols import Policy, StopRule
-from draftwise.types import NONE, PLAIN, Decision, DraftwiseError, Evidence, Floats, Ints, Plan
+from draftwise.types import NONE, PLAIN, Decision, DraftwiseError, Floats, Ints, Plan, RoundFacts
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.environments import Environment
 from draftwise_lab.sim.presets import Setting
@@ -135,7 +135,7 @@ def stop_rules_of(plans: Sequence[Plan]) -> dict[str, StopRule]:
 
 def score_prompts(
     request: SimulatedRequest, policy: Policy, *, everyone: bool
-) -> Iterator[Evidence]:
+) -> Iterator[RoundFacts]:
     """Yield prompt scores as the engine collects them: a probing policy chooses the drafters. The
     policy learns from each result before it is asked for drafters to probe."""
     asks_itself = isinstance(policy, Goodput) and not everyone

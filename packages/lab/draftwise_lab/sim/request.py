@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from draftwise.protocols import Mixer, StopRule
-from draftwise.types import NONE, PLAIN, DraftStep, Evidence, Floats, Plan, Scores
+from draftwise.types import NONE, PLAIN, DraftStep, Floats, Plan, RoundFacts, Scores
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.text import PROMPT_TOKENS, Text, Track
 
@@ -21,7 +21,7 @@ MIXED = "mixed"
 class Drafted:
     """One draft and its outcome. plan: as recorded. writers: the drafter of each token. alphas:
     [num_drafted]. caller: the LM drafter among the writers, or none. confidences: as in
-    ``Evidence``."""
+    ``RoundFacts``."""
 
     plan: Plan
     writers: tuple[str, ...]
@@ -209,7 +209,7 @@ class SimulatedRequest:
     def is_done(self) -> bool:
         return self.position >= self._text.length
 
-    def prompt_evidence(self, drafters: Collection[str] | None = None) -> Evidence:
+    def prompt_evidence(self, drafters: Collection[str] | None = None) -> RoundFacts:
         """Round 0: scores of these drafters (None = all) on the end of the prompt, and all costs.
         Probing a model costs seconds; retrieval is free."""
         names = self._text.tracks if drafters is None else drafters
@@ -218,7 +218,7 @@ class SimulatedRequest:
         for name in scores.keys() - self._retrieval.keys():
             self._ends[name] = 0
             self.seconds += self._reading.probe(name, 0)[0]
-        return Evidence(
+        return RoundFacts(
             PLAIN, 0, 0, scores, emitted_start=PROMPT_TOKENS, costs=self._costs,
             matches=self._matches(), num_left=self._text.limit,
         )  # fmt: skip
@@ -226,7 +226,7 @@ class SimulatedRequest:
     def play(
         self, plan: Plan, *, scores_everyone: bool = False, mixer: Mixer | None = None,
         looks: Collection[str] = (),
-    ) -> Evidence:  # fmt: skip
+    ) -> RoundFacts:  # fmt: skip
         """Play one round (draft, verify, commit) and return its evidence.
 
         scores_everyone: score every drafter on the verified text, at the cost of its forward.
@@ -244,14 +244,14 @@ class SimulatedRequest:
         if made.num_steps:
             self._reading.keep(made.caller, start, made.num_fed, made.num_accepted, self.position)
         self.seconds += seconds
-        return Evidence(
+        return RoundFacts(
             made.plan, made.num_drafted, made.num_accepted, scores,
             made.alphas, start + PROMPT_TOKENS, seconds, self._costs,
             self._matches(), confidences=made.confidences,
             num_left=self._text.limit - self.position,
         )  # fmt: skip
 
-    def play_all(self, plans: Sequence[Plan]) -> Evidence:
+    def play_all(self, plans: Sequence[Plan]) -> RoundFacts:
         """Play one round in which every plan drafts and is verified in turn; keep the best draft.
         Returns its evidence with the seconds of all drafts. Differs: for sampled drafts, branches
         of one tree would accept slightly fewer tokens than the best of independent drafts."""
