@@ -40,6 +40,7 @@ ARROWS: dict[str, set[str]] = {
     "types": {"errors", "checks"},
     "chat": {"types"},
     "files": {"errors"},
+    "state": {"errors", "files"},
     "protocols": {"types"},
     "bandits": WORDS,
     "retrieval": WORDS,
@@ -48,19 +49,21 @@ ARROWS: dict[str, set[str]] = {
     "nn": WORDS,
     "drafters": WORDS | {"nn", "bandits.stop_rules", "retrieval"},
     "zoo": WORDS,
-    "engine": WORDS | {"chat", "controller", "bandits.feedback", "nn", "drafters.protocol"},
+    "engine": WORDS
+    | {"chat", "controller", "bandits.feedback", "nn", "drafters.protocol", "state"},
     "settings": WORDS | {"engine.options", "nn.folder", "registry", "zoo"},
     "pool": WORDS | {"registry", "settings", "nn", "drafters", "zoo"},
     "speculator": WORDS
-    | {"chat", "nn", "drafters.protocol", "engine", "bandits.feedback", "pool", "registry"}
-    | {"settings"},
-    "integrations": WORDS | {"__version__", "controller", "retrieval", "engine", "speculator"},
+    | {"chat", "controller", "nn", "drafters.protocol", "engine", "bandits.feedback", "pool"}
+    | {"registry", "settings"},
+    "integrations": WORDS
+    | {"__version__", "controller", "retrieval", "engine", "speculator", "state"},
     "bench": WORDS
     | {"__version__", "chat", "drafters", "engine", "registry", "settings", "speculator", "zoo"},
     "serve": WORDS | {"__version__", "chat", "controller", "engine", "registry", "speculator"},
     "cli": WORDS
     | {"__version__", "chat", "drafters", "retrieval", "engine", "nn", "registry", "zoo"}
-    | {"pool", "settings", "speculator", "bench", "serve", "integrations"},
+    | {"pool", "settings", "speculator", "bench", "serve", "integrations", "state"},
     "__init__": {"types", "lazy", "registry", "engine", "speculator", "integrations"},
     "__main__": {"cli"},
 }

@@ -150,7 +150,7 @@ def test_a_memory_that_cannot_be_is_refused_and_nothing_changes(change: dict[str
 
 
 def test_tables_that_cannot_be_are_refused() -> None:
-    for table in ({"num": [2.0] * 6, "den": [1.0] * 6}, {"num": [0.0], "den": [1.0]}, {"num": []}):
+    for table in ({"num": [2.0] * 7, "den": [1.0] * 7}, {"num": [0.0], "den": [1.0]}, {"num": []}):
         state = Experience(["copy"]).state() | {"tables": {"copy": table}}
         with pytest.raises(ValueError, match="table"):
             Experience(["copy"]).load_state(state)

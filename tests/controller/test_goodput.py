@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.controller import (
-    MATCH_PRIORS,
     PROBE_TOKENS_PAID,
     Goodput,
     GoodputMixer,
@@ -191,9 +190,9 @@ def test_trees_of_retrieval_climb_the_ladder() -> None:
 
 def test_long_matches_stay_in_the_last_bucket() -> None:
     table = MatchTable()
-    assert table.ladder(18)[14:] == [MATCH_PRIORS[4]] * 2 + [MATCH_PRIORS[5]] * 2
+    assert table.ladder(18)[14:] == [0.85] * 2 + [0.95] * 2
     table.add([0.0], [10**9])
-    assert table.rates[5] == pytest.approx(4 * MATCH_PRIORS[5] / 5)
+    assert table.rates[6] == pytest.approx(4 * 0.95 / 5)
 
 
 def test_no_match_no_retrieval() -> None:
@@ -538,8 +537,8 @@ def test_a_branch_is_judged_by_the_ratio_of_the_token_that_was_emitted_instead(
     ratios = np.array([0.25, 0.75, 0.5])[:num]
     scores = {"lookup": Scores(start, np.zeros(num), ratios, np.full(num, 9))}
     found = judged(departed, scores=scores)["branches"]
-    assert found["kept"] == [0.0] * 4 + [sum(expected)] + [0.0]
-    assert found["seen"] == [0.0] * 4 + [float(len(expected))] + [0.0]
+    assert found["kept"] == [0.0] * 4 + [sum(expected)] + [0.0] * 2
+    assert found["seen"] == [0.0] * 4 + [float(len(expected))] + [0.0] * 2
 
 
 def test_a_departure_without_scores_of_the_match_judges_no_branch() -> None:

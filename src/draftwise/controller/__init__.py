@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from draftwise.controller.plans import PlanCosts, expected_tokens, retrieved_tokens
     from draftwise.controller.probes import PROBE_TOKENS_PAID, ProbeScheduler
-    from draftwise.controller.rates import MATCH_PRIORS, Bins, MatchTable, Rates, bin_of
+    from draftwise.controller.rates import Bins, MatchTable, Rates, bin_of
     from draftwise.controller.writer import GoodputMixer, Prices
 
 __getattr__, __dir__ = exports(__name__)

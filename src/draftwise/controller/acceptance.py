@@ -31,7 +31,6 @@ Int32 = NDArray[np.int32]
 
 NUM_OUTCOMES = 4
 """Outcomes of a request's last draft: none yet, all rejected, partly accepted, all accepted."""
-NUM_MATCHES = 7  # buckets of a matched suffix: none, 1, 2, 3-4, 5-8, 9-16 and 17 or more tokens
 NUM_KINDS = 5
 """Kinds of retrieval: places disagree; agree; after 1, 2, 3 or more tokens of the model."""
 
@@ -41,7 +40,9 @@ REQUEST_DISCOUNT = 0.99, 0.97
 REQUEST_WEIGHT = 16.0, 8.0
 """Prior weight of a request's factor in rejections, for the model drafter and for retrieval."""
 MATCH_PRIOR = (0.05, 0.25, 0.45, 0.6, 0.75, 0.85, 0.95)
-"""Prior acceptance of retrieval, by bucket of the match."""
+"""Prior acceptance of retrieval, by bucket of the matched suffix: none, 1, 2, 3-4, 5-8, 9-16 and 17
+or more tokens."""
+NUM_MATCHES = len(MATCH_PRIOR)
 PRIOR_WEIGHT = 6.0  # prior weight of the tables, in observations
 LOWEST, HIGHEST = 0.005, 0.98  # bounds of a hazard
 
@@ -352,6 +353,7 @@ def length_survival(slots: Ints, table: Floats, known: Slots, out: Floats) -> No
 def _warm_up() -> None:
     one, none = np.zeros(1, np.int64), np.zeros(0, np.int64)
     known, tables = new_slots(1, 2), new_tables(2)
+    bucket_of(1)
     tokens, row = np.zeros((1, 2), np.int32), np.zeros(1, np.int32)
     take(
         one, one, row, none, tokens, row, row, row, row, known, tables, True, 0.0, one,

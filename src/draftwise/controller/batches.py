@@ -21,9 +21,6 @@ TOGETHER = 32
 CREDIT = 32.0
 """Initial balance in plain steps, times the number of requests: with more requests, drafts help the
 slowest one less often."""
-LEAST_CREDIT = 4.0
-"""Minimum initial balance in plain steps with a model drafter. It also drafts for the slowest
-request, which at first lags by chance, and by more with more requests."""
 SKIPPED = 8, 256
 """Closed batches decoded without drafts before the next trial: initially, and at most."""
 
@@ -57,10 +54,12 @@ class Batches:
     what it has earned since, and for each trial the initial balance again (without limits: the loss
     of one batch).
 
-    least_credit: minimum initial balance in plain steps. State: the accounts; by slot, the initial
-    and the expected final length of the text; of the current batch, whether it is open, whether a
-    request has ended, whether all have limits, the numbers of requests and steps, the seconds
-    saved, and the seconds by which the guard overestimated them.
+    least_credit: minimum initial balance in plain steps. A model drafter needs one: it also drafts
+    for the slowest request, which at first lags by chance, and by more with more requests.
+    State: the accounts; by slot, the initial and the expected final length of the text; of the
+    current batch, whether it is open, whether a request has ended, whether all have limits, the
+    numbers of requests and steps, the seconds saved, and the seconds by which the guard
+    overestimated them.
     """
 
     def __init__(self, least_credit: float = 0.0) -> None:

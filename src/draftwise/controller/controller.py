@@ -30,7 +30,7 @@ from draftwise.controller.acceptance import (
     new_slots,
     new_tables,
 )  # fmt: skip
-from draftwise.controller.batches import LEAST_CREDIT, Batches
+from draftwise.controller.batches import Batches
 from draftwise.controller.choice import best_length, choose, mean_surplus
 from draftwise.controller.costs import Step, StepCosts, like
 from draftwise.controller.guard import IDLE_STEPS, WITH_MODEL, Guard, Tuning
@@ -38,8 +38,6 @@ from draftwise.controller.mixing import Hazards, hazards_of
 from draftwise.retrieval.index import Numbers, RetrievalIndex, Tokens
 from draftwise.retrieval.kernels import Proposals
 from draftwise.types import Floats, Ints
-
-SLICE = 4096  # tokens indexed by one call of ``work``
 
 _NOTHING = np.zeros(0, np.int64)
 _NO_TOKENS = np.zeros(0, np.int32)
@@ -122,7 +120,7 @@ class Controller:
         length = limits.max_draft
         self.costs = StepCosts()
         self.guard = Guard(WITH_MODEL if limits.model else Tuning())
-        self.batches = Batches(LEAST_CREDIT if limits.model else 0.0)
+        self.batches = Batches(4.0 if limits.model else 0.0)
         self.num_to_draft = 0
         self.price = 0.0
         self.terms: tuple[Floats, float] | None = None
@@ -546,7 +544,7 @@ class Controller:
         Returns whether tokens are left to index.
         """
         self._learn_lengths()
-        return self.limits.retrieval and self._index.work(SLICE)
+        return self.limits.retrieval and self._index.work(4096)
 
     def state(self) -> dict[str, Any]:
         """The state for a later run on the same machine, model and settings, as plain JSON."""

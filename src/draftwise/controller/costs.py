@@ -34,8 +34,8 @@ BASE, REQUESTS, CONTEXT, PREFILL, MIXED, DRAFTS, LENGTH, ATTENTION, NUM_OTHERS =
 CUDA graph, prefill of the drafter). ATTENTION: of drafted tokens to the preceding text."""
 SIZE = NUM_OTHERS + len(EDGES)
 
-WARM_UP, FASTER = 64, 0.85
-"""Steps within which two in a row reset the prior if their mean is below FASTER times the prior's
+WARM_UP = 64
+"""Steps within which two in a row reset the prior if their mean is below 0.85 times the prior's
 seconds and they have at least as many tokens: the engine was still warming up. Two, since a step
 looks short if the previous one was reported late."""
 SCALE_STEPS = 6
@@ -45,8 +45,8 @@ PAUSE = 4.0  # a step counts for at most this multiple of its predicted seconds 
 INTERRUPTED = 2.0
 """Multiple of the predicted seconds beyond which a step was interrupted: engines load or compile a
 kernel when a shape first occurs, which does not predict the shape's later steps."""
-EXCUSED, EXCUSED_EVERY = 16, 256
-"""Interrupted steps with drafts that are excused initially, and one more per EXCUSED_EVERY steps.
+EXCUSED = 16
+"""Interrupted steps with drafts that are excused initially, and one more per 256 steps.
 They count as predicted and are not learned from. A shape that is interrupted twice in a row is not
 excused: then both steps count."""
 
@@ -267,7 +267,7 @@ class StepCosts:
             self._begin(step)
         has_drafts = step.num_tokens > step.num_requests + step.num_prefill or step.num_drafted > 0
         shape = step.num_tokens.bit_length(), step.num_drafted, step.num_prefill > 0
-        self._excused = min(self._excused + 1 / EXCUSED_EVERY, EXCUSED)
+        self._excused = min(self._excused + 1 / 256, EXCUSED)
         may_excuse = shape not in self._interrupted and (self._excused >= 1 or not has_drafts)
         plain, believed = observe(
             step.num_tokens, step.num_requests, num_context, step.num_prefill, step.num_drafted,
@@ -318,7 +318,7 @@ class StepCosts:
         if self.num_steps >= WARM_UP or step.num_tokens < self._first_tokens:
             return False
         before, self._last_share = self._last_share, share
-        return before + share < 2 * FASTER
+        return before + share < 2 * 0.85
 
     def seconds(
         self, num_requests: int, num_context: int, num_drafted: int, num_tokens: int

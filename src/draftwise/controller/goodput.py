@@ -12,8 +12,8 @@ from draftwise.checks import flag, share
 from draftwise.controller.experience import Experience, Recall
 from draftwise.controller.plans import PlanCosts
 from draftwise.controller.probes import ProbeScheduler
-from draftwise.controller.rates import MATCH_CAP, Bins, MatchTable, Rates, SeenValues
-from draftwise.controller.writer import RATE_SHARE, GoodputMixer, Prices
+from draftwise.controller.rates import Bins, MatchTable, Rates, SeenValues
+from draftwise.controller.writer import GoodputMixer, Prices
 from draftwise.types import NONE, Decision, Feedback, Floats, Plan, RoundFacts, Scores
 
 ANSWER_TOKENS = 256.0  # prior length of an answer, in tokens
@@ -220,7 +220,8 @@ class Goodput:
             return None
         name, writers = costs.names[row], (costs.names[row], *self._tables)
         draft_s = {n: float(costs.draft_s[self._row[n]]) for n in writers if n in self._row}
-        own = Prices(RATE_SHARE * float(prices[best]), costs.target_s, draft_s)
+        # at the whole rate of the best plan no draft would gain
+        own = Prices(0.9 * float(prices[best]), costs.target_s, draft_s)
         bins, alpha = self._bins.setdefault(name, Bins()), float(self._believed[row])
         return GoodputMixer(name, costs.longest, alpha, bins, own, self._ladders, self._branches)
 
@@ -248,7 +249,7 @@ class Goodput:
 
     def _tokens(self) -> Floats:
         """[K] expected tokens; 0 for a plan without a proposal."""
-        costs, reach = self._costs, MATCH_CAP + self._costs.longest
+        costs, reach = self._costs, 17 + self._costs.longest  # longer matches are of one bucket
         self._believed = self._rates.of()
         self._ladders = {name: table.ladder(reach) for name, table in self._tables.items()}
         tokens = costs.expected_tokens(self._believed, self._bins)

@@ -173,7 +173,7 @@ def mix(
         _retrieved(text, drafted, history, found, hazards.matches[kind], row.factors[1], length)
         for drafted, found, kind in zip((head[:0], head), (own, after), kinds, strict=True)
     )
-    model = survival(hazards.model[row.outcome, bucket(own.length)], row.factors[0])
+    model = survival(hazards.model[row.outcome, acceptance.bucket_of(own.length)], row.factors[0])
     if given is not None:
         model = np.cumprod(given).astype(float)
     uses_after = row.may_use_retrieval and after.length > 0
@@ -203,10 +203,6 @@ def mix(
     )  # fmt: skip
 
 
-def bucket(length: int) -> int:
-    return int(acceptance.bucket_of(length))
-
-
 def divide(alive: Floats, capacities: Ints, budget: int) -> Ints:
     """[rows] tokens of each draft that are verified, if the whole step verifies ``budget``.
 
@@ -231,6 +227,6 @@ def _retrieved(
         tokens = remembered(history, found.place, num)
     else:
         tokens = follow(text, head, found.place, num)
-    buckets = [bucket(found.length + j) for j in range(num)]
+    buckets = [acceptance.bucket_of(found.length + j) for j in range(num)]
     alive = np.where(np.arange(num) < len(tokens), survival(hazards[buckets], factor), 0.0)
     return np.pad(tokens, (0, num - len(tokens)), constant_values=-1).astype(np.int32), alive

@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.controller.acceptance import MATCH_PRIOR
+from draftwise.controller.acceptance import MATCH_PRIOR, NUM_MATCHES, bucket_of
 from draftwise.types import Bools, Floats, TreeShape
 
 PRIOR = 0.55  # prior acceptance of a drafter
 PRIOR_WEIGHT = 2.0  # weight of a prior, in alphas
-POOL_WEIGHT = 4.0  # weight of the prior against the alphas of all LM drafters together
-GOOD_POOL = 0.2  # mean acceptance of all LM drafters below which their priors are reduced
 FAST_DISCOUNT = 0.8  # discount of the fast rate per alpha: an effective memory of five alphas
 _NUMS, _DENS = slice(0, 4, 2), slice(1, 4, 2)  # table rows of both rates
 
@@ -104,20 +102,20 @@ class Rates:
 
     def _granted(self) -> float:
         num, den = self._pool
-        return min(1.0, (POOL_WEIGHT * PRIOR + num) / (POOL_WEIGHT + den) / GOOD_POOL)
+        return min(1.0, (4.0 * PRIOR + num) / (4.0 + den) / 0.2)
 
 
 CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)  # edges of the nine bins of max q
 BIN_WEIGHT = 3.0  # weight of a bin's prior, in alphas
 BIN_DISCOUNT = 0.995  # discount of a bin's sums for each new alpha
 _CENTRES = tuple((low + high) / 2 for low, high in pairwise((0.0, *CONFIDENCES, 1.0)))
-NUM_SIBLINGS = 7  # maximum number of siblings of a token
 _RANKS = (0.18, 0.1, 0.06, 0.05, 0.04, 0.03, 0.03)
+NUM_SIBLINGS = len(_RANKS)  # maximum number of siblings of a token
 _SHARES = tuple(share * (1.0 - centre) for centre in _CENTRES for share in _RANKS)
 """Prior probability that the first, second, .. sibling is accepted, by bin and rank."""
-BRANCH_PRIORS = (0.03, 0.06, 0.12, 0.2, 0.3, 0.4)
-"""Prior acceptance of a retrieved token where the drafter's was rejected, by match length."""
-ADDED_PRIORS = (0.25, 0.18, 0.12, 0.08, 0.04, 0.02)
+BRANCH_PRIORS = (0.0, 0.03, 0.06, 0.12, 0.2, 0.3, 0.4)
+"""Prior acceptance of a retrieved token where the drafter's was rejected, by bucket of match."""
+ADDED_PRIORS = (0.0, 0.25, 0.18, 0.12, 0.08, 0.04, 0.02)
 """Prior probability that a drafter's token differs from the retrieved one and is accepted."""
 TREE_PRIORS = (0.18, 0.28, 0.34, 0.39, 0.43, 0.46, 0.49)
 """Prior probability that one of 1, 2, .. siblings of a rejected likeliest token is accepted."""
@@ -265,37 +263,25 @@ def num_siblings(shape: TreeShape, length: int) -> int:
     return min(width - 1, NUM_SIBLINGS)
 
 
-MATCH_PRIORS = MATCH_PRIOR[1:]  # those of every engine, without the one of no match
 MATCH_WEIGHT = 4.0  # weight of a bucket's prior, in alphas
-MATCH_CAP = 17  # longer matches share the last bucket
-_BUCKET_OF = (0, 0, 1, *[2] * 2, *[3] * 4, *[4] * 8, 5)  # by match length 0 .. 17
-
-
-def bucket(match: int) -> int:
-    """The table row of a match of at least 1 token: ``acceptance.bucket_of`` less 1.
-
-    >>> [bucket(match) for match in (1, 2, 3, 4, 5, 8, 9, 16, 17, 400)]
-    [0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-    """
-    return _BUCKET_OF[min(match, MATCH_CAP)]
 
 
 @dataclass(slots=True)
 class MatchTable(Ratios):
-    """One retrieval drafter's acceptance in six buckets of match length."""
+    """One retrieval drafter's acceptance by bucket of the match."""
 
-    priors: Sequence[float] = MATCH_PRIORS
+    priors: Sequence[float] = MATCH_PRIOR
     weight: float = MATCH_WEIGHT
 
     @property
     def rates(self) -> list[float]:
-        return [self.rate(row) for row in range(len(MATCH_PRIORS))]
+        return [self.rate(row) for row in range(NUM_MATCHES)]
 
     def add(self, alphas: Sequence[float], matches: Sequence[int]) -> None:
         """Add each alpha to the bucket of its match length; alphas without a match are ignored."""
         for alpha, match in zip(alphas, matches, strict=True):
             if match > 0:
-                self.count(bucket(match), alpha)
+                self.count(bucket_of(match), alpha)
 
     def ladder(self, num: int) -> list[float]:
         """Acceptance of a token after a match of 1, 2, .. ``num`` tokens.
@@ -303,7 +289,7 @@ class MatchTable(Ratios):
         >>> [round(alpha, 3) for alpha in MatchTable().ladder(5)]
         [0.25, 0.45, 0.6, 0.6, 0.75]
         """
-        one, two, four, eight, sixteen, more = self.rates
+        _, one, two, four, eight, sixteen, more = self.rates
         rungs = [one, two, four, four, *[eight] * 4, *[sixteen] * 8, *[more] * (num - 16)]
         return rungs[:num]
 
@@ -314,7 +300,7 @@ class MatchTable(Ratios):
     def of(cls, state: Mapping[str, Any]) -> MatchTable:
         """Restore the result of ``state``; ValueError if it does not fit."""
         table = cls()
-        table.num, table.den = tallies(state, ("num", "den"), len(MATCH_PRIORS))
+        table.num, table.den = tallies(state, ("num", "den"), NUM_MATCHES)
         return table
 
 

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from draftwise.controller.rates import Bins, bin_of, bucket
+from draftwise.controller.acceptance import bucket_of
+from draftwise.controller.rates import Bins, bin_of
 from draftwise.types import DraftStep
-
-RATE_SHARE = 0.9  # price of a second over the best plan's rate; at 1 no draft would gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ class GoodputMixer:
         if best != self.drafter and may_draft and may_branch and self._adds(matches[best], width):
             best = self.drafter
         if best == self.drafter and (longest := max(matches.values(), default=0)):
-            self.matched[step.depth] = bucket(longest)
+            self.matched[step.depth] = bucket_of(longest)
         self._copied = 0.0 if best == self.drafter else offers[best][0]
         self._places[step.depth] = self._reached, self._copied
         return best
@@ -143,7 +142,7 @@ class GoodputMixer:
         target_s, last = prices.target_s, len(prices.target_s) - 1
         seconds = target_s[min(width + 1, last)] - target_s[min(width, last)]
         seconds += prices.draft_s.get(self.drafter, 0.0)
-        added = self._reached * self._bins.added.rate(bucket(match))
+        added = self._reached * self._bins.added.rate(bucket_of(match))
         return self._branches and added > prices.rate * seconds
 
     def num_siblings(self, step: DraftStep, room: int) -> int:
@@ -168,7 +167,7 @@ class GoodputMixer:
         if not matches or depth not in self._places:
             return "", 0
         name = max(matches, key=matches.__getitem__)
-        row, ladder = bucket(matches[name]), self._ladders[name]
+        row, ladder = bucket_of(matches[name]), self._ladders[name]
         self.departures[depth] = name, row
         reached, copied = self._places[depth]
         own = copied or self._bins.own.rate(bin_of(confidence))

@@ -36,8 +36,6 @@ from draftwise.types import LONGEST_PLAN, NONE, PLAIN, Costs, Draft, Scores
 T = TypeVar("T")
 Row = TypeVar("Row", Request, RoundState)
 
-SHARE_STEP = 0.2  # smoothing factor of the fraction of requests that a drafter drafts for
-
 
 @dataclass(frozen=True, slots=True)
 class Pool:
@@ -140,7 +138,7 @@ class Drafting:
             self._draft(groups)
         for name, members in groups.items():
             share = self._shares.setdefault(name, 1.0)
-            self._shares[name] += SHARE_STEP * (len(members) / len(states) - share)
+            self._shares[name] += 0.2 * (len(members) / len(states) - share)
         for state in states:
             state.played = state.as_drafted(PLAIN if state.waits else state.plan)
 

@@ -16,7 +16,6 @@ from draftwise.state import UnusableState, hold, keep_aside, read_state, state_t
 from draftwise.types import DraftwiseError
 
 AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
-_WAIT_S = 10.0  # seconds for which ``save`` waits for another process
 
 
 def check_scope(scope: str) -> str:
@@ -57,7 +56,7 @@ class SharedPolicyState:
         kept, path = self._kept(), checks.path("path", path)
         if not path.parent.is_dir():
             raise DraftwiseError(f"cannot write {path}: there is no folder {path.parent}")
-        with hold(path, wait_s=_WAIT_S):
+        with hold(path, wait_s=10.0):
             present = self._present(path)
             saved = present["saved"] | {self.scope: secrets.token_hex(8)}
             scopes = present["scopes"] | {self.scope: kept.state()}

@@ -38,8 +38,6 @@ SWITCH_GAIN = 0.015
 TUNING = Tuning(credit=8.0, share=0.004)
 """Larger than the guard's defaults: with one length for a small batch, the policy reacts late to an
 answer in which drafts fail for dozens of steps."""
-CLEAN_EVERY = 16
-"""Steps right after a prefill are not measured, unless this many in a row are such steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +258,8 @@ class StepsPolicy:
         doubling, context = size.bit_length(), flight.num_context
         self._longest[doubling] = max(self._longest.get(doubling, -1), steps)
         self._since_clean = 0 if flight.is_clean else self._since_clean + 1
-        if 0 < self._since_clean < CLEAN_EVERY and self.costs.is_known:
+        # steps right after a prefill are not measured, unless they never end
+        if 0 < self._since_clean < 16 and self.costs.is_known:
             return
         self.costs.observe(Step(size, size * (steps + 1), seconds, steps), context)
         seconds = self.costs.counted_s  # a pause is not a cost of drafting
