@@ -130,10 +130,8 @@ def of_rounds(machine: Machine, accepted: float, draft_s: float, seed: int) -> f
         width = 1 if is_plain else 5
         seconds = account.step(1 + kept, (width - 1) * (0.05 + draft_s))
         plain_s = costs.observe(Step(1, width, seconds), 100 + number % 100)
-        if costs.confirmed is not None:
-            guard.settle(costs.confirmed)
         plain_s, proven_s = (seconds, seconds) if is_plain else (plain_s, costs.proven_s)
-        guard.observe(1 + kept, seconds, plain_s, proven_s=proven_s)
+        guard.observe(1 + kept, seconds, plain_s, 1.0, proven_s, costs.confirmed)
         guard.num_idle = guard.num_idle + 1 if is_plain else 0
     return account.speed
 

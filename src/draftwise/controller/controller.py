@@ -245,9 +245,10 @@ class Controller:
             read_s = self.costs.prefill_seconds(step.num_requests, step.num_prefill)
             seconds = max(seconds - read_s, 0.0)
         batch_s = worth_s = num_emitted / step.num_requests * plain
-        if self.costs.confirmed is not None:
-            self.guard.settle(self.costs.confirmed)
-        self.guard.observe(num_emitted / step.num_requests, seconds, plain, proven_s=proven_s)
+        self.guard.observe(
+            num_emitted / step.num_requests, seconds, plain, proven_s=proven_s,
+            confirmed=self.costs.confirmed,
+        )  # fmt: skip
         if advance is not None:  # the slowest request saves whole steps, the others their share
             request_s = self._request_seconds(step.num_requests, context, plain)
             batch_s = advance * (plain - step.num_requests * request_s) + num_emitted * request_s

@@ -82,13 +82,16 @@ class Guard:
 
     def observe(
         self, tokens_per_request: float, seconds: float, plain_s: float, num_shares: float = 1.0,
-        proven_s: float = math.inf,
+        proven_s: float = math.inf, confirmed: float | None = None,
     ) -> None:  # fmt: skip
         """Record a step; plain_s: seconds of the same step without drafts.
 
         num_shares: number of accounts that share the credit equally. proven_s: the part of plain_s
-        that plain steps have shown; tokens earn the rest only when ``settle`` confirms it.
+        that plain steps have shown; tokens earn the rest only when a plain step confirms it.
+        confirmed: after a plain step, the share of the doubted seconds that it has confirmed.
         """
+        if confirmed is not None:
+            self._settle(confirmed)
         self._largest = credit = self.tuning.credit / num_shares * plain_s
         self._last_s, self._last_plain_s = seconds, plain_s
         if not self._is_open:
@@ -105,8 +108,7 @@ class Guard:
         self.recent_plain_s = RECENT * self.recent_plain_s + worth
         self.recent_spent_s = RECENT * self.recent_spent_s + seconds
 
-    def settle(self, confirmed: float) -> None:
-        """Book the doubted seconds after a plain step; confirmed: share that it has confirmed."""
+    def _settle(self, confirmed: float) -> None:
         seconds, self._doubted_s = confirmed * self._doubted_s, 0.0
         self.balance = max(self.balance, min(self._largest, self.balance + seconds))
         self.plain_s += seconds

@@ -93,8 +93,6 @@ class Loop:
     ) -> tuple[float, float]:
         """Book the round in the guard's account; return its plain and its charged seconds."""
         guard, model = self._pool.guard, self._pool.cost_model
-        if model.confirmed is not None:
-            guard.settle(model.confirmed)
         has_drafted = any(len(state.draft) or state.waits for state in states)
         guard.num_idle = 0 if has_drafted else guard.num_idle + 1
         # a pause of the machine is not a cost of drafting
@@ -104,7 +102,8 @@ class Loop:
             plain_s, proven_s = self._plain_s, model.proven_s
         emitted = sum(state.num_emitted for state in states) / len(states)
         # the requests of a batch learn at the same time, so it needs less credit
-        guard.observe(emitted, seconds, plain_s, math.sqrt(len(states)), proven_s)
+        num_shares = math.sqrt(len(states))
+        guard.observe(emitted, seconds, plain_s, num_shares, proven_s, model.confirmed)
         guard.earn_probes(seconds)
         return min(plain_s, proven_s), seconds
 

@@ -261,15 +261,13 @@ class StepsPolicy:
         # steps right after a prefill are not measured, unless they never end
         if 0 < self._since_clean < 16 and self.costs.is_known:
             return
-        self.costs.observe(Step(size, size * (steps + 1), seconds, steps), context)
+        plain_s = self.costs.observe(Step(size, size * (steps + 1), seconds, steps), context)
         seconds = self.costs.counted_s  # a pause is not a cost of drafting
-        plain_s = proven_s = seconds
-        if steps:
-            plain_s = float(self.costs.seconds(size, context, 0, 0)[-1])
-            proven_s = self.costs.proven_s
-        if self.costs.confirmed is not None:
-            self.guard.settle(self.costs.confirmed)
-        self.guard.observe(1 + float(accepted.mean()), seconds, plain_s, proven_s=proven_s)
+        plain_s, proven_s = (plain_s, self.costs.proven_s) if steps else (seconds, seconds)
+        self.guard.observe(
+            1 + float(accepted.mean()), seconds, plain_s, proven_s=proven_s,
+            confirmed=self.costs.confirmed,
+        )  # fmt: skip
         self._last_s = seconds
 
     @fused
