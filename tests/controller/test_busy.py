@@ -16,9 +16,9 @@ from draftwise.controller import (
     Guard,
     Limits,
     MeasuredCostModel,
+    Next,
     Step,
     StepCosts,
-    Why,
 )
 
 NUM_STEPS, NOISE = 2000, 0.03
@@ -123,7 +123,8 @@ def of_rounds(machine: Machine, accepted: float, draft_s: float, seed: int) -> f
     account, rng = Account(machine, seed), random.Random(seed)
     costs, guard = MeasuredCostModel({"a": draft_s}), Guard(ROUNDS)
     for number in range(NUM_STEPS):
-        is_plain = guard.why_plain(1, costs.is_unmeasured(1, 100)) or guard.margin(1) > 1.0
+        is_plain = guard.next_step(1, costs.is_unmeasured(1, 100)) is not Next.DRAFT
+        is_plain = is_plain or guard.margin(1) > 1.0
         kept = 0
         while not is_plain and kept < 4 and rng.random() < accepted:
             kept += 1
@@ -162,7 +163,7 @@ def test_a_plain_step_confirms_the_part_of_a_rise_that_it_shows(share: float) ->
 def test_where_drafts_pay_plain_steps_are_few_and_become_fewer() -> None:
     guard, plain = Guard(ROUNDS), []
     for number in range(3000):
-        is_plain = guard.why_plain(1, is_unmeasured=False) is Why.MEASURE
+        is_plain = guard.next_step(1, is_unmeasured=False) is Next.PLAIN
         plain += [number] * is_plain
         guard.num_idle = 0 if not is_plain else 1
         guard.observe(1.0 if is_plain else 2.0, 1.0, 1.0)
@@ -173,22 +174,22 @@ def test_where_drafts_pay_plain_steps_are_few_and_become_fewer() -> None:
 def test_a_step_rests_where_nothing_was_drafted_for_long_or_nothing_may_be() -> None:
     guard, kinds = Guard(ROUNDS), []
     for _ in range(1000):
-        kinds.append(guard.why_plain(1, is_unmeasured=False))
+        kinds.append(guard.next_step(1, is_unmeasured=False))
         guard.num_idle += 1
         guard.observe(1.0, 1.0, 1.0)
-    assert set(kinds) == {None, Why.REST}
-    assert kinds[:64].count(Why.REST) == 0
-    assert kinds[-80:].count(None) == 10
+    assert set(kinds) == {Next.DRAFT, Next.REST}
+    assert kinds[:64].count(Next.REST) == 0
+    assert kinds[-80:].count(Next.DRAFT) == 10
     guard.num_idle = 1
     guard.charge(ROUNDS.credit + 0.9 * ROUNDS.overdraft)
     assert guard.margin(1) == SURE, "an empty account, which only sure drafts may overdraw"
-    assert [guard.why_plain(1, is_unmeasured=False) for _ in range(16)] == [None] * 16
+    assert [guard.next_step(1, is_unmeasured=False) for _ in range(16)] == [Next.DRAFT] * 16
     guard.num_idle = 8  # and none came
-    assert [guard.why_plain(1, is_unmeasured=False) for _ in range(16)].count(None) == 2
+    assert [guard.next_step(1, is_unmeasured=False) for _ in range(16)].count(Next.DRAFT) == 2
     guard.num_idle = 1
     guard.charge(0.2 * ROUNDS.overdraft)
     assert guard.margin(1) == math.inf, "overdrawn as far as it may be"
-    assert [guard.why_plain(1, is_unmeasured=False) for _ in range(16)].count(None) == 2
+    assert [guard.next_step(1, is_unmeasured=False) for _ in range(16)].count(Next.DRAFT) == 2
 
 
 def of_batches(num: int, promise: float, gain: float, *, unlearnt: int = 10) -> float:
@@ -201,8 +202,8 @@ def of_batches(num: int, promise: float, gain: float, *, unlearnt: int = 10) -> 
         if number % 60 == 0 and guard.allows_drafts:
             guard.charge(7.5)
             spent_s += 7.5
-        why = guard.why_plain(num, is_unmeasured=False)
-        is_plain = why is not None or promise < guard.margin(num)
+        kind = guard.next_step(num, is_unmeasured=False)
+        is_plain = kind is not Next.DRAFT or promise < guard.margin(num)
         num_drafts += not is_plain
         tokens = 1.0 if is_plain else 2.0 * (gain if num_drafts > unlearnt else 0.6)
         seconds = 1.0 if is_plain else 2.0

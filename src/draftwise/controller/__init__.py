@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from draftwise.controller.forwards import MeasuredCostModel
     from draftwise.controller.goodput import Goodput
-    from draftwise.controller.guard import MARGIN, NO_GUARD, ROUNDS, SURE, Guard, Tuning, Why
+    from draftwise.controller.guard import MARGIN, NO_GUARD, ROUNDS, SURE, Guard, Next, Tuning
     from draftwise.controller.mixing import (
         MODEL as BY_MODEL, NOTHING as BY_NOBODY, RETRIEVAL as BY_RETRIEVAL, Hazards, History,
         Match, Mixed, Row, divide, follow, hazards_of, match as find_match, mix, survival, worth,

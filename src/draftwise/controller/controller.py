@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import chain, pairwise
 from typing import Any, Protocol
 
@@ -33,7 +32,7 @@ from draftwise.controller.acceptance import (
 from draftwise.controller.batches import Batches
 from draftwise.controller.choice import best_length, choose, mean_surplus
 from draftwise.controller.costs import Step, StepCosts, like
-from draftwise.controller.guard import IDLE_STEPS, WITH_MODEL, Guard, Tuning
+from draftwise.controller.guard import IDLE_STEPS, WITH_MODEL, Guard, Next, Tuning
 from draftwise.controller.mixing import Hazards, hazards_of
 from draftwise.retrieval.index import Numbers, RetrievalIndex, Tokens
 from draftwise.retrieval.kernels import Proposals
@@ -62,14 +61,6 @@ class Limits:
     model: bool = False
     retrieval: bool = True
     longest_model: int | None = None
-
-
-class Next(Enum):
-    """What a step does, whatever its texts are."""
-
-    DRAFT = "texts are searched, and the best drafts are verified"
-    PLAIN = "texts are searched, and nothing but tokens that a model has written is verified"
-    REST = "texts are not searched either"
 
 
 class Index(Protocol):
@@ -398,7 +389,10 @@ class Controller:
         return True
 
     def next_step(self, num: int, has_offers: bool) -> Next:
-        """What the next step of ``num`` requests does; has_offers: the model wrote tokens."""
+        """What the next step of ``num`` requests does; has_offers: the model wrote tokens.
+
+        ``rests`` and ``choose`` follow it.
+        """
         is_due = self._is_search_due(self._num_choices + 1)
         if self.limits.model:  # ``choose`` decides the length of its next drafts
             is_due = is_due or has_offers or self.guard.num_idle < IDLE_STEPS

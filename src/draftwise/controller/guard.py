@@ -53,11 +53,12 @@ NO_GUARD = Tuning(credit=math.inf, probe_share=0.01)
 WITH_MODEL = Tuning(first_plain=4)  # of vLLM with a model drafter, which drafts in every step
 
 
-class Why(Enum):
-    """Why a step drafts nothing, whatever its texts are."""
+class Next(Enum):
+    """What a step does, whatever its texts are."""
 
-    MEASURE = "the cost of plain decoding is measured"
-    REST = "nothing was worth drafting lately, or drafts cost more than they saved"
+    DRAFT = "drafts are searched or written, and the best ones are verified"
+    PLAIN = "only drafts that are already paid for are verified: to measure, or for lack of credit"
+    REST = "nothing is searched: nothing was worth drafting lately, or may be drafted"
 
 
 class Guard:
@@ -182,19 +183,19 @@ class Guard:
         """Let probes take their share of the seconds."""
         self.probe_s += self.tuning.probe_share * seconds
 
-    def why_plain(self, num_requests: int, is_unmeasured: bool) -> Why | None:
-        """Why the next step drafts nothing, whatever its texts are; None: it may draft.
+    def next_step(self, num_requests: int, is_unmeasured: bool) -> Next:
+        """What the next step of an engine does that writes its drafts token by token.
 
         is_unmeasured: the cost of plain decoding is unknown at this size.
         """
         self.num_steps += 1
         if math.isinf(self.tuning.credit):
-            return None
+            return Next.DRAFT
         if is_unmeasured or self.is_in_doubt or (self.num_idle == 0 and self.is_plain_due()):
-            return Why.MEASURE
+            return Next.PLAIN
         has_drafted = self.allows_drafts or self.num_idle < IDLE_MOST
         may_draft = has_drafted and self.margin(num_requests) < math.inf
-        return None if self.is_search_due(self.num_steps, may_draft) else Why.REST
+        return Next.DRAFT if self.is_search_due(self.num_steps, may_draft) else Next.REST
 
     def is_plain_due(self) -> bool:
         """Whether a plain step on purpose is due, which forgoes the gain of drafting."""

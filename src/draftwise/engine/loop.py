@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from draftwise.controller.costs import PAUSE, Step
+from draftwise.controller.guard import Next
 from draftwise.engine.drafting import Drafting, Nonsense, Pool
 from draftwise.engine.outputs import Round, TokenLogprobs
 from draftwise.engine.request import EMPTY, Request, RoundState
@@ -79,14 +80,14 @@ class Loop:
     def _rests(self, requests: Sequence[Request]) -> bool:
         """Whether the round decodes plainly, without policies, which get its tokens later.
 
-        ``Guard.why_plain`` says why; a request whose decision waits, or whose feedback needs scores
+        ``Guard.next_step`` decides; a request whose decision waits, or whose feedback needs scores
         of every drafter, cannot rest.
         """
         can_rest = all(r.decider.can_rest or not r.context.is_drafted for r in requests)
         context = sum(len(request.context.tokens) for request in requests)
         is_unmeasured = self._pool.cost_model.is_unmeasured(len(requests), context)
-        why = self._pool.guard.why_plain(len(requests), is_unmeasured) if can_rest else None
-        return why is not None
+        guard = self._pool.guard
+        return can_rest and guard.next_step(len(requests), is_unmeasured) is not Next.DRAFT
 
     def _account(
         self, states: Sequence[RoundState], seconds: float, reading_s: float
