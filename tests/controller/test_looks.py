@@ -315,7 +315,7 @@ def test_with_shared_statistics_the_best_few_are_probed_first() -> None:
         looks.missed_s = missed_s.copy()
         looks.reached(20, 0)
     best_first = [1, 3, 5, 0, 4, 2]
-    num = looks_of.FIRST_LOOKS
+    num = 3
     assert 1 < num < 6
     assert shared.due(1.5, *beliefs, priced, 100.0, 1) == best_first[:num]
     assert alone.due(1.5, *beliefs, priced, 100.0, 1) == best_first

@@ -29,8 +29,7 @@ CONSTANTS = {
     "choice": ("NUM_PRICES",),
     "costs": ("SCALE_STEPS", "SCALE_CHANGE", "PAUSE"),
     "guard": (
-        "credit", "share", "probe_share", "WITH_MODEL", "MARGIN", "PLAIN_SHARE", "LEAST_GAIN",
-        "IDLE_STEPS", "IDLE_MOST",
+        "credit", "share", "probe_share", "WITH_MODEL", "MARGIN", "IDLE_STEPS", "IDLE_MOST",
     ),
 }  # fmt: skip
 _NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")

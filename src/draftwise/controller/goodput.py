@@ -12,7 +12,7 @@ from draftwise.checks import flag, share
 from draftwise.controller.experience import Experience, Recall
 from draftwise.controller.plans import PlanCosts
 from draftwise.controller.probes import ProbeScheduler
-from draftwise.controller.rates import Bins, MatchTable, Rates, SeenValues
+from draftwise.controller.rates import PRIOR, Bins, MatchTable, Rates, SeenValues
 from draftwise.controller.writer import GoodputMixer, Prices
 from draftwise.types import NONE, Decision, Feedback, Floats, Plan, RoundFacts, Scores
 
@@ -52,7 +52,7 @@ class Goodput:
     """
 
     def __init__(
-        self, num_plans: int, plans: Sequence[Plan] | None = None, prior: float = 0.55,
+        self, num_plans: int, plans: Sequence[Plan] | None = None, prior: float = PRIOR,
         discount: float = 0.97, mix: bool = True, looks: bool = True, branches: bool = True,
     ) -> None:  # fmt: skip
         share("prior", prior), share("discount", discount), flag("mix", mix), flag("looks", looks)

@@ -23,9 +23,6 @@ from typing import Any
 MARGIN = 2.0  # minimum gain of drafts, relative to their price, while the account is empty
 SURE = 1.3  # of drafts that may use ``Tuning.overdraft``
 RECENT = 0.995  # discount of the recent speed, for each step
-PLAIN_SHARE, LEAST_GAIN = 0.0015, 0.025
-"""Share of the time for plain steps on purpose while drafts pay, and the minimum gain that one is
-assumed to forgo, relative to a plain step. They measure the baseline of drafting."""
 IDLE_STEPS = 64
 """Steps without a draft after which only every 2nd step searches for one; after twice as many, only
 every 3rd, and so on."""
@@ -198,12 +195,15 @@ class Guard:
         return Next.DRAFT if self.is_search_due(self.num_steps, may_draft) else Next.REST
 
     def is_plain_due(self) -> bool:
-        """Whether a plain step on purpose is due, which forgoes the gain of drafting."""
+        """Whether a plain step on purpose is due, which measures the baseline of drafting.
+
+        While drafts pay, such steps may forgo 0.15% of the time: a gain of at least 2.5% each.
+        """
         self.num_drafts += 1
-        self._plain_budget_s += PLAIN_SHARE * self._last_s
+        self._plain_budget_s += 0.0015 * self._last_s
         if self.num_drafts == self._next_plain:
             self._next_plain *= 4
-        elif self._plain_budget_s <= max(self.recent_speed - 1.0, LEAST_GAIN) * self._last_plain_s:
+        elif self._plain_budget_s <= max(self.recent_speed - 1.0, 0.025) * self._last_plain_s:
             return False
         self._plain_budget_s = 0.0
         return True

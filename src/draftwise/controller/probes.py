@@ -12,7 +12,6 @@ from draftwise.controller.rates import PRIOR, PRIOR_WEIGHT
 from draftwise.types import Floats
 
 PROBE_TOKENS_PAID = 32  # maximum number of tokens that a probe processes
-FIRST_LOOKS = 3  # maximum probes before the first round, with shared statistics
 ACCEPTANCES = (0.15, 0.3, 0.45, 0.6, 0.7, 0.78, 0.85, 0.91, 0.96)  # grid on which gains are summed
 _NUM_MEANS, _LEAST_WEIGHT, _NUM_WEIGHTS = 51, 0.25, 19  # weights double every other column
 
@@ -76,7 +75,7 @@ class ProbeScheduler:
 
     def expect(self) -> None:
         """Begin with what earlier requests predict, which may have changed since."""
-        self._doubt, self._most = 0.02, FIRST_LOOKS
+        self._doubt, self._most = 0.02, 3  # probes before the first round
 
     def scored(self, drafter: int, end: int, is_partial: bool) -> None:
         """Record a score up to ``end``; is_partial: the drafter skipped part of the text."""
