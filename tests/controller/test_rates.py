@@ -131,4 +131,4 @@ def test_a_drafter_that_was_scored_does_not_fade() -> None:
 def test_matches_are_counted_in_the_rows_of_the_other_tables(match: int) -> None:
     table = MatchTable()
     table.add([1.0], [match])
-    assert [row + 1 for row, seen in enumerate(table.den) if seen] == [bucket_of(match)]
+    assert [row for row, seen in enumerate(table.den) if seen] == [bucket_of(match)]
