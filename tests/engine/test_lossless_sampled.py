@@ -204,7 +204,6 @@ CELLS = {
     "chains and trees": ("of a form", "all"),
     "drafts from other answers": ("of a form", "plain", "all"),
     "trees from other answers": ("of a form",),
-    "all at once": ("plain",),
     "bandit": ("plain", "all"),
     "full information": ("top-p",),
     "longer vocabulary": ("plain",),
