@@ -15,7 +15,8 @@ flat, more data do not pay.
 Every prompt, answer, state and checkpoint is in --work as soon as it exists: after an interruption
 the same command goes on. --seconds is the time for everything; two thirds of it go to the answers.
 On a CPU the target's states are kept as it answers, 2 (F + D) bytes per token, so that training
-needs no forward of it. Weights are written to WORK/head.
+needs no forward of it. Weights are written to WORK/head: with --start, the mean of the trained
+weights, counted --blend, and those of --start, which generalises better than either.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from shared.compare import as_asked
 from shared.script import run, show
+from torch import Tensor
 
 from draftwise.bench.suites import load_suite
 from draftwise.chat import encode
@@ -71,7 +73,13 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     judged = held_out(args, target, tokenizer, work)
     print(f"{len(texts)} answers of {num_tokens} tokens; training")
     head = beginning(args, target, texts)
+    start = {name: weights.detach().clone() for name, weights in head.named_parameters()}
     curve = list(learnt(args, head, target, texts, judged, work, begin))
+    if args.start:
+        blend(head, start, args.blend)
+        curve.append(
+            {**curve[-1], "blend": args.blend, "alpha": alphas(args, head, target, judged)}
+        )
     show([point | point["alpha"] for point in curve])
     save_head(head.cpu(), work / "head", dtype=torch.bfloat16, verifier=target.name)
     return {
@@ -174,6 +182,16 @@ def beginning(args: argparse.Namespace, target: CausalModel, texts: Sequence[Tex
     return head
 
 
+@torch.no_grad()
+def blend(head: EagleHead, start: Mapping[str, Tensor], share: float) -> None:
+    """Replace the weights by ``share`` of them and the rest of those at the start.
+
+    Source: Wortsman et al. 2022 (WiSE-FT, arXiv 2109.01903), section 3.
+    """
+    for name, weights in head.named_parameters():
+        weights.lerp_(start[name], 1 - share)
+
+
 def learnt(
     args: argparse.Namespace, head: EagleHead, target: CausalModel, texts: Sequence[Text],
     judged: dict[str, dict[float, list[Text]]], work: Path, begin: float,
@@ -201,9 +219,7 @@ def learnt(
 
     for part in range(len(known), args.parts + 1):
         losses = until(steps * part // args.parts) if part else []
-        head.eval()
-        with torch.autocast(args.device, torch.bfloat16, enabled=settings.bf16):
-            alpha = alphas(head, target, judged, args.depth)
+        alpha = alphas(args, head, target, judged)
         seen = round(num_tokens * args.epochs * part / args.parts)
         took = round(time.monotonic() - begin)
         loss = losses[-1] if losses else None
@@ -216,14 +232,17 @@ def learnt(
 
 
 def alphas(
-    head: EagleHead, target: CausalModel, judged: dict[str, dict[float, list[Text]]], depth: int
-) -> dict[str, list[float]]:
+    args: argparse.Namespace, head: EagleHead, target: CausalModel,
+    judged: dict[str, dict[float, list[Text]]],
+) -> dict[str, list[float]]:  # fmt: skip
     """By category and temperature: the mean acceptance of a draft's first, second, .. token."""
+    head.eval()
     found = {}
     for domain, by_heat in judged.items():
         for heat, texts in by_heat.items():
             sharpness = 1.0 if heat else GREEDY
-            by_depth = acceptance_by_depth(head, target.module, texts, depth, sharpness)
+            with torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bfloat16"):
+                by_depth = acceptance_by_depth(head, target.module, texts, args.depth, sharpness)
             found[f"{domain}, T = {heat:g}"] = [round(alpha, 4) for alpha in by_depth]
     return found
 
@@ -232,6 +251,7 @@ def main() -> None:
     run(
         __doc__, train, target="smollm2", work={"required": True}, suite={"required": True},
         start={"default": None, "help": "folder of a head to go on from, instead of a new one"},
+        blend={"type": float, "default": 0.7, "help": "share of the trained weights with --start"},
         avoid={"nargs": "*", "help": "jsonl files whose texts no prompt may share"},
         tokens=6_000_000, seconds={"type": float, "default": None, "help": "time for everything"},
         parts={"type": int, "default": 8, "help": "measurements of alpha along the training"},

@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import draftwise
 from chatting import save_chat_model
@@ -113,6 +115,24 @@ def test_an_interrupted_run_goes_on(
     assert measured(again) == measured(json.loads((whole / "out.json").read_text()))
     weights = [home / "work/head/model.safetensors" for home in (tmp_path, whole)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_going_on_from_a_head_keeps_a_share_of_it(
+    script: ModuleType, target: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are means of those at the start and at the end, and are measured."""
+    monkeypatch.setattr(sys, "argv", [])
+    start = whole / "work/head"
+    found = command(script, target, tmp_path, "--start", str(start), "--blend", "0.75")
+    (checkpoint,) = (tmp_path / "work").glob("head-*.pt")
+    trained = torch.load(checkpoint, weights_only=True)["model"]
+    first, saved = (load_file(f / "model.safetensors") for f in (start, tmp_path / "work/head"))
+    for name in first.keys() & dict(trained).keys() - {"d2t"}:
+        mean = 0.25 * first[name].float() + 0.75 * trained[name].float()
+        assert torch.allclose(saved[name].float(), mean, rtol=2**-8)
+        assert not torch.equal(trained[name].bfloat16(), first[name])
+    assert [point.get("blend") for point in found["curve"]] == [None, None, None, 0.75]
+    assert found["curve"][-1]["alpha"] != found["curve"][-2]["alpha"]
 
 
 def interrupting(function: Callable[..., Any]) -> Callable[..., Any]:
