@@ -30,7 +30,11 @@ _WINDOWS = (
 _SIZES = _named(
     (WINDOW, _WINDOWS),
     (12, "floor_scale log_scaling_n_floor"),
-    (_VOCAB, "vocab_size vocab_size_per_layer_input pronunciation_vocab_size shape_vocab_size"),
+    (
+        _VOCAB,
+        "vocab_size unpadded_vocab_size vocab_size_per_layer_input pronunciation_vocab_size "
+        "shape_vocab_size",
+    ),
     (
         64,
         "hidden_size d_model n_embd emb_dim attention_hidden_size lru_width embedding_dim dim "
