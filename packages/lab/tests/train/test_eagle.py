@@ -211,7 +211,7 @@ def test_a_lent_head_learns_without_touching_what_it_was_lent(
     assert "lm_head.weight" not in stored
     config = tmp_path / "authors" / "config.json"
     config.write_text(config.read_text().replace("lm_head_from_target", "something_else"))
-    with pytest.raises(DraftwiseError, match=r"lacks 'lm_head\.weight'"):
+    with pytest.raises(DraftwiseError, match=r"lacks lm_head\.weight"):
         load_head(tmp_path / "authors", CausalModel(target, "target"))
 
 
