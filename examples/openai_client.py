@@ -1,6 +1,6 @@
 """openai's client with a draftwise server: completions, a stream, a schema, drafting statistics.
 
-python examples/openai_client.py          # starts a server with the bundled models
+python examples/openai_client.py          # starts a server with the bundled toy
 python examples/openai_client.py URL      # uses the one at URL, such as http://127.0.0.1:8000
 """
 
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     else:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
-        command = [sys.executable, "-m", "draftwise", "serve", "--port", port]
+        command = [sys.executable, "-m", "draftwise", "serve", "--target", "zoo", "--port", port]
         server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
             wait_for(f"http://127.0.0.1:{port}")
