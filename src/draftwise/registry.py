@@ -376,7 +376,14 @@ class Preset:
 def adjusted(setting: Preset, **given: Any) -> Preset:
     """A preset with all values that are not None replaced; raises BadValue."""
     found = {name: _FIELDS[name](name, value) for name, value in given.items() if value is not None}
-    return replace(setting, **found)
+    adjusted = replace(setting, **found)
+    has_rules = found.get("rules", setting.rules) != setting.rules
+    if has_rules and adjusted.policy.split(":")[0] == "goodput":
+        for rule in adjusted.rules:  # a name that does not exist is the first thing to say
+            make_stop_rule(rule)
+        must = "left out: the policy goodput ends drafts itself; name another policy or preset"
+        raise BadValue("rules", found["rules"], must)
+    return adjusted
 
 
 PRESETS: dict[str, Preset] = {

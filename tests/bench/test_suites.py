@@ -95,5 +95,5 @@ def test_unknown_suites(tmp_path: Path) -> None:
         load_suite("nope")
     with pytest.raises(DraftwiseError, match="spec-bench:FILE"):
         load_suite("spec-bench")
-    with pytest.raises(DraftwiseError, match="No such file"):
+    with pytest.raises(DraftwiseError, match="there is no file"):
         load_suite(f"spec-bench:{tmp_path}/gone.jsonl")

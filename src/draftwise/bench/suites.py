@@ -154,6 +154,8 @@ def read_items(file: Path) -> list[Item]:
     """The items of a file; DraftwiseError names the first line without one."""
     try:
         return [_item(file, number, entry) for number, entry in prompt_lines(file)]
+    except FileNotFoundError as error:
+        raise DraftwiseError(f"there is no file {file}") from error
     except OSError as error:
         raise DraftwiseError(f"{file}: {error.strerror or error}") from error
     except ValueError as error:

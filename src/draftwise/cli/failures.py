@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 from rich.console import Console
@@ -130,6 +131,11 @@ def refused_values() -> Iterator[None]:
         raise
     except UnicodeDecodeError as error:
         raise DraftwiseError(str(not_text("the input", error))) from error
+    except FileNotFoundError as error:
+        folder = Path(str(error.filename)).parent
+        is_folder_there = error.filename is None or folder.is_dir()
+        what = "file" if is_folder_there else f"folder {folder} for"
+        raise DraftwiseError(f"there is no {what} {error.filename}") from error
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise DraftwiseError(where) from error

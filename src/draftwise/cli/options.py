@@ -219,7 +219,8 @@ def check_vocabulary(params: RequestParams, vocab_size: int) -> None:
 
 def check(wanted: Settings) -> None:
     """Reject invalid settings without loading a model: names, options, files, devices."""
-    setting = wanted.learning
+    with option_names(Settings):
+        setting = wanted.learning
     plans = setting.plans(["drafter"])
     _check_policy(setting)
     registry.make_reward(setting.reward)

@@ -47,7 +47,10 @@ def place(source: str) -> str:
     """
     path = local_path(source)
     if not source or (looks_local(source) and not path.exists()):
-        raise DraftwiseError(f"there is no model folder {source or repr(source)}")
+        raise DraftwiseError(
+            f"there is no model folder {source or repr(source)}: give a model's folder, a hub id, "
+            "a .gguf file, or zoo, the bundled toy"
+        )
     if path.is_dir() and not any((path / name).exists() for name in CONFIGS):
         raise DraftwiseError(f"{source} has no config.json: it is not a Hugging Face model folder")
     if path.is_file():
