@@ -40,12 +40,12 @@ class Tuning:
     """Steps with drafts before the first plain step on purpose, which separates the cost of drafts
     from that of the step. The next ones follow after 4, 16, .. times as many."""
     overdraft: float = 0.0
-    """Plain steps by which drafts may overdraw the account that promise SURE times their price.
-    Reading the prompts of a batch may cost more rounds than its credit, and an account that only
-    its share refills would stay shut for thousands of rounds."""
+    """Plain steps, times the square root of the batch size, by which drafts that promise SURE times
+    their price may overdraw the account. Reading the prompts of a batch may cost more rounds than
+    its credit, and an account that only its share refills would stay shut for thousands."""
 
 
-ROUNDS = Tuning(credit=8.0, share=0.004, probe_share=0.01, overdraft=12.0)  # of our own engine
+ROUNDS = Tuning(credit=8.0, share=0.004, probe_share=0.01, overdraft=8.0)  # of our own engine
 NO_GUARD = Tuning(credit=math.inf, probe_share=0.01)
 WITH_MODEL = Tuning(first_plain=4)  # of vLLM with a model drafter, which drafts in every step
 
@@ -161,12 +161,15 @@ class Guard:
         margin = math.inf
         if self.allows_drafts:
             margin = 1.0
-        elif self.balance > -self.tuning.overdraft * self._last_plain_s:
+        elif self.balance > -self._overdraft(num_requests):
             margin = SURE
         elif self.balance > -self._largest / num_requests and not self.is_in_doubt:
             margin = MARGIN
         self._is_shut = margin == math.inf
         return margin
+
+    def _overdraft(self, num_requests: int) -> float:
+        return self.tuning.overdraft * math.sqrt(num_requests) * self._last_plain_s
 
     def may_probe(self, seconds: float, price_s: float) -> bool:
         """Whether a probe of price_s is due, after a step in which nothing was drafted."""
