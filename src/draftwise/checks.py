@@ -40,7 +40,6 @@ REMOVED: Mapping[str, str] = {
     },
     "dtype int8": _PACKED,
     "dtype int4": _PACKED,
-    "option --svg": "record the terminal, with asciinema for instance",
     "option --compile": "leave it out: it paid only after about 10,000 tokens",
 }
 """What draftwise has no more, and what to do instead. Keys: ``KIND NAME`` of a name in the registry

@@ -17,6 +17,7 @@ from draftwise import zoo
 from draftwise.cli import Lane, Pair, Stage, choose_prompts, colours
 from draftwise.cli import demo_report as report
 from draftwise.cli import run_race as race
+from draftwise.colours import PALETTE
 from draftwise.engine import RequestOutput, Result, Stats
 
 PROMPTS = {"letters": ["abc abc", "xyz xyz"], "mixed": ["abc 123", "1 2 3"]}
@@ -41,6 +42,22 @@ def test_without_a_terminal_it_is_plain_text_and_a_table(demo: Any) -> None:
     for heading in ("1/3 letters", "2/3 mixed", "3/3 letters", "ratio", "MAT", "pulls"):
         assert heading in ran.out
     assert "output identical: yes" in ran.out
+
+
+def test_all_of_it_as_a_picture(demo: Any, tmp_path: Path) -> None:
+    ran = demo("--prompts", 2, "--svg", tmp_path / "demo.svg")
+    assert ran.code == 0
+    picture = (tmp_path / "demo.svg").read_text().replace("&#160;", " ")
+    for word in (
+        "<svg",
+        "1/2 letters",
+        "2/2 mixed",
+        "plain decoding",
+        "lookup",
+        "output identical",
+    ):
+        assert word in picture
+    assert PALETTE[0] in picture  # the first drafter's colour
 
 
 def test_sampled_text_claims_no_identity(demo: Any) -> None:

@@ -25,7 +25,7 @@ def test_names_in_the_registry(kind: str, name: str) -> None:
         registry.build(kind, name, {})
 
 
-@pytest.mark.parametrize("what", ["option --compile", "option --svg", "dtype int8", "dtype int4"])
+@pytest.mark.parametrize("what", ["option --compile", "dtype int8", "dtype int4"])
 def test_options_of_models(generate: Run, what: str) -> None:
     kind, name = what.split()
     given = [name] if kind == "option" else [f"--{kind}", name]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -203,6 +205,7 @@ def demo(
     seed: int = o.SEED,
     preset: o.PresetName = "draftwise",
     policy: o.PolicySpec = None,
+    svg: Path | None = option(None, "Also save all of it as a picture."),
 ) -> None:
     """Compare plain decoding and draftwise on the same prompts; tokens are coloured by drafter."""
     wanted = models.settings(seed=seed, preset=preset, policy=policy)
@@ -210,12 +213,16 @@ def demo(
     with refused_values():
         choose_prompts(prompts, is_chat=False)
         o.check(wanted)
+        if svg is not None:
+            svg.open("a").close()  # refuse an unwritable output before anything runs
         fast = o.load(wanted)
         is_chat = has_template(fast.tokenizer)
         chosen = choose_prompts(prompts, is_chat)
     show = Show(fast, preset, params, is_chat)
     with graceful() as is_stopped:
         show.run(chosen, is_stopped)
+        if svg is not None:
+            show.film.save_svg(str(svg), title="draftwise demo")
     if is_stopped():
         say("interrupted", style="yellow")
         raise SystemExit(INTERRUPTED)
@@ -236,11 +243,15 @@ class Show:
         self._is_chat = is_chat
         self._fast, self._plain, self._title = fast, plain_like(fast), title
         self._params, self._console = replace(params, token_texts=True), Output()
+        # a second console, which records the picture
+        self.film = Console(
+            record=True, file=io.StringIO(), force_terminal=True, width=110, height=40
+        )
         self._styles = colours([drafter.name for drafter in fast.drafters])
 
     def run(self, prompts: Sequence[Item], is_stopped: Callable[[], bool]) -> None:
-        self._console.print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
-        self._console.print(legend(self._styles))
+        self._print(Text("Each token in the colour of the drafter that wrote it:", "bold"))
+        self._print(legend(self._styles))
         # warm up, so that neither decoder is charged for the allocator and lazy imports
         for speculator in (self._plain, self._fast):
             short = replace(self._params, max_new_tokens=_WARM_UP_TOKENS)
@@ -248,9 +259,9 @@ class Show:
         pairs: list[Pair] = []
         for number, asked in enumerate(prompts, 1):
             heading = Text(f"{number}/{len(prompts)} {asked.domain}", "bold")
-            self._console.print(Group("", Rule(heading, align="left", style="bright_black")))
+            self._print(Group("", Rule(heading, align="left", style="bright_black")))
             for line in asked.text.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
-                self._console.print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
+                self._print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
             lanes = [
                 Lane(title, one.start(self._prompt(asked), self._params))
                 for title, one in (("plain decoding", self._plain), (self._title, self._fast))
@@ -263,10 +274,14 @@ class Show:
             pairs.append(Pair(asked.domain, plain, fast))
         if pairs:
             is_greedy = self._params.sampling.temperature == 0
-            self._console.print(report(pairs, self._styles, self._title, is_greedy))
+            self._print(report(pairs, self._styles, self._title, is_greedy))
 
     def _prompt(self, item: Item) -> Any:
         return as_messages(item.turns[0]) if self._is_chat else item.turns[0]
+
+    def _print(self, shown: RenderableType) -> None:
+        self._console.print(shown)
+        self.film.print(shown)
 
     def _race(
         self, lanes: Sequence[Lane], order: Sequence[Lane], is_stopped: Callable[[], bool]
@@ -280,3 +295,4 @@ class Show:
             for lane in lanes:
                 self._console.print(Text(f"--- {lane.title}: {lane.stats.tok_per_s:.1f} tok/s"))
             self._console.print(painted(lanes[-1].pieces, {}), soft_wrap=True)
+        self.film.print(Stage(self.film, lanes, self._styles).picture(is_last=True))
