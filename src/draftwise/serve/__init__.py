@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         MAX_BIASES, MAX_GRAMMAR_CHARS, MAX_KEYS, MAX_PLANS, ChatRequest, CompletionRequest,
         NamedTool, ResponseFormat, StructuredOutputs, Tool,
     )
-    from draftwise.serve.middleware import LARGE_BODY, Service, give_back, uncollected
+    from draftwise.serve.service import LARGE_BODY, Service, give_back, uncollected
     from draftwise.serve.settings import ServerSettings, bind, hosts_of
     from draftwise.serve.settings import listen as listen_on
     from draftwise.serve.worker import (

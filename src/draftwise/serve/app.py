@@ -24,9 +24,10 @@ from starlette.types import ASGIApp
 from draftwise import __version__
 from draftwise.colours import nth_colour
 from draftwise.serve import responses, schemas
-from draftwise.serve.middleware import LARGE_BODY, Middleware, Service, uncollected
+from draftwise.serve.middleware import Middleware
 from draftwise.serve.responses import AnswerStreams, ChatReply, CompletionReply, EventStream, Reply
 from draftwise.serve.schemas import ChatRequest, CompletionRequest, Refused
+from draftwise.serve.service import LARGE_BODY, Service, uncollected
 from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import Busy, Closing
 from draftwise.types import DraftwiseError

@@ -22,8 +22,8 @@ from draftwise.engine.answer import SourceAttribution
 from draftwise.engine.outputs import RequestOutput, Stats, TokenLogprobs
 from draftwise.serve import schemas
 from draftwise.serve.calls import CallParser
-from draftwise.serve.middleware import Service
 from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused
+from draftwise.serve.service import Service
 from draftwise.serve.worker import GenerationRequest, Worker
 
 

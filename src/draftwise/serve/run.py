@@ -25,8 +25,8 @@ from draftwise.engine.outputs import Round
 from draftwise.serve.app import make_app
 from draftwise.serve.constraint import Grammars
 from draftwise.serve.metrics import Metrics
-from draftwise.serve.middleware import Service
 from draftwise.serve.parse import Codec, RequestParser
+from draftwise.serve.service import Service
 from draftwise.serve.settings import ServerSettings, listen
 from draftwise.serve.worker import Observer, Worker
 from draftwise.speculator import Speculator
