@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from draftwise.types import Decision, DraftStep, Feedback, Floats, Outcome
 
@@ -25,14 +25,6 @@ class Policy(Protocol):
 
     def estimates(self) -> Floats:
         """[K] the policy's current value of each plan, for display."""
-
-
-@runtime_checkable
-class Routing(Protocol):
-    """A policy that chooses by the prompt."""
-
-    def route(self, prompt: str) -> int:
-        """Choose the plan of this prompt's request, and return it."""
 
 
 class Reward(Protocol):

@@ -101,8 +101,10 @@ PLUGINS: Mapping[str, str] = {"policy": "draftwise.policies"}
 """Groups of entry points, by kind: what other installed packages add to a table."""
 LAB: Mapping[str, frozenset[str]] = {"policy": frozenset({"draft-all", "router"})}
 """Names that the package draftwise-lab adds."""
+SIMULATED = frozenset({"draft-all"})
+"""Policies that play every plan in each round, which only the lab's simulator does."""
 FILLED: Mapping[str, frozenset[str]] = {
-    "policy": frozenset({"num_plans", "rng", "plans", "request_tokens", "make_base"}),
+    "policy": frozenset({"num_plans", "rng", "plans", "request_tokens", "make_base", "prompt"}),
     "reward": frozenset(),
     "feedback": frozenset({"plans", "reward"}),
     "stop rule": frozenset({"rng", "home", "make_rule", "make_bandit"}),
@@ -159,11 +161,13 @@ Seed = int | np.random.SeedSequence | np.random.Generator
 def make_policy(
     spec: str, num_plans: int, seed: Seed = 0, *,
     plans: Sequence[Plan] | None = None, request_tokens: int | None = None,
+    prompt: Callable[[], str] | None = None,
 ) -> Policy:  # fmt: skip
     """A policy over ``num_plans`` plans, from a spec such as ``"ucb1:beta=0.01"``.
 
     plans: the plans, for policies that estimate their costs, such as ``goodput``.
     request_tokens: maximum length of the answer, for policies that plan ahead (``petc``).
+    prompt: reads the request's prompt, for policies that choose by it (the lab's ``router``).
     Raises DraftwiseError for an unknown name or option, listing the valid ones, and ValueError
     for fewer than one plan.
 
@@ -177,7 +181,7 @@ def make_policy(
     given: dict[str, Any] = dict(num_plans=num_plans, plans=plans, request_tokens=request_tokens)
     # no closure: policies are pickled
     made = {"rng": np.random.default_rng(seed), "make_base": partial(make_policy, **given)}
-    return cast(Policy, build("policy", spec, given | made))
+    return cast(Policy, build("policy", spec, given | made | {"prompt": prompt}))
 
 
 def make_reward(spec: str) -> Reward:

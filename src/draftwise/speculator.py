@@ -33,7 +33,7 @@ from draftwise.nn.layout import is_packed, pack_again
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel, weights_mark
 from draftwise.pool import load_drafters, resolve_target
-from draftwise.protocols import Policy, Routing, StopRule
+from draftwise.protocols import Policy, StopRule
 from draftwise.registry import Preset
 from draftwise.settings import DEFAULTS, Settings
 from draftwise.types import NONE, PLAIN, DraftwiseError, Plan, TreeShape
@@ -381,7 +381,7 @@ class Learning:
         self._scores_prompt = self._is_drafted and has_feedback
         own = SeedSequence(seed)
         policy = self._new_policy(own)
-        if getattr(policy, "plays_all", False):
+        if setting.policy.partition(":")[0] in registry.SIMULATED:
             raise DraftwiseError(
                 f"policy {setting.policy} plays every plan in a round, which only the simulator "
                 "does (draftwise simulate); choose another policy"
@@ -448,9 +448,7 @@ class Learning:
     ) -> Policy:
         if self.memory.policy is not None:
             return self.memory.policy
-        policy = self._new_policy(seed, num_tokens)
-        if isinstance(policy, Routing) and self._tokenizer is not None:
-            policy.route(self._tokenizer.decode(prompt))
+        policy = self._new_policy(seed, num_tokens, prompt)
         if self.memory.shared is not None and isinstance(policy, Goodput):
             policy.recall(self.memory.shared, prompt, params.label, params.private)
         return policy
@@ -468,9 +466,16 @@ class Learning:
             for (drafter, rule), own in zip(names, seed.spawn(len(names)), strict=True)
         }
 
-    def _new_policy(self, seed: SeedSequence, num_tokens: int | None = None) -> Policy:
-        spec, plans = self._setting.policy, self.plans
-        return registry.make_policy(spec, len(plans), seed, plans=plans, request_tokens=num_tokens)
+    def _new_policy(
+        self, seed: SeedSequence, num_tokens: int | None = None, prompt: Sequence[int] = ()
+    ) -> Policy:
+        """A policy; of a request, if its number of tokens and prompt are given."""
+        has_text = self._tokenizer is not None and num_tokens is not None
+        return registry.make_policy(
+            self._setting.policy, len(self.plans), seed, plans=self.plans,
+            request_tokens=num_tokens,
+            prompt=partial(self._tokenizer.decode, prompt) if has_text else None,
+        )  # fmt: skip
 
     def _show_hidden(self, rules: dict[tuple[str, str], StopRule]) -> None:
         """Make drafters expose hidden states to rules that use them; DraftwiseError if none can."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +21,9 @@ class DraftAll(IndexPolicy):
 
     Source: MetaSD, section 4.2 (DraftALL, table 5): all drafters draft in each round, the best
     candidate is kept, and verification grows linearly with their number. Differs: a decision names
-    one plan, so the caller must check ``plays_all`` and draft every plan: the emitted tokens are
-    those of the best draft, the seconds those of all drafts. Only the simulator plays it.
+    one plan, so the simulator, which alone plays it, drafts every plan: the emitted tokens are
+    those of the best draft, the seconds those of all drafts.
     """
-
-    plays_all: ClassVar[bool] = True
 
     def best(self) -> int:
         return 0  # represents all plans
@@ -107,7 +105,8 @@ class Router(FixedPlan):
     Source: the static routers of MetaSD (section 4.3, BERT) and HedgeSpec (section 4.5).
     Update: none within a request. ``fit`` counts byte trigrams of labelled prompts (when
         constructed, if ``examples`` names a JSONL file: ``read_examples``); ``route`` picks by
-        naive Bayes among the plans with examples. Without any examples, ``plan`` is played.
+        naive Bayes among the plans with examples, for the request's prompt when constructed.
+        Without any examples, ``plan`` is played.
     Differs: the papers fine-tune BERT; this classifier needs only numpy.
     State: the plan; trigram counts float64[K, num_cells], num_cells 1 to 16,384; rounds chosen.
     Cost: O(1) a round; ``route`` O(K T) for T bytes. Errors: as ``FixedPlan``, as
@@ -117,12 +116,15 @@ class Router(FixedPlan):
     def __init__(
         self, num_plans: int, plan: int = 0, num_cells: int = 1024,
         examples: Path | str | None = None, plans: Sequence[Plan] | None = None,
+        prompt: Callable[[], str] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(num_plans, plan)
         self._num_cells = whole("num_cells", num_cells, 1, _MOST_CELLS)
         self._counts: Floats = np.zeros((num_plans, self._num_cells))
         if examples is not None:
             self.fit(*read_examples(examples, num_plans, plans))
+        if prompt is not None:
+            self.route(prompt())
 
     def fit(self, texts: Sequence[str], plans: Sequence[int]) -> None:
         """Fit the classifier to prompts and the best plan of each, replacing any earlier fit."""

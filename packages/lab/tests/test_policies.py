@@ -124,9 +124,9 @@ def test_a_file_of_examples_that_is_of_no_use_is_refused(tmp_path: Path) -> None
         make_policy(f"router:examples={named}", 2)
 
 
-def test_draft_all_says_that_it_plays_all() -> None:
+def test_draft_all_names_one_plan_and_learns_from_all() -> None:
     policy = DraftAll(3)
-    assert policy.plays_all
+    assert policy.choose().plan == 0
     policy.learn(policy.choose(), Feedback(np.array([0.1, 0.9, 0.5]), np.ones(3, dtype=bool)))
     assert policy.estimates().tolist() == [0.1, 0.9, 0.5]
 

@@ -19,6 +19,7 @@ from draftwise import registry
 from draftwise.controller.goodput import Goodput
 from draftwise.protocols import Policy, StopRule
 from draftwise.types import NONE, PLAIN, Decision, DraftwiseError, Floats, Ints, Plan, RoundFacts
+from draftwise_lab.policies import DraftAll
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.environments import Environment
 from draftwise_lab.sim.presets import Setting
@@ -167,7 +168,7 @@ def play(
         decision = policy.choose()
         position = request.position
         everyone = builder.panoramic and (request.num_rounds + 1) % builder.every == 0
-        if getattr(policy, "plays_all", False):
+        if isinstance(policy, DraftAll):
             evidence = request.play_all(plans)
         else:
             evidence = request.play(
