@@ -16,7 +16,7 @@ from small_disk import files_of_at_most
 KEYS = {
     "tokens", "text", "num_rounds", "num_drafted", "num_accepted", "num_emitted",
     "mean_accepted_tokens", "draft_acceptance_rate", "tok_per_s", "seconds_by_phase", "pulls",
-    "speed", "recent_speed", "finish_reason", "num_prompt_tokens",
+    "no_draft", "speed", "recent_speed", "finish_reason", "num_prompt_tokens",
 }  # fmt: skip
 SHORT = ("--max-new-tokens", 24)
 PROMPTS = ["one", "two two two", "3", "for four", "five"]
@@ -36,6 +36,7 @@ def test_stdout_is_the_answer_and_nothing_else(generate: Run) -> None:
     ran = generate("Hello", *SHORT)
     assert (ran.code, ran.out) == (0, answer["text"])
     assert "24 tokens" in ran.err
+    assert ("no draft: " in ran.err) == bool(answer["no_draft"])
     assert ran.err.count("\n") == 1
 
 

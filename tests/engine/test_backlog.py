@@ -45,6 +45,7 @@ def test_a_long_newcomer_is_read_in_pieces_while_others_write(pool: str, pieces:
         if long.decider.pending is not None:
             waited += 1
             assert long.stats.pulls == {"none": long.stats.num_rounds}
+            assert long.stats.no_draft == {"catch-up": long.stats.num_rounds}
     far = len(FAR) - 1 - FEW
     assert waited == -(-far // LEAST_PIECE), "what is left is read with the draft"
     assert set(pieces) == {LEAST_PIECE}

@@ -177,7 +177,7 @@ def resting(made: Speculator, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     made, rng, seen = cheap(made), np.random.default_rng(0), Counter[str]()
     guard, sound_rests, sound_verify = made._pool.guard, Loop._rests, loop.verify_batch
 
-    def rests(self: Loop, requests: Sequence[Any]) -> bool:
+    def rests(self: Loop, requests: Sequence[Any]) -> str:
         guard.balance = 1.0 if rng.random() < 0.5 else -math.inf
         found = sound_rests(self, requests)
         seen["rests" if found else "searches"] += 1
@@ -192,6 +192,32 @@ def resting(made: Speculator, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.setattr(Loop, "_rests", rests)
     monkeypatch.setattr(loop, "verify_batch", verify_batch)
     return seen
+
+
+@pytest.mark.parametrize(
+    ("reason", "balance", "doubted_s", "num_idle", "num_steps"),
+    [
+        ("measure", -1.0, 2.0, 1, 1),
+        ("idle", 1.0, 0.0, 640, 1),
+        ("guard", -math.inf, 0.0, 1, 1),  # nothing is searched
+        ("guard", -math.inf, 0.0, 1, 7),  # what is searched promises too little
+        ("", 1.0, 0.0, 1, 1),
+    ],
+)
+def test_a_round_that_the_guard_keeps_from_drafting_says_why(
+    reason: str, balance: float, doubted_s: float, num_idle: int, num_steps: int
+) -> None:
+    made = cheap(speculator(["good", "lookup"], "goodput", lengths=(1, 4)))
+    made._pool.cost_model.is_unmeasured = lambda *_: False  # type: ignore[method-assign]
+    guard, generation = made._pool.guard, made.start(PROMPTS[0], max_new_tokens=60)
+    for _ in range(8):
+        next(generation)
+    guard._is_open = True
+    guard.balance, guard._doubted_s = balance, doubted_s
+    guard.num_idle, guard.num_steps = num_idle, num_steps
+    found = next(generation)
+    assert found.no_draft == reason
+    assert bool(found.num_drafted) == (reason == "")
 
 
 @pytest.mark.parametrize("pool", ["good+lookup", "eagle+good+lookup", "window+lookup"])

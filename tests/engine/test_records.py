@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.engine import Round
+from draftwise.engine import NO_DRAFT, Round
 from draftwise.speculator import Speculator
 from engine.pairs import BUDGETS, POOLS, PROMPTS, lm, plain_greedy, speculator
 from engine.scripted import Playlist
@@ -113,6 +113,20 @@ def test_a_drafter_that_waited_catches_up_with_the_same_q(temperature: float) ->
     assert set(known.values()) == {1}
 
 
+def test_a_round_without_a_draft_says_why() -> None:
+    made = speculator(["good", "lookup"], feedback="free", lengths=(3,))
+    rounds, _, _ = run(made, [*[0, 2, 1] * 12, 2], 0.0)
+    for round_ in rounds:
+        reason = "policy" if round_.plan_index == 0 else "drafter"
+        assert round_.no_draft == ("" if round_.num_drafted else reason) or round_ is rounds[-1]
+        assert f"({round_.no_draft})" in repr(round_) or not round_.no_draft
+    assert {round_.no_draft for round_ in rounds} >= {"", "policy", "drafter"}
+    (last,) = made.start(PROMPT, max_new_tokens=1)
+    assert last.no_draft == "end"
+    (last,) = speculator([]).start(PROMPT, max_new_tokens=1)
+    assert last.no_draft == "off"
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rounds_add_up(temperature: float, tmp_path: Path) -> None:
     made = speculator(POOLS["all"], feedback="panoramic")
@@ -136,11 +150,13 @@ def test_rounds_add_up(temperature: float, tmp_path: Path) -> None:
             assert 0 <= line["num_accepted"] <= line["num_drafted"] <= line["length"]
             end = len(PROMPTS[number]) + BUDGETS[number]
             assert position + line["num_drafted"] < end, "drafted what can never be said"
+            assert (line["no_draft"] in NO_DRAFT) == (line["num_drafted"] == 0)
             assert line["num_emitted"] == len(line["tokens"]) == len(line["sources"])
             assert sum(source != "target" for source in line["sources"]) == line["num_accepted"]
             position += line["num_emitted"]
         stats = result.stats
         assert stats.num_rounds == len(mine) == sum(stats.pulls.values())
+        assert sum(stats.no_draft.values()) == sum(line["num_drafted"] == 0 for line in mine)
         for count in ("num_drafted", "num_accepted", "num_emitted"):
             assert getattr(stats, count) == sum(line[count] for line in mine)
         assert stats.mean_accepted_tokens == stats.num_emitted / stats.num_rounds

@@ -193,6 +193,9 @@ def summary(stats: Stats) -> str:
     if stats.speed is not None and stats.recent_speed is not None:
         parts.append(f"{stats.speed:.2f}x plain decoding, {stats.recent_speed:.2f}x lately")
     parts.append(f"pulls: {percentages(stats.pulls)}")
+    if stats.no_draft:
+        reasons = stats.no_draft.most_common()
+        parts.append("no draft: " + ", ".join(f"{reason} {num}" for reason, num in reasons))
     return " · ".join(parts)
 
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     )
     from draftwise.engine.memory import SharedPolicyState
     from draftwise.engine.options import Options, RequestParams
-    from draftwise.engine.outputs import PHASES as PHASES, TARGET, RequestOutput, Round, Stats
+    from draftwise.engine.outputs import (
+        NO_DRAFT as NO_DRAFT, PHASES as PHASES, TARGET, RequestOutput, Round, Stats,
+    )
     from draftwise.engine.drafting import (
         FEW, FIRST_PIECE, IDLE_S, LARGEST_PIECE, LEAST_PIECE, PrefillBudget,
     )

@@ -92,6 +92,7 @@ class Result:
             **{name: getattr(self.stats, name) for name in _NUMBERS},
             "seconds_by_phase": dict(self.stats.seconds_by_phase),
             "pulls": dict(self.stats.pulls),
+            "no_draft": dict(self.stats.no_draft),
             "finish_reason": self.finish_reason,
             "num_prompt_tokens": len(self.prompt_tokens),
         }

@@ -26,7 +26,7 @@ from draftwise.nn.attention import draft_branches
 from draftwise.nn.cache import RaggedCache
 from draftwise.nn.sampling import Dists, fetch, warped
 from draftwise.nn.verify import DraftTreeBatch, overlaps, ratios, rejection_sample
-from draftwise.types import PLAIN, Costs, Draft, Floats, Ints, RoundFacts, Scores, Verdict
+from draftwise.types import NONE, PLAIN, Costs, Draft, Floats, Ints, RoundFacts, Scores, Verdict
 
 
 class Loop:
@@ -54,6 +54,7 @@ class Loop:
         self._verify(states)
         self.end_lap("verify")
         for state in states:
+            state.no_draft = why_undrafted(state)
             self._commit(state)
         if drafted:
             self._drafting.commit(drafted)
@@ -77,8 +78,8 @@ class Loop:
             for state, facts in zip(states, evidence, strict=True)
         ]
 
-    def _rests(self, requests: Sequence[Request]) -> bool:
-        """Whether the round decodes plainly, without policies, which get its tokens later.
+    def _rests(self, requests: Sequence[Request]) -> str:
+        """Why the round decodes plainly, without policies, which get its tokens later; "" = drafts.
 
         ``Guard.next_step`` decides; a request whose decision waits, or whose feedback needs scores
         of every drafter, cannot rest.
@@ -87,7 +88,10 @@ class Loop:
         context = sum(len(request.context.tokens) for request in requests)
         is_unmeasured = self._pool.cost_model.is_unmeasured(len(requests), context)
         guard = self._pool.guard
-        return can_rest and guard.next_step(len(requests), is_unmeasured) is not Next.DRAFT
+        step = guard.next_step(len(requests), is_unmeasured) if can_rest else Next.DRAFT
+        if step is Next.REST and not guard.allows_drafts:
+            return "guard"
+        return {Next.DRAFT: "", Next.PLAIN: "measure", Next.REST: "idle"}[step]
 
     def _account(
         self, states: Sequence[RoundState], seconds: float, reading_s: float
@@ -248,26 +252,38 @@ class Loop:
         ]
 
 
-def choose(
-    requests: Sequence[Request], margin: float = 1.0, rests: bool = False
-) -> list[RoundState]:
+def choose(requests: Sequence[Request], margin: float = 1.0, rests: str = "") -> list[RoundState]:
     """The policy's decision for each request; a pending decision is kept.
 
-    margin: minimum gain of drafts of guarded requests, relative to their price. rests: all requests
-    decode plainly, without a decision.
+    margin: minimum gain of drafts of guarded requests, relative to their price. rests: why all
+    requests decode plainly, without a decision; "" = they do not.
     """
     states = []
     for request in requests:
         decider = request.decider
-        is_resting = rests or not request.context.is_drafted
-        if not is_resting:
+        reason = rests if request.context.is_drafted else "off"
+        if not reason:
             decision = decider.choose()
-            is_resting = decider.is_guarded and margin > 1.0 and decider.advantage < margin
-        if is_resting:
+            if decider.is_guarded and margin > 1.0 and decider.advantage < margin:
+                reason = "guard"
+        if reason:
             decision = decider.plain
-        plan = PLAIN if is_resting else decider.plan_of(decision)
-        states.append(RoundState(request, decision, plan, is_resting))
+        plan = PLAIN if reason else decider.plan_of(decision)
+        states.append(RoundState(request, decision, plan, bool(reason), no_draft=reason))
     return states
+
+
+def why_undrafted(state: RoundState) -> str:
+    """``Round.no_draft`` of a round whose tokens are verified and not yet committed."""
+    if len(state.draft):
+        return ""
+    if state.no_draft:
+        return state.no_draft
+    if state.waits:
+        return "catch-up"
+    if not state.request.num_draftable:
+        return "end"
+    return "policy" if state.played.drafter == NONE else "drafter"
 
 
 def verify_batch(states: Sequence[RoundState]) -> None:

@@ -14,6 +14,17 @@ PHASES = (
     "prefill", "choose", "catch_up", "draft", "verify", "commit", "probe", "feedback", "learn",
 )  # fmt: skip
 """The phases of a round, in order; prefill precedes a request's first round."""
+NO_DRAFT = {
+    "off": "this request is not drafted for: its preset or its options leave no drafter",
+    "measure": "a plain round on purpose, which measures plain decoding",
+    "guard": "drafting has lost its credit, and the drafts promised less than the guard asks for",
+    "idle": "many rounds found nothing worth drafting, so this one did not search",
+    "policy": "the policy chose no draft, or none of its tokens was worth its price",
+    "catch-up": "the drafter chosen has not read the whole text yet",
+    "drafter": "the drafter chosen proposed nothing: no match, or no token that a grammar allows",
+    "end": "one token was left to the end of the answer or of the context",
+}
+"""Why a round drafted nothing: ``Round.no_draft`` and what it means."""
 RECENT = 0.95
 """Discount of the recent speed of a request or label, per step: about the last 20 steps."""
 
@@ -58,7 +69,8 @@ class Round:
     seconds: by phase; each request of a batch is charged the whole time. estimates: [K] values of
     the policy after learning. scores: new scores by drafter. plain_s, spent_s: estimated seconds of
     the round without drafts, and seconds booked by the guard. prompt_s: seconds of prefill since
-    the last round, without and with what drafters read of it. label: of the request.
+    the last round, without and with what drafters read of it. label: of the request. no_draft: a
+    key of ``NO_DRAFT`` if nothing was drafted, else "".
     """
 
     request: int
@@ -80,11 +92,13 @@ class Round:
     spent_s: float = 0.0
     prompt_s: tuple[float, float] = (0.0, 0.0)
     label: str = ""
+    no_draft: str = ""
 
     def __repr__(self) -> str:
+        why = f" ({self.no_draft})" if self.no_draft else ""
         return (
             f"Round({self.round} of request {self.request}: {self.plan}, drafted "
-            f"{self.num_drafted}, accepted {self.num_accepted}, emitted {self.num_emitted}, "
+            f"{self.num_drafted}{why}, accepted {self.num_accepted}, emitted {self.num_emitted}, "
             f"{1000 * sum(self.seconds.values()):.1f} ms)"
         )
 
@@ -116,6 +130,7 @@ class Round:
             "num_drafted": self.num_drafted,
             "num_accepted": self.num_accepted,
             "num_emitted": self.num_emitted,
+            "no_draft": self.no_draft or None,
             "plain_s": round(self.plain_s, 9),
             "spent_s": round(self.spent_s, 9),
             "seconds": {phase: round(s, 9) for phase, s in self.seconds.items()},
@@ -151,6 +166,7 @@ class Stats:
     """Counts and seconds of one request, with vLLM's names for metrics.
 
     seconds_by_phase: wall time; each request is charged a batch's whole. pulls: rounds by drafter.
+    no_draft: rounds without a draft, by reason (``NO_DRAFT``).
     """
 
     num_rounds: int = 0
@@ -159,6 +175,7 @@ class Stats:
     num_emitted: int = 0
     seconds_by_phase: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     pulls: Counter[str] = field(default_factory=Counter)
+    no_draft: Counter[str] = field(default_factory=Counter)
     account: Account = field(default_factory=Account)
 
     def add(self, round_: Round) -> None:
@@ -167,6 +184,8 @@ class Stats:
         self.num_accepted += round_.num_accepted
         self.num_emitted += round_.num_emitted
         self.pulls[round_.plan.drafter] += 1
+        if round_.no_draft:
+            self.no_draft[round_.no_draft] += 1
         for phase, seconds in round_.seconds.items():
             self.seconds_by_phase[phase] += seconds
         round_.charge(self.account)
@@ -176,6 +195,7 @@ class Stats:
         for name in ("num_rounds", "num_drafted", "num_accepted", "num_emitted"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.pulls.update(other.pulls)
+        self.no_draft.update(other.no_draft)
         self.account.merge(other.account)
         for phase, seconds in other.seconds_by_phase.items():
             both = self.seconds_by_phase[phase], seconds

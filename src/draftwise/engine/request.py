@@ -163,6 +163,7 @@ class Request:
             spent_s=charged[1],
             prompt_s=prompt_s,
             label=self.label,
+            no_draft=state.no_draft,
         )
         self.stats.add(round_)
         return round_
@@ -202,6 +203,7 @@ class RoundState:
     """The state of one request in a round, filled in phase by phase.
 
     plan: the plan to play. rests: no draft in this round, whatever the decider would choose.
+    no_draft: why, as in ``Round``; of a round that may draft, only once it is verified.
     drafter: the one that wrote ``draft``; "" = none, or one whose draft is no evidence. played: the
     plan as drafted. logits: [N + 1, V] after the text and each node. hidden: by tap, [N + 1, D].
     uniforms: [N + 1], the last for the bonus token. alphas, ratios: [N], as in ``Scores``;
@@ -229,6 +231,7 @@ class RoundState:
     judged: Mapping[str, Scores] = field(default_factory=dict)
     num_emitted: int = 0
     waits: bool = False
+    no_draft: str = ""
     scores: dict[str, Scores] = field(default_factory=dict)
 
     @property
