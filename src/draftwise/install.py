@@ -8,14 +8,20 @@ from typing import Any
 
 from draftwise.errors import DraftwiseError
 
+_WITH_ZOO = {"zoo", "gguf", "smollm2", "gemma3", "test", "dev"}
+"""Extras that require ``draftwise-zoo``, which a checkout has and an index may not."""
+
 
 def hint(*extras: str) -> str:
     """The command that installs these extras, for an error message.
 
-    >>> hint("serve", "gguf")
-    "pip install -e '.[gguf,serve]' in your checkout of draftwise"
+    >>> hint("serve", "chat")
+    "pip install -e '.[chat,serve]' in your checkout of draftwise"
+    >>> hint("gguf")
+    "pip install -e packages/zoo -e '.[gguf]' in your checkout of draftwise"
     """
-    return f"pip install -e '.[{','.join(sorted(extras))}]' in your checkout of draftwise"
+    zoo = "-e packages/zoo " if _WITH_ZOO & set(extras) else ""
+    return f"pip install {zoo}-e '.[{','.join(sorted(extras))}]' in your checkout of draftwise"
 
 
 def lab_hint() -> str:
