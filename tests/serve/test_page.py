@@ -12,8 +12,8 @@ from serve.browser import CHROMIUM, DRIVER, Browser, browsing
 from serve.fake import Fake
 from serve.live import fake_service, serving
 
-ENTER = "\ue007"
-"""The key as WebDriver names it."""
+SHIFT, ENTER = "\ue008", "\ue007"
+"""Keys as WebDriver names them; a second SHIFT releases the key."""
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="no Chromium found: apt install chromium chromium-driver"
 )
@@ -156,6 +156,48 @@ def test_without_a_server_the_text_stays_and_can_be_sent_again(
     sent = fake.tokenizer.decode(fake.rows[1].prompt)
     assert sent.startswith("a long question a long")
     assert sent.endswith(" b ")
+
+
+def test_stopping_an_answer_frees_its_row(window: Callable[..., Browser]) -> None:
+    fake, browser = Fake(pace_s=0.01), window()
+    with serving(fake_service(fake)) as live:
+        browser.go(live.url + "/")
+        browser.type("#text", "abc")
+        limit(browser, "4000")
+        browser.click("#send")
+        browser.wait("return document.querySelectorAll('.answer i').length > 3")
+        assert fake.engine.has_work
+        browser.click("#stop")
+        facts(browser, "Stopped")
+        live.settle()
+        assert not fake.engine.has_work
+        assert browser.run("return document.querySelectorAll('.answer i').length") < 4000
+
+
+def test_shift_enter_makes_a_new_line_and_enter_sends(window: Callable[..., Browser]) -> None:
+    fake, browser = Fake(), window()
+    service = fake_service(fake, chat_template=TEMPLATE)
+    service.about["has_template"] = True
+    with serving(service) as live:
+        browser.go(live.url + "/")
+        browser.wait("return document.getElementById('title').textContent === 'Chat'")
+        browser.type("#text", "ab" + SHIFT + ENTER + SHIFT + "cd" + ENTER)
+        browser.wait("return document.querySelector('.plainly')")
+        assert browser.run("return document.querySelector('.you').textContent") == "ab\ncd"
+    assert len(fake.rows) == 1
+
+
+def test_an_answer_that_was_cut_goes_on_where_it_ended(window: Callable[..., Browser]) -> None:
+    fake, browser = Fake(), window()
+    with serving(fake_service(fake)) as live:
+        browser.go(live.url + "/")
+        browser.type("#text", "abc")
+        limit(browser, "5")
+        browser.click("#send")
+        facts(browser, "Cut off")
+        browser.click(".facts button")
+        browser.wait("return document.querySelectorAll('.plainly').length === 2")
+    assert [fake.tokenizer.decode(row.prompt) for row in fake.rows] == ["abc", "abcabcab"]
 
 
 def test_a_key_is_asked_for(window: Callable[..., Browser]) -> None:
