@@ -20,7 +20,7 @@ from draftwise.cli import run_race as race
 from draftwise.colours import PALETTE
 from draftwise.engine import RequestOutput, Result, Stats
 
-PROMPTS = {"letters": ["abc abc", "xyz xyz"], "mixed": ["abc 123", "1 2 3"]}
+PROMPTS = {"letters": ["abc abc", "1\n2\n3\n4\n5\nxyz xyz"], "mixed": ["abc 123", "1 2 3"]}
 
 
 @pytest.fixture
@@ -42,6 +42,8 @@ def test_without_a_terminal_it_is_plain_text_and_a_table(demo: Any) -> None:
     for heading in ("1/3 letters", "2/3 mixed", "3/3 letters", "ratio", "MAT", "pulls"):
         assert heading in ran.out
     assert "output identical: yes" in ran.out
+    assert "[2 lines before]\n3\n4\n5\nxyz xyz" in ran.out
+    assert ran.out.count("before]") == 1
 
 
 def test_all_of_it_as_a_picture(demo: Any, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_it_is_told_how_they_lie() -> None:
     model = a_model()
     assert weights_of(model) == "float32 as the checkpoint has it"
     lay_out(model)
-    assert weights_of(model).endswith("it, large weights a second time in blocks")
+    assert weights_of(model).endswith("kept twice: more memory, faster verification of drafts")
     assert weights_of(model.to(torch.bfloat16)).startswith("bfloat16 as")
 
 

@@ -22,7 +22,16 @@ from draftwise.chat import has_template
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, refused_values, say
-from draftwise.cli.show import colours, legend, make_table, painted, shares, total, yes_or_no
+from draftwise.cli.show import (
+    colours,
+    counted,
+    legend,
+    make_table,
+    painted,
+    shares,
+    total,
+    yes_or_no,
+)
 from draftwise.engine.options import RequestParams
 from draftwise.types import NONE, DraftwiseError
 
@@ -195,6 +204,22 @@ _PROMPT_LINES = 4
 _WARM_UP_TOKENS = 24
 
 
+def shown_prompt(text: str) -> Text:
+    """The end of a prompt, and how much of it is left out.
+
+    >>> print(shown_prompt("1\\n2\\n3\\n4\\n5\\n6\\n"))
+    [2 lines before]
+    3
+    4
+    5
+    6
+    """
+    lines = text.rstrip("\n").split("\n")
+    left_out = len(lines) - _PROMPT_LINES
+    said = [f"[{counted(left_out, 'line')} before]"] if left_out > 0 else []
+    return Text("\n".join([*said, *lines[-_PROMPT_LINES:]]), "dim")
+
+
 @o.command
 def demo(
     *,
@@ -260,8 +285,7 @@ class Show:
         for number, asked in enumerate(prompts, 1):
             heading = Text(f"{number}/{len(prompts)} {asked.domain}", "bold")
             self._print(Group("", Rule(heading, align="left", style="bright_black")))
-            for line in asked.text.rstrip("\n").split("\n")[-_PROMPT_LINES:]:
-                self._print(Text(line, "dim", no_wrap=True, overflow="ellipsis"))
+            self._print(shown_prompt(asked.text))
             lanes = [
                 Lane(title, one.start(self._prompt(asked), self._params))
                 for title, one in (("plain decoding", self._plain), (self._title, self._fast))

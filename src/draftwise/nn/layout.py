@@ -140,5 +140,5 @@ def weights_of(module: nn.Module) -> str:
     'float32 as the checkpoint has it'
     """
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
-    lies = ", large weights a second time in blocks" if is_packed(module) else ""
-    return f"{dtype} as the checkpoint has it{lies}"
+    cost = "; large weights are kept twice: more memory, faster verification of drafts"
+    return f"{dtype} as the checkpoint has it{cost if is_packed(module) else ''}"
