@@ -241,6 +241,16 @@ def check_spec(given: str) -> None:
         _check_one(given, *name_and_spec(spec))
 
 
+def models_of(given: str) -> list[str]:
+    """The folders or hub ids from which a drafter's spec loads models and heads."""
+    found = []
+    for kind, _, rest in (name_and_spec(spec)[1].partition(":") for spec in expand([given])):
+        if kind in {"lm", "eagle"} and kind in DRAFTER_HELP:
+            options = registry.parse_options(f"drafter {kind!r}", rest, DRAFTER_HELP[kind].types)
+            found.append(str(options.get("path", "")))
+    return found
+
+
 def _check_one(given: str, name: str, spec: str) -> None:
     if not spec or not name:
         raise DraftwiseError(f"the drafter {given!r} names nothing; {_KINDS}")

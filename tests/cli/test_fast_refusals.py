@@ -57,6 +57,11 @@ LINES: tuple[tuple[str, str], ...] = (
     ("generate hi --model not:an:id", "no hub id"),
     ("generate hi --logit-bias x", "50=-100"),
     ("generate hi --min-p 2", "--min-p 2.0: it must"),
+    ("generate hi --drafter lm:nothere", "drafter lm:nothere: there is no folder nothere"),
+    (
+        "generate hi --drafter a=eagle:org/nothere",
+        "drafter a=eagle:org/nothere: there is no folder",
+    ),
     ("generate hi --presence-penalty nan", "--presence-penalty nan: it"),
     ("generate hi --logit-bias 5=nan", "--logit-bias"),
     ("generate \udcff", "no valid Unicode"),

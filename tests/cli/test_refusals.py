@@ -8,7 +8,8 @@ import pytest
 
 from cli.conftest import Run, run_command
 from cli.models_on_disk import POSITIONS, make_target, save_model
-from draftwise import registry, zoo
+from draftwise import DraftwiseError, registry, zoo
+from draftwise.cli import check_models
 from draftwise.install import zoo_hint
 from draftwise.registry import PRESETS
 
@@ -102,3 +103,16 @@ def test_an_installation_without_the_package_of_the_models(
     ):  # fmt: skip
         refusal = run_command(*line).refusal
         assert f"need the package draftwise-zoo: {zoo_hint()}" in refusal
+
+
+def test_a_drafter_that_the_hub_cannot_give_now_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def model_info(*_: object, **__: object) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    for spec in ("lm:nothere", "named=lm:nothere,window=64", "eagle:org/nothere"):
+        with pytest.raises(DraftwiseError, match=f"{spec}: there is no folder .* reached now"):
+            check_models("zoo", [spec])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Lane, Pair, Stage, choose_prompts, race as run_race, report as demo_report,
     )
     from draftwise.cli.failures import Output, refused_values, say
-    from draftwise.cli.load import read_batch, read_template
+    from draftwise.cli.load import check_models, read_batch, read_template
     from draftwise.cli.show import Bars, Wrap, colours, painted, percentages, total
     from draftwise.cli.bench import paste, verdict
     from draftwise.install import GROUP as LAB_GROUP, find_part

@@ -17,7 +17,7 @@ from draftwise.chat import Message, check_unicode
 from draftwise.cli.failures import NOT_WRITTEN, Said, say, waiting
 from draftwise.files import TRACE_BYTES, read_text
 from draftwise.nn.folder import config_of, has_template, place
-from draftwise.settings import ZOO, check_spec
+from draftwise.settings import ZOO, check_spec, models_of
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -32,6 +32,12 @@ def check_models(target: str, drafters: Sequence[str]) -> None:
     check_target(target)
     for spec in drafters:
         check_spec(spec)
+        for source in models_of(spec):
+            if not Path(place(source)).is_dir():
+                try:
+                    check_hub(source)
+                except DraftwiseError as error:
+                    raise DraftwiseError(f"drafter {spec}: {error}") from error
 
 
 def check_target(target: str) -> None:
@@ -136,8 +142,8 @@ def check_hub(model: str) -> None:
     # by name, because the hub's client changed its HTTP library, and with it the classes
     if type(answer).__name__.startswith("Connect"):
         raise DraftwiseError(
-            f"{said}; {constants.ENDPOINT} cannot be reached now. Name a folder or a .gguf file, "
-            "or go online"
+            f"{said}; {constants.ENDPOINT} cannot be reached now. Name a folder that exists, or "
+            "go online"
         )
     # for other errors, loading has a better message
     if isinstance(answer, RepositoryNotFoundError) and answer.response.status_code in {401, 404}:
