@@ -7,6 +7,7 @@ import typer
 
 from cli.conftest import run_command
 from draftwise.cli import COMMANDS, find_command
+from draftwise.install import LAB_COMMANDS
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
@@ -21,6 +22,18 @@ def test_help_is_the_commands_own_and_begins_with_what_is_common(name: str) -> N
         assert "--target" in ran.out.split("─ Options ─")[1].split("─ ")[0]
     if name == "generate":
         assert "adanormalhedge" not in ran.out
+
+
+PARTS = ["datastore build", "train drafter", "train eagle", "train head"]
+
+
+@pytest.mark.parametrize("line", [*COMMANDS, *LAB_COMMANDS, *PARTS])
+def test_help_is_not_cut_at_80_columns(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ran = run_command(*line.split(), "--help")
+    assert ran.code == 0
+    assert "…" not in ran.out
+    assert max(map(len, ran.out.splitlines())) <= 80
 
 
 def test_the_list_and_what_is_not_in_it() -> None:

@@ -28,9 +28,9 @@ _NAME = 34  # width of the names in a table of 80 columns
 
 _METHODS = (
     f"plain, {', '.join(p for p in PRESETS if p != 'plain')} (with `@LENGTHS`), "
-    "`fixed:DRAFTERxLENGTH[/RULE]`, `transformers`, `transformers:lookup`, "
-    "`transformers:DRAFTERxLENGTH[/heuristic|/confidence]`, or the groups presets, fixed, "
-    "peers; repeatable. Default: all groups."
+    "`fixed:DRAFTERxLENGTH` (with `/RULE`), `transformers`, `transformers:lookup`, "
+    "`transformers:DRAFTERxLENGTH` (with `/heuristic` or `/confidence`), or the groups "
+    "presets, fixed, peers; repeatable. Default: all groups."
 )
 _USUAL: dict[str, Any] = {"tokens": 128, "prompts": 4, "minutes": None}
 _QUICK: dict[str, Any] = {"tokens": 64, "prompts": 1, "minutes": 4.0}
@@ -53,7 +53,7 @@ def contest(
     is_chat: bool | None = o.CHAT_OR_RAW,
     tokens: int | None = option(
         None, "Maximum number of tokens per answer. Default: 128 (quick: 64).",
-        "--tokens", "--max-new-tokens", "-n",
+        "--tokens", "-n", metavar="N",
     ),
     repeats: int = option(3, "Number of repeats of every prompt."),
     prompts: int | None = option(None, "Prompts of each domain. Default: 4 (quick: 1)."),

@@ -23,8 +23,9 @@ Policies = Annotated[
     typer.Option(
         "--policy",
         metavar="SPEC",
-        help=f"{', '.join(registry.POLICIES)}; repeatable, as POLICY[@LENGTHS][/REWARD[/FEEDBACK]]."
-        " Default: the preset's panel (simulate), the default policy (replay).",
+        help=f"{', '.join(registry.POLICIES)}; repeatable. "
+        "`@LENGTHS`, `/REWARD` and `/FEEDBACK` may follow a name. "
+        "Default: the preset's panel (simulate), the default policy (replay).",
     ),
 ]
 Reward = Annotated[str | None, typer.Option(help=f"{', '.join(registry.REWARDS)}. {_OF_ITS_PAPER}")]
