@@ -61,12 +61,14 @@ class Touched:
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         if not self.is_on or event != "call" or threading.get_ident() == self.besides:
             return
-        name = frame.f_code.co_filename
-        if not name.startswith(str(PRODUCT)) or frame.f_code.co_name == "<module>":
+        name, code = frame.f_code.co_filename, frame.f_code
+        if "__name__" not in frame.f_globals:  # a call of a compiled function, as numba shows it
+            return
+        if not name.startswith(str(PRODUCT)) or code.co_name == "<module>":
             return
         if self._wanted(frame):
             self.files.add(name)
-        if frame.f_code.co_name in {"__init__", "choose"} and "/bandits/" in name:
+        if code.co_name in {"__init__", "choose"} and "/bandits/" in name:
             self.stack(frame)
 
     def stack(self, frame: FrameType | None) -> None:
