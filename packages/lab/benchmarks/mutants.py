@@ -42,15 +42,14 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/nn/test_storage.py", "tests/nn/test_cache.py", "tests/nn/test_trees.py",
         "tests/nn/test_longrope.py", "tests/engine/test_windows.py",
     ),
-    "controller/forwards": (
-        "tests/engine/test_costs.py", "tests/engine/test_pace.py", "tests/engine/test_records.py",
-    ),
     "controller/rates": (
         "tests/controller/test_rates.py", "tests/controller/test_goodput.py",
         "tests/controller/test_writer.py", "tests/controller/test_experience.py",
     ),
-    "controller/plans": ("tests/controller/test_pricing.py", "tests/controller/test_goodput.py"),
-    "controller/probes": ("tests/controller/test_looks.py",),
+    "controller/plans": (
+        "tests/controller/test_pricing.py", "tests/controller/test_goodput.py",
+        "tests/engine/test_costs.py", "tests/engine/test_pace.py", "tests/engine/test_records.py",
+    ),
     "controller/goodput": ("tests/controller/test_goodput.py", "tests/controller/test_looks.py"),
 }  # fmt: skip
 """By module: the tests that should kill its mutants; together they run for seconds."""

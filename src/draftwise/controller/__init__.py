@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from draftwise.controller.experience import (
         PRIOR_VARIANCE, WINDOW, Experience, Recall, features,
     )
-    from draftwise.controller.forwards import MeasuredCostModel
-    from draftwise.controller.goodput import Goodput
+    from draftwise.controller.goodput import PROBE_TOKENS_PAID, Goodput, ProbeScheduler
     from draftwise.controller.guard import MARGIN, NO_GUARD, ROUNDS, SURE, Guard, Next, Tuning
     from draftwise.controller.mixing import (
         MODEL as BY_MODEL, NOTHING as BY_NOBODY, RETRIEVAL as BY_RETRIEVAL, Hazards, History,
         Match, Mixed, Row, divide, follow, hazards_of, match as find_match, mix, survival, worth,
     )
-    from draftwise.controller.plans import PlanCosts, expected_tokens, retrieved_tokens
-    from draftwise.controller.probes import PROBE_TOKENS_PAID, ProbeScheduler
+    from draftwise.controller.plans import (
+        MeasuredCostModel, PlanCosts, expected_tokens, retrieved_tokens,
+    )
     from draftwise.controller.rates import Bins, MatchTable, Rates, bin_of
     from draftwise.controller.writer import GoodputMixer, Prices
 
