@@ -9,7 +9,7 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.serve.app import PAGE, make_app
+    from draftwise.serve.app import PAGE, make_app, uncollected
     from draftwise.serve.calls import CallParser, CallTags, calls_schema, free_grammar
     from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
     from draftwise.serve.metrics import Metrics
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         MAX_BIASES, MAX_GRAMMAR_CHARS, MAX_KEYS, MAX_PLANS, ChatRequest, CompletionRequest,
         NamedTool, ResponseFormat, StructuredOutputs, Tool,
     )
-    from draftwise.serve.service import LARGE_BODY, Service, give_back, uncollected
+    from draftwise.serve.service import LARGE_BODY, Service, give_back
     from draftwise.serve.settings import ServerSettings, bind, hosts_of
     from draftwise.serve.settings import listen as listen_on
     from draftwise.serve.worker import (

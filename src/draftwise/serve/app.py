@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from importlib import resources
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,7 +28,7 @@ from draftwise.serve import responses, schemas
 from draftwise.serve.middleware import Middleware
 from draftwise.serve.responses import AnswerStreams, ChatReply, CompletionReply, EventStream, Reply
 from draftwise.serve.schemas import ChatRequest, CompletionRequest, Refused
-from draftwise.serve.service import LARGE_BODY, Service, uncollected
+from draftwise.serve.service import LARGE_BODY, Service
 from draftwise.serve.settings import ServerSettings
 from draftwise.serve.worker import Busy, Closing
 from draftwise.types import DraftwiseError
@@ -218,6 +219,18 @@ def _parsed(kind: type[_Body], raw: bytes) -> _Body | Refused:
         return Refused(400, _TOO_DEEP)
     except ValueError as error:
         return schemas.no_object() if not raw else Refused(400, f"the body is not JSON: {error}")
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Disable garbage collection: parsing creates no cycles, and runs three times as fast."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 async def _answer(service: Service, request: Request, reply: Reply) -> Response:
