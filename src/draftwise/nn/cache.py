@@ -193,7 +193,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
     def reachable(self, row: int, length: int) -> int:
         """The longest length up to ``length`` that a row can be cut back to, because its recurrent
         state is known; 0 = recompute all."""
-        return max(0, self.states.reachable(row, length))
+        return max(0, self.states.reachable(row, length)) if self.states.is_used else length
 
     def crop(self, row: int, length: int) -> int:
         """Cut a row back to the longest reachable length up to ``length``, and return it."""
@@ -207,7 +207,8 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         """Commit rows at ``counts`` tokens, and free states that only a longer rollback needs."""
         for row, count in zip(rows, counts, strict=True):
             self.lengths[row] = count
-            self.states.settle(row, count)
+            if self.states.is_used:
+                self.states.settle(row, count)
 
     def keep_path(self, row: int, base: int, path: Sequence[int]) -> None:
         """Keep one path of a tree fed at slots ``base``, ``base + 1``, ..., and drop the rest.

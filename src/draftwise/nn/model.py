@@ -181,7 +181,8 @@ class Caller:
             )
         finally:
             self._watch.trace = None
-        cache.states.finish()  # keeps only the final state of a wide forward, so this comes last
+        if cache.states.is_used:  # last: of a wide forward only the final state is kept
+            cache.states.finish()
         return output, hidden
 
 

@@ -341,8 +341,6 @@ class States:
 
     def reachable(self, row: int, length: int) -> int:
         """The furthest position up to ``length`` whose state is known; -1 = none."""
-        if not self.is_used:
-            return length
         return next(self._known(row, length), -1)
 
     def missing(self, row: int, length: int) -> list[int]:
