@@ -201,6 +201,31 @@ class Feedback:
     more: int = 0
 
 
+def check_feedback(decision: Decision, feedback: Feedback, num_plans: int) -> tuple[Floats, Bools]:
+    """Validate feedback; return its ``values`` [K] and ``seen`` [K]. Unseen values are arbitrary.
+
+    Errors: ValueError for a plan outside 0 .. K-1, a probability outside (0, 1], a shape other than
+    [K], a ``seen`` that is not boolean, or a seen value that is not a number in [0, 1].
+    """
+    if not 0 <= decision.plan < num_plans:
+        raise ValueError(f"the decision's plan {decision.plan} is not one of 0..{num_plans - 1}")
+    if not 0.0 < decision.prob <= 1.0:
+        raise ValueError(f"the decision's probability {decision.prob} is not in (0, 1]")
+    values = np.asarray(feedback.values, dtype=np.float64)
+    seen = np.asarray(feedback.seen)
+    if values.shape != (num_plans,) or seen.shape != (num_plans,) or seen.dtype != np.bool_:
+        raise ValueError(
+            f"feedback has values {values.shape} and seen {seen.shape} of {seen.dtype}; "
+            f"both must be ({num_plans},), and seen boolean"
+        )
+    shown = values[seen]
+    if shown.size and not (np.minimum.reduce(shown) >= 0.0 and np.maximum.reduce(shown) <= 1.0):
+        raise ValueError(
+            f"a seen value lies outside [0, 1]: {shown.tolist()}; rewards must be scaled to [0, 1]"
+        )
+    return values, seen
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """One plan's result in one round, played or counterfactual: the input of a reward.

@@ -1,4 +1,4 @@
-"""Parts that policies share: probability vectors, feedback checks, tallies, plan sampling.
+"""Parts that policies share: probability vectors, tallies, plan sampling.
 
 Unless its docstring says otherwise, a policy learns every value in the feedback, of any plan and in
 any order; its state is a ``Tally``; a round costs O(K) for K plans; an option outside the
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from draftwise.types import Bools, Decision, Feedback, Floats
+from draftwise.types import Bools, Decision, Feedback, Floats, check_feedback
 
 
 def softmax(logits: Floats) -> Floats:
@@ -35,31 +35,6 @@ def one_hot(index: int, num_plans: int) -> Floats:
     vector = np.zeros(num_plans)
     vector[index] = 1.0
     return vector
-
-
-def check_feedback(decision: Decision, feedback: Feedback, num_plans: int) -> tuple[Floats, Bools]:
-    """Validate feedback; return its ``values`` [K] and ``seen`` [K]. Unseen values are arbitrary.
-
-    Errors: ValueError for a plan outside 0 .. K-1, a probability outside (0, 1], a shape other than
-    [K], a ``seen`` that is not boolean, or a seen value that is not a number in [0, 1].
-    """
-    if not 0 <= decision.plan < num_plans:
-        raise ValueError(f"the decision's plan {decision.plan} is not one of 0..{num_plans - 1}")
-    if not 0.0 < decision.prob <= 1.0:
-        raise ValueError(f"the decision's probability {decision.prob} is not in (0, 1]")
-    values = np.asarray(feedback.values, dtype=np.float64)
-    seen = np.asarray(feedback.seen)
-    if values.shape != (num_plans,) or seen.shape != (num_plans,) or seen.dtype != np.bool_:
-        raise ValueError(
-            f"feedback has values {values.shape} and seen {seen.shape} of {seen.dtype}; "
-            f"both must be ({num_plans},), and seen boolean"
-        )
-    shown = values[seen]
-    if shown.size and not (np.minimum.reduce(shown) >= 0.0 and np.maximum.reduce(shown) <= 1.0):
-        raise ValueError(
-            f"a seen value lies outside [0, 1]: {shown.tolist()}; rewards must be scaled to [0, 1]"
-        )
-    return values, seen
 
 
 class Tally:

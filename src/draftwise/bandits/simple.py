@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from draftwise.bandits.base import IndexPolicy, SampledPolicy, Tally, check_feedback, one_hot
+from draftwise.bandits.base import IndexPolicy, SampledPolicy, Tally, one_hot
 from draftwise.checks import MANY, optional, scale, whole
-from draftwise.types import Bools, Decision, Feedback, Floats
+from draftwise.types import Bools, Decision, Feedback, Floats, check_feedback
 
 
 class FixedPlan:

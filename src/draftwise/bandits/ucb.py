@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from draftwise.bandits.base import IndexPolicy, check_feedback, one_hot
+from draftwise.bandits.base import IndexPolicy, one_hot
 from draftwise.checks import scale, share, whole
-from draftwise.types import Bools, Decision, Feedback, Floats, Ints
+from draftwise.types import Bools, Decision, Feedback, Floats, Ints, check_feedback
 
 
 def ucb1_indices(means: Floats, counts: Floats | Ints, num_rounds: float, beta: float) -> Floats:

@@ -7,9 +7,9 @@ from abc import abstractmethod
 
 import numpy as np
 
-from draftwise.bandits.base import SampledPolicy, check_feedback, instant_regrets, softmax
+from draftwise.bandits.base import SampledPolicy, instant_regrets, softmax
 from draftwise.checks import optional, scale, share
-from draftwise.types import Decision, Feedback, Floats
+from draftwise.types import Decision, Feedback, Floats, check_feedback
 
 
 class PlayedOnly(SampledPolicy):

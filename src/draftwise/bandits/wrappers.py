@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from draftwise.bandits.base import check_feedback
 from draftwise.checks import MANY, whole
 from draftwise.protocols import Policy
-from draftwise.types import Decision, Feedback, Floats
+from draftwise.types import Decision, Feedback, Floats, check_feedback
 
 Observation = tuple[Decision, Feedback]
 

@@ -11,13 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.bandits.base import check_feedback, one_hot
+from draftwise.bandits.base import one_hot
 from draftwise.checks import flag, share
 from draftwise.controller.experience import Experience, Recall
 from draftwise.controller.plans import PlanCosts
 from draftwise.controller.rates import PRIOR, PRIOR_WEIGHT, Bins, MatchTable, Rates, SeenValues
 from draftwise.controller.writer import GoodputMixer, Prices
-from draftwise.types import NONE, Decision, Feedback, Floats, Plan, RoundFacts, Scores
+from draftwise.types import (
+    NONE,
+    Decision,
+    Feedback,
+    Floats,
+    Plan,
+    RoundFacts,
+    Scores,
+    check_feedback,
+)
 
 ANSWER_TOKENS = 256.0  # prior length of an answer, in tokens
 
