@@ -68,7 +68,8 @@ class Touched:
             return
         if self._wanted(frame):
             self.files.add(name)
-        if code.co_name in {"__init__", "choose"} and "/bandits/" in name:
+        is_policy = hasattr(frame.f_locals.get("self"), "choose")
+        if code.co_name in {"__init__", "choose"} and "/bandits/" in name and is_policy:
             self.stack(frame)
 
     def stack(self, frame: FrameType | None) -> None:
