@@ -96,6 +96,7 @@ dist: $(DEV)
 	$(BIN)/python -m pytest -q tests/dist_e2e/e2e_wheel.py
 
 fix: $(DEV)
+	$(BIN)/ruff format --quiet conftest.py src packages/lab packages/zoo tests examples benchmarks scripts docs/site.py
 	$(BIN)/ruff check --fix conftest.py src packages/lab packages/zoo tests examples benchmarks scripts docs/site.py
 	$(BIN)/ruff format conftest.py src packages/lab packages/zoo tests examples benchmarks scripts docs/site.py
 

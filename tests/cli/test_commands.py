@@ -41,3 +41,5 @@ def test_the_list_and_what_is_not_in_it() -> None:
     assert all(name in ran.out for name in COMMANDS)
     assert run_command("-h").out == ran.out
     assert run_command("nonesuch").code == 2
+    typo = run_command("genrate")
+    assert (typo.code, typo.err) == (2, "no command 'genrate': did you mean generate?\n")

@@ -11,6 +11,7 @@ import pytest
 
 from chatting import save_chat_model
 from cli.conftest import Run, run_command
+from draftwise.cli import Pen
 from small_disk import files_of_at_most
 
 KEYS = {
@@ -248,3 +249,16 @@ def test_an_answer_that_the_context_ends(generate: Run) -> None:
     assert "the context of 400 tokens has room for 395 after this prompt" in ran.err
     (answer,) = ran.objects
     assert answer["num_emitted"] == 395
+
+
+@pytest.mark.parametrize("is_one_file", [True, False])
+def test_statistics_begin_a_line_of_their_own(
+    is_one_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "out").open("a") as out, (tmp_path / "err").open("a") as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", out if is_one_file else err)
+        pen = Pen(["lookup"])
+        pen.write([("ab", "lookup"), ("c", "target")])
+        pen.end("abc")
+    assert (tmp_path / "out").read_text() == ("abc\n" if is_one_file else "abc")

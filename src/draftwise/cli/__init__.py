@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from draftwise import __version__, install
 from draftwise.checks import refuse_removed
 from draftwise.cli.failures import refusals as refusals
 from draftwise.cli.failures import standing_streams
+from draftwise.errors import DraftwiseError
 from draftwise.install import LAB_COMMANDS, lab_part
 from draftwise.lazy import exports
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     )
     from draftwise.cli.failures import Output, refused_values, say
     from draftwise.cli.load import check_models, read_batch, read_template
-    from draftwise.cli.show import Bars, Wrap, colours, painted, percentages, total
+    from draftwise.cli.show import Bars, Pen, Wrap, colours, painted, percentages, total
     from draftwise.cli.bench import paste, verdict
     from draftwise.install import GROUP as LAB_GROUP, find_part
 
@@ -107,6 +109,8 @@ class Commands(TyperGroup):
         if line is None:
             with refusals():
                 refuse_removed(f"command {cmd_name}")
+                if close := get_close_matches(cmd_name, self.list_commands(ctx), 1):
+                    raise DraftwiseError(f"no command {cmd_name!r}: did you mean {close[0]}?")
             return None
         if self.is_listing:
             return TyperCommand(cmd_name, help=line)

@@ -39,8 +39,9 @@ def models(
     wanted: o.Models = LISTING,
     check: str | None = option(
         None,
-        "Build these model types (comma-separated, `all`, or `rest`: those missing from the "
-        "file of --write) tiny, with random weights, and report how each is served, or why not.",
+        "With the lab: build these model types (comma-separated, `all`, or `rest`: those missing "
+        "from the file of --write) tiny, with random weights, and report how each is served, or "
+        "why not.",
         panel=_CHECKING, metavar="TYPES",
     ),
     quick: bool = option(

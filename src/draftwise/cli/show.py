@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -94,10 +95,13 @@ class Pen:
         self._show(pieces if self._wrap is None else self._wrap.feed(pieces))
 
     def end(self, text: str) -> None:
-        """End the text with a line break; in ``generate``, a file gets the answer only."""
+        """End the text with a line break; in ``generate``, a file gets the answer only, unless the
+        statistics follow in the same file.
+        """
         if self._wrap is not None:
             self._show(self._wrap.finish())
-        if (self._is_chat or self._console.is_terminal) and not text.endswith("\n"):
+        goes_on = self._is_chat or self._console.is_terminal or (VOICE.notes and streams_meet())
+        if goes_on and not text.endswith("\n"):
             sys.stdout.write("\n")
             sys.stdout.flush()
 
@@ -107,6 +111,14 @@ class Pen:
         else:
             sys.stdout.write("".join(text for text, _ in pieces))
         sys.stdout.flush()
+
+
+def streams_meet() -> bool:
+    """Whether stdout and stderr are one file or pipe."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # streams of a test or a notebook
+        return False
 
 
 def make_table(*left: str, right: Sequence[str] = (), **style: Any) -> Table:

@@ -22,6 +22,7 @@ from draftwise.cli import options as o
 from draftwise.cli.failures import Output, note, refused_values, say
 from draftwise.cli.load import Given, check_chat, check_models, loading, read_batch
 from draftwise.files import TRACE_BYTES, json_line, numbered_lines, read_text
+from draftwise.install import LAB_COMMANDS
 from draftwise.registry import DRAFTERS
 from draftwise.settings import BUNDLED, expand, name_and_spec
 from draftwise.types import DraftwiseError
@@ -231,7 +232,8 @@ def worth(when: str, alpha: float | list[float], costs: Costs, more: str = "") -
     say(
         f"{when}: acceptance {', '.join(f'{each:.3f}' for each in alphas)}, expected "
         f"{expected.max():.2f}x plain decoding with drafts of {length} (a target token takes "
-        f"{1000 * target_s[0]:.1f} ms, a drafted one {1000 * draft_s:.1f} ms{more})",
+        f"{1000 * target_s[0]:.1f} ms, a drafted one {1000 * draft_s:.1f} ms, verifying the draft "
+        f"{1000 * target_s[min(length, len(target_s) - 1)]:.1f} ms{more})",
         style="",
     )
     return {
@@ -653,6 +655,6 @@ def make(
     print(f"wrote {out}: {share}")
 
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, help=LAB_COMMANDS["train"])
 for train in (drafter, eagle, head):
     app.command()(train)

@@ -1,0 +1,5 @@
+"""``python -m draftwise.cli``, which is ``draftwise``."""
+
+from draftwise.cli import main
+
+main()
