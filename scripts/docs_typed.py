@@ -236,7 +236,8 @@ class Session:
         while not self._done.exists():
             if until and until in self.log.read_bytes()[began:].decode(errors="replace"):
                 until = ""
-                self._write(b'kill -INT -- -$!; wait $!; echo 0 > "$DONE"\n')
+                stops = b'touch "$DONE.stops"; kill -INT -- -$!; wait $!; rm "$DONE.stops"\n'
+                self._write(stops + b'echo 0 > "$DONE~"; mv "$DONE~" "$DONE"\n')
             if self._process.poll() is not None:
                 return "ended the session"
             if time.monotonic() > end:
@@ -252,7 +253,8 @@ class Session:
         code = f"{{\n{command.code}\n}} </dev/null"
         done = 'echo $? > "$DONE~"; mv "$DONE~" "$DONE"\n'
         if in_background:  # job control gives the command a process group, which SIGINT reaches
-            code, done = f"set -m; {{ {code}\necho 1 > $DONE; }} &\nset +m", ""
+            ended = 'test -e "$DONE.stops" || echo 1 > "$DONE"'  # before it was interrupted
+            code, done = f"set -m; {{ {code}\n{ended}; }} &\nset +m", ""
         self._write(f"{code}\n{done}".encode())
 
     def _write(self, data: bytes) -> None:

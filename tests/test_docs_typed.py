@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import time
 from pathlib import Path
 
 import docs_typed
@@ -49,6 +50,26 @@ def test_a_command_that_fails_is_told_from_one_that_works(typed: docs_typed.Typi
         rows = [typed.type(command) for command in docs_typed.commands(page)]
     assert [row.result[:6] for row in rows] == ["FAILED", "ok", "FAILED"]
     assert ("no such word" in rows[0].output, "NameError" in rows[2].output) == (True, True)
+
+
+def test_a_server_that_ends_well_after_ctrl_c_is_ok(
+    typed: docs_typed.Typist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = "trap 'sleep 0.2; exit 0' INT; echo serving; while :; do sleep 0.01; done"
+    page = f'<!-- typed: until serving -->\n\n```bash\nbash -c "{loop}"\nfalse\n```\n'
+    monkeypatch.setattr(docs_typed, "time", Impatient)
+    with typed:
+        rows = [typed.type(command) for command in docs_typed.commands(page) for _ in range(3)]
+    assert [row.result for row in rows] == ["ok"] * 3 + ["FAILED: exit status 1"] * 3
+
+
+class Impatient:
+    """``time`` for a loop that looks again without a pause, which sees every state of a file."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    @staticmethod
+    def sleep(_: float) -> None: ...
 
 
 def test_the_options_shown_for_vllm_are_options() -> None:
