@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -22,6 +23,12 @@ import torch
 
 torch.set_num_threads(1)
 LAB = Path(__file__).parent / "packages" / "lab"
+
+
+@pytest.fixture
+def without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
 
 
 def pytest_configure() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
+
+from models import byte_level
 
 SPECIAL = ("<bos>", "<eos>", "<pad>", "<|turn|>", "<|end|>")
 VOCAB = 256 + len(SPECIAL)
@@ -20,11 +22,7 @@ TEMPLATE = (
 
 def chat_tokenizer(template: str | None = TEMPLATE) -> Any:
     """A tokenizer that prepends <bos> to every text, as Llama's does; <eos> does not end turns."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(list(SPECIAL))
+    inner = byte_level(SPECIAL)
     bos = ("<bos>", inner.token_to_id("<bos>"))
     inner.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[bos], pair=None

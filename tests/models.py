@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -56,6 +58,16 @@ CONFIGS: dict[str, Any] = {
         layer_types=["sliding_attention", "sliding_attention", "full_attention"],
     ),
 }
+
+
+def byte_level(special: Sequence[str]) -> Tokenizer:
+    """A tokenizer of single bytes and special tokens."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(list(special))
+    return made
 
 
 def tiny_model(kind: str = "llama", seed: int = 0, attention: str = "sdpa", **changes: Any) -> Any:

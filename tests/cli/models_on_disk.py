@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from models import near_copy, tiny_model
+from models import byte_level, near_copy, tiny_model
 
 VOCAB = 257
 POSITIONS = 400
@@ -18,12 +17,8 @@ POSITIONS = 400
 
 def save_tokenizer(folder: Path) -> None:
     """Save a tokenizer of single bytes and <eos>."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<eos>"])
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
+    inner = byte_level(["<eos>"])
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>").save_pretrained(folder)
 
 
 def save_model(folder: Path, model: Any) -> Path:

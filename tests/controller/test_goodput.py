@@ -117,7 +117,6 @@ def test_retrieval_table_by_hand() -> None:
     """Match lengths 3 and 4 share a bucket (prior 0.6): alphas 1, 1 make (0.995 + 1 + 2.4) / (0.995
     + 1 + 4); a match of 2 and one of 5 keep their priors. No match is not counted."""
     played = learn(policy(), evidence(scores=lookup([1.0, 0.0, 1.0], [3, 0, 4])))
-    assert played._tables["lookup"].den[0] == 0.0
     learn(played, evidence(matches={"lookup": 2}))
     third = (0.995 + 1 + 2.4) / (0.995 + 1 + 4)
     survival = np.cumprod([0.45, third, third, 0.75])
@@ -543,22 +542,6 @@ def test_a_branch_is_judged_by_the_ratio_of_the_token_that_was_emitted_instead(
 
 def test_a_departure_without_scores_of_the_match_judges_no_branch() -> None:
     assert sum(judged(1)["branches"]["seen"]) == 0.0
-
-
-def test_what_was_not_mixed_is_not_judged() -> None:
-    """No confidences: the draft was not mixed. No mixer: nothing to judge it by."""
-    none = np.zeros(len(PLANS))
-    facts = dict(drafted_alphas=np.ones(2), seconds=1.0, costs=FLAT)
-    of, mixer = mixed()
-    mixer.matched[0] = 3
-    of.learn(
-        Decision(0, 1.0, 1), Feedback(none, none > 0, RoundFacts(Plan("lm", 2), 2, 2, **facts))
-    )
-    assert sum(of._bins["lm"].added.den) == 0.0
-    alone = policy(mix=False)
-    told = RoundFacts(Plan("lm", 2), 2, 2, confidences=[0.7, 0.7], **facts)
-    alone.learn(Decision(0, 1.0, 1), Feedback(none, none > 0, told))
-    assert alone._bins == {}
 
 
 def test_there_is_no_mixer_where_nothing_is_mixed() -> None:

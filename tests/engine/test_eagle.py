@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,6 @@ model_module = module_of(CausalModel)
 TARGET = eagle_target("llama", 64)
 SAMPLED = SamplingParams(temperature=1.0)
 TREE = TreeShape(3, 7)
-
-
-@pytest.fixture
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def drafted(session: Driven, context: Context, tree: TreeShape | None) -> Draft:
@@ -81,7 +74,7 @@ PLAYED = {
 }
 
 
-@pytest.mark.usefixtures("_without_gradients")
+@pytest.mark.usefixtures("without_gradients")
 @pytest.mark.parametrize("tree", [None, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("chunk", [1024, 4])
@@ -97,7 +90,7 @@ def test_after_rounds_unplayed_the_draft_is_that_of_one_who_always_played(
     assert same(found, always)
 
 
-@pytest.mark.usefixtures("_without_gradients")
+@pytest.mark.usefixtures("without_gradients")
 @pytest.mark.parametrize("num", [20, 120])
 def test_a_look_reads_the_end_of_a_text_alone(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe reads no more tokens than it is charged for, and changes no later draft."""
@@ -121,7 +114,7 @@ def test_a_look_reads_the_end_of_a_text_alone(num: int, monkeypatch: pytest.Monk
     assert same(*drafts)
 
 
-@pytest.mark.usefixtures("_without_gradients")
+@pytest.mark.usefixtures("without_gradients")
 def test_teeth_states_of_a_draft_that_stay_for_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: accepted tokens keep cache entries from the head's own hidden states."""
     honest = draft_at_the_end([False] * NUM, SAMPLED)
@@ -134,7 +127,7 @@ def test_teeth_states_of_a_draft_that_stay_for_the_text(monkeypatch: pytest.Monk
     assert not same(draft_at_the_end([True] * NUM, SAMPLED), honest)
 
 
-@pytest.mark.usefixtures("_without_gradients")
+@pytest.mark.usefixtures("without_gradients")
 def test_teeth_states_of_one_token_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: the head reads the hidden states of the previous position."""
     honest = draft_at_the_end([True] * NUM, SAMPLED)
@@ -148,7 +141,7 @@ def test_teeth_states_of_one_token_before(monkeypatch: pytest.MonkeyPatch) -> No
     assert not same(draft_at_the_end([True] * NUM, SAMPLED), honest)
 
 
-@pytest.mark.usefixtures("_without_gradients")
+@pytest.mark.usefixtures("without_gradients")
 def test_q_is_what_the_head_says_with_the_targets_own_states() -> None:
     """The first token's q and the backlog's scores equal those of one plain forward of the head."""
     text = PROMPTS[2] + plain_greedy(PROMPTS[2], 20)

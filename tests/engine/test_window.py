@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,7 @@ TEXT = np.random.default_rng(0).integers(0, 64, 300).tolist()
 WINDOW = Window(sink=3, window=16)
 
 
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def session_and_context(num: int = 20, capacity: int = 400) -> tuple[Driven, Context]:

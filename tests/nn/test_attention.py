@@ -15,10 +15,10 @@ from draftwise.nn import RAGGED, CausalModel, attend_raggedly, load_model
 from models import tiny_model
 from modules import module_of
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
 attention = module_of(attend_raggedly)
 
 
-@torch.inference_mode()
 def test_it_is_the_library_s_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a mask and several tokens, nothing is repeated, and the logits are the same."""
     ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -34,7 +34,6 @@ def test_it_is_the_library_s_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@torch.inference_mode()
 def test_one_token_of_grouped_heads(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 the heads of a group become tokens of one head, with and without a mask."""
     config = tiny_model("llama").config
@@ -67,7 +66,6 @@ def test_models_from_folders_are_loaded_with_it(tmp_path: Path) -> None:
     assert not load_model(tiny_model("llama")).packs, "a module that is handed in stays as it is"
 
 
-@torch.inference_mode()
 def test_values_narrower_than_keys() -> None:
     """Keys of 24 numbers and values of 16, as in DeepSeek."""
     torch.manual_seed(0)
@@ -80,7 +78,6 @@ def test_values_narrower_than_keys() -> None:
     assert (found - exact).abs().max() < 1e-5
 
 
-@torch.inference_mode()
 def test_the_last_tokens_in_order_need_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPU kernels for causal order must give the logits of an explicit mask."""
     texts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
@@ -100,7 +97,6 @@ def test_the_last_tokens_in_order_need_no_mask(monkeypatch: pytest.MonkeyPatch) 
         assert torch.equal(*found)
 
 
-@torch.inference_mode()
 def test_order_is_kept_where_a_score_is_changed() -> None:
     torch.manual_seed(0)
     layer = SimpleNamespace(is_causal=True, num_key_value_groups=2)

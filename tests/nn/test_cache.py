@@ -21,6 +21,7 @@ from modules import module_of
 
 model_module = module_of(CausalModel)
 
+pytestmark = pytest.mark.usefixtures("without_gradients")
 TOLERANCE = 1e-4
 LENGTHS = (70, 33, 9)
 """Far beyond the sliding window of 12, beyond it, and below it."""
@@ -71,7 +72,6 @@ def speculate_and_crop(model: CausalModel, cache: RaggedCache, rows: Sequence[in
 
 
 @ALL
-@torch.inference_mode()
 def test_ragged_rows_with_rejected_drafts(kind: str, attention: str) -> None:
     model, texts = make(kind, attention), texts_of(LENGTHS)
     cache = model.new_cache(3, 90)
@@ -88,7 +88,6 @@ def test_ragged_rows_with_rejected_drafts(kind: str, attention: str) -> None:
 
 
 @ALL
-@torch.inference_mode()
 def test_some_rows_only_and_in_any_order(kind: str, attention: str) -> None:
     model, texts = make(kind, attention), texts_of(LENGTHS)
     cache = model.new_cache(3, 90)
@@ -103,7 +102,6 @@ def test_some_rows_only_and_in_any_order(kind: str, attention: str) -> None:
 
 
 @ALL
-@torch.inference_mode()
 def test_rows_that_come_and_go_leave_the_others_as_they_were(kind: str, attention: str) -> None:
     model, texts = make(kind, attention), texts_of(LENGTHS)
     cache = model.new_cache(3, 90)
@@ -119,7 +117,6 @@ def test_rows_that_come_and_go_leave_the_others_as_they_were(kind: str, attentio
 
 
 @ALL
-@torch.inference_mode()
 def test_a_copied_beginning_is_read_on_like_the_original(kind: str, attention: str) -> None:
     model, (text, other) = make(kind, attention), texts_of((70, 30))
     cache = model.new_cache(1, 90)
@@ -134,7 +131,6 @@ def test_a_copied_beginning_is_read_on_like_the_original(kind: str, attention: s
 
 
 @ALL
-@torch.inference_mode()
 def test_large_feeds_in_two_parts(
     kind: str, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +149,6 @@ def test_large_feeds_in_two_parts(
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-@torch.inference_mode()
 def test_a_row_that_lags_far_behind_in_a_cache_that_is_just_large_enough(kind: str) -> None:
     """The wide piece of one row pads the others; padding needs no storage and changes no logits."""
     model, texts = make(kind), texts_of((40, 38))
@@ -184,7 +179,6 @@ def test_storage_is_what_live_tokens_need() -> None:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-@torch.inference_mode()
 def test_rows_go_end_to_end_where_attention_lets_them(kind: str) -> None:
     """The model's layers see exactly the rows' tokens, without padding."""
     model, texts = make(kind, RAGGED), texts_of(LENGTHS)
@@ -211,7 +205,6 @@ def widened(mask: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-@torch.inference_mode()
 def test_teeth_a_mask_one_slot_too_wide(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, texts = make(kind), texts_of(LENGTHS)
     sound = Masks.make
@@ -224,7 +217,6 @@ def test_teeth_a_mask_one_slot_too_wide(kind: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("kind", ["mistral-sliding", "gemma3-mixed"])
-@torch.inference_mode()
 def test_teeth_a_window_one_token_too_long(kind: str) -> None:
     model, texts = make(kind), texts_of(LENGTHS)
     model._masks._window += 1
@@ -233,7 +225,6 @@ def test_teeth_a_window_one_token_too_long(kind: str) -> None:
     assert max(error(model, texts[row], logits) for row, logits in found.items()) > 1e-3
 
 
-@torch.inference_mode()
 def test_teeth_positions_that_forget_the_crop() -> None:
     model, (text,) = make("llama"), texts_of((20,))
     cache = model.new_cache(1, 40)
@@ -245,7 +236,6 @@ def test_teeth_positions_that_forget_the_crop() -> None:
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
 @pytest.mark.parametrize("bulk", [10**9, 1])
-@torch.inference_mode()
 def test_tapped_hidden_states_are_those_of_a_plain_forward(
     kind: str, bulk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,7 @@ TEXTS = (20, 14, 30)  # longer than the sliding windows of the tiny models
 PARENTS: list[list[int]] = [[-1, 0, 0, 1, 1, 3], [-1, 0, 1], [-1, 0, 0, 2]]
 
 
-@pytest.fixture(autouse=True)
-def _without_gradients() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("without_gradients")
 
 
 def tokens(seed: int, *lengths: int) -> list[list[int]]:

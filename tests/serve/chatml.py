@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from draftwise.serve import ServerSettings, make_service
 from draftwise.speculator import Speculator
-from models import tiny_model
+from models import byte_level, tiny_model
 from serve.live import Live, Said, serving
 
 TEMPLATE = """\
@@ -35,11 +35,7 @@ def tokenizer(
     template: str = TEMPLATE, special: Sequence[str] = SPECIAL, added: Sequence[str] = ()
 ) -> PreTrainedTokenizerFast:
     """A tokenizer of single bytes. special, added: further tokens, special ones and others."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(list(special))
+    inner = byte_level(special)
     inner.add_tokens([AddedToken(one, special=False, normalized=False) for one in added])
     made = PreTrainedTokenizerFast(
         tokenizer_object=inner, eos_token="<eos>", clean_up_tokenization_spaces=False
