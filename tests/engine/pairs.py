@@ -19,6 +19,7 @@ from draftwise.drafters import (
     LMDrafter,
     Window,
 )
+from draftwise.engine import Engine, Request
 from draftwise.nn import CausalModel
 from draftwise.registry import Preset, Table
 from draftwise.retrieval import replacing
@@ -220,3 +221,14 @@ def plain_greedy(
 ) -> list[int]:
     """The greedy continuation of a prompt by ``transformers``."""
     return list(_greedy(kind, tuple(prompt), num, penalty))
+
+
+def run(engine: Engine, *requests: Request) -> None:
+    """Admit requests, and run the engine to its end."""
+    for request in requests:
+        engine.admit(request)
+    for _ in range(1000):
+        if not engine.has_work:
+            return
+        engine.step()
+    raise AssertionError("the engine never comes to an end")

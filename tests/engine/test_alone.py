@@ -17,22 +17,14 @@ import pytest
 import torch
 
 from draftwise import Speculator
-from draftwise.engine import Engine, Request
+from draftwise.engine import Request
 from draftwise.registry import Preset
 from draftwise.types import Decision, DraftwiseError, SamplingParams, Scores, TreeShape
 from engine.faults import NONSENSE, Faulty, Odd, each, raising
-from engine.pairs import POOLS, PROMPTS, drafters, plain_greedy, speculator, target
+from engine.pairs import POOLS, PROMPTS, drafters, plain_greedy, run, speculator, target
 
 LONG = [*range(1, 60)]
 NUM = 16
-
-
-def run(engine: Engine, most: int = 200) -> None:
-    for _ in range(most):
-        if not engine.has_work:
-            return
-        engine.step()
-    raise AssertionError("the engine never comes to an end")
 
 
 def beside(made: Speculator, spoil: Callable[[Request], None], **options: Any) -> Request:
@@ -43,8 +35,7 @@ def beside(made: Speculator, spoil: Callable[[Request], None], **options: Any) -
     spoil(spoilt)
     engine.admit(sound)
     engine.step()
-    engine.admit(spoilt)
-    run(engine)
+    run(engine, spoilt)
     assert sound.tokens == plain_greedy(PROMPTS[0], NUM)
     assert sound.answer.finish_reason == "length"
     return spoilt
@@ -120,8 +111,7 @@ def test_biases_are_those_that_were_given() -> None:
     engine.step()
     bias[10**6] = 1.0
     sound = made.request(PROMPTS[0], max_new_tokens=NUM)
-    engine.admit(sound)
-    run(engine)
+    run(engine, sound)
     assert edited.tokens == alone.tokens
     assert sound.tokens == plain_greedy(PROMPTS[0], NUM)
     assert sound.stats.num_drafted
@@ -169,9 +159,7 @@ def test_a_request_that_cannot_be_seated_or_read_ends_alone(
             return extend(cache, rows, tokens, *more)
 
         monkeypatch.setattr(made.target, "extend", failing)
-    for request in requests:
-        engine.admit(request)
-    run(engine)
+    run(engine, *requests)
     assert [r.answer.finish_reason for r in requests] == ["length", "error", "length"]
     for request, prompt in zip(requests[::2], prompts[::2], strict=True):
         assert request.tokens == plain_greedy(prompt, NUM)
@@ -238,9 +226,7 @@ def test_a_callback_that_asks_its_own_speculator_is_told_what_to_do_instead() ->
     made._engine = engine
     asking = made.request(PROMPTS[0], max_new_tokens=NUM, stop_when=asks)
     sound = made.request(PROMPTS[3], max_new_tokens=NUM)
-    engine.admit(asking)
-    engine.admit(sound)
-    run(engine)
+    run(engine, asking, sound)
     assert isinstance(asking.error, DraftwiseError)
     assert "another Speculator" in str(asking.error)
     assert sound.tokens == plain_greedy(PROMPTS[3], NUM)
@@ -298,8 +284,7 @@ def test_prefixes_are_shared_within_a_tenant_and_never_of_private_texts() -> Non
         before = engine.num_prefix_hits
         request = made.request(LONG, max_new_tokens=3, **options)
         request.context.tenant = tenant
-        engine.admit(request)
-        run(engine)
+        run(engine, request)
         assert request.tokens == plain_greedy(LONG, 3)
         return engine.num_prefix_hits - before
 

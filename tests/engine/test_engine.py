@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from draftwise.drafters import NeuralSession, RetrievalSession
-from draftwise.engine import LEAST_PIECE, Engine, Request, RequestOutput
+from draftwise.engine import LEAST_PIECE, Request, RequestOutput
 from draftwise.nn import RAGGED, CausalModel
 from draftwise.registry import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams
-from engine.pairs import POOLS, PROMPTS, drafters, plain_greedy, reader, speculator
+from engine.pairs import POOLS, PROMPTS, drafters, plain_greedy, reader, run, speculator
 from engine.scripted import byte_tokenizer, mixing
 
 LONG = [*range(1, 60), *range(1, 60), 7, 9]
@@ -33,11 +33,6 @@ def packed() -> Speculator:
     assert target.packs
     setting = Preset("random", "length", "free", (1, 4), True)
     return Speculator(target, None, drafters(["good", "lookup"]), setting, seed=0)
-
-
-def run(engine: Engine) -> None:
-    while engine.has_work:
-        engine.step()
 
 
 def ask(made: Speculator, prompt: Sequence[int], num: int = 12, **options: Any) -> Request:
@@ -161,18 +156,15 @@ def test_a_prompt_that_begins_like_another_text_is_not_read_again(
     made = speculator(POOLS[pool])
     engine = made.engine(num_prefixes=2)
     first = ask(made, LONG, 10)
-    engine.admit(first)
-    run(engine)
+    run(engine, first)
     turn = [*LONG, *first.tokens, 8, 9, 10]
     fed = fed_tokens(made, monkeypatch)
     second, branch = ask(made, turn, 14), ask(made, [*LONG[:90], 4, 4, 4], 14)
-    engine.admit(second)
-    run(engine)
+    run(engine, second)
     assert fed[0] == 16, "the turn before is still there; the first round reads the last token"
     assert second.tokens == plain_greedy(turn, 14)
     assert engine.num_prefix_hits == 1
-    engine.admit(branch)
-    run(engine)
+    run(engine, branch)
     assert branch.tokens == plain_greedy(branch.prompt, 14)
     assert engine.num_prefix_hits == 2
 
@@ -224,9 +216,7 @@ def test_what_one_rows_callback_raises_ends_that_row_alone() -> None:
         ask(made, PROMPTS[0], sampling=SamplingParams(process=broken)),
         ask(made, PROMPTS[2]),
     ]
-    for request in asked:
-        engine.admit(request)
-    run(engine)
+    run(engine, *asked)
     assert [request.answer.finish_reason for request in asked] == ["error", "error", "length"]
     assert all(isinstance(request.error, ZeroDivisionError) for request in asked[:2])
     assert asked[2].tokens == plain_greedy(PROMPTS[2], 12)
@@ -286,9 +276,7 @@ def test_log_probabilities_are_those_of_a_plain_forward() -> None:
         ask(made, PROMPTS[2], logprobs=3, prompt_logprobs=True),
         ask(made, PROMPTS[0], logprobs=0, sampling=warm, seed=3),
     ]
-    for request in asked:
-        engine.admit(request)
-    run(engine)
+    run(engine, *asked)
     for request, num_top in zip(asked, (3, 0), strict=True):
         text = [*request.prompt, *request.tokens]
         with torch.inference_mode():
@@ -379,8 +367,7 @@ def test_a_thousand_requests_leave_no_storage_behind() -> None:
     engine = made.engine(max_rows=4, num_prefixes=2)
     sizes = []
     for number in range(200):
-        engine.admit(ask(made, [1 + number % 60, *LONG[:40]], 2))
-        run(engine)
+        run(engine, ask(made, [1 + number % 60, *LONG[:40]], 2))
         sizes.append(engine.num_cache_bytes)
     assert max(sizes[5:]) == min(sizes[5:])
 

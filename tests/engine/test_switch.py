@@ -17,7 +17,7 @@ from draftwise.drafters import Context, RetrievalSession
 from draftwise.engine import Request
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams, TreeShape
-from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
+from engine.pairs import POOLS, PROMPTS, plain_greedy, run, speculator
 from engine.test_lossless_sampled import (
     LENGTH,
     LEVEL,
@@ -133,14 +133,9 @@ def test_no_drafter_is_told_of_a_request_without_drafts(monkeypatch: pytest.Monk
     engine = made.engine(num_prefixes=2)
     requests = [made.request(LONG, max_new_tokens=6, **own) for own in (OFF, {}, OFF, {})]
     for request in requests:  # rows are reused in turn
-        engine.admit(request)
-        while engine.has_work:
-            engine.step()
+        run(engine, request)
     both = [made.request(PROMPTS[0], max_new_tokens=9, **own) for own in (OFF, {})]
-    for request in both:
-        engine.admit(request)
-    while engine.has_work:
-        engine.step()
+    run(engine, *both)
     told = [id(request.context) in seen for request in [*requests, *both]]
     assert told == [False, True, False, True, False, True]
     assert engine.num_prefix_hits == 3
@@ -153,9 +148,7 @@ def test_rows_without_states_are_no_beginning_for_an_eagle_head() -> None:
     hits = []
     for own in (OFF, {}, OFF, {}):
         request = made.request(LONG, max_new_tokens=8, **own)
-        engine.admit(request)
-        while engine.has_work:
-            engine.step()
+        run(engine, request)
         hits.append(engine.num_prefix_hits)
         assert request.tokens == plain_greedy(LONG, 8)
     assert hits == [0, 0, 1, 2] or hits == [0, 0, 1, 1]

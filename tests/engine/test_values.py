@@ -16,7 +16,7 @@ from draftwise import DraftwiseError, SamplingParams, Speculator
 from draftwise.engine import Options, RequestParams
 from draftwise.errors import BadValue
 from draftwise.settings import DEFAULTS
-from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
+from engine.pairs import POOLS, PROMPTS, plain_greedy, run, speculator
 from engine.scripted import byte_tokenizer
 
 PROMPT = PROMPTS[0]
@@ -254,16 +254,12 @@ def test_what_a_callback_returns_ends_its_own_request_alone(options: dict[str, A
     engine.admit(victim)
     engine.step()
     bad = made.request([1, 2, 3], max_new_tokens=12, **options)
-    engine.admit(bad)
-    while engine.has_work:
-        engine.step()
+    run(engine, bad)
     assert (victim.tokens, victim.answer.finish_reason) == (plain_greedy(PROMPT, 12), "length")
     assert (bad.answer.finish_reason, isinstance(bad.error, DraftwiseError)) == ("error", True)
     assert next(iter(options)) in str(bad.error)
     later = made.request(PROMPT, max_new_tokens=12)
-    engine.admit(later)
-    while engine.has_work:
-        engine.step()
+    run(engine, later)
     assert later.stats.num_drafted > 0, "the drafter was left out for another request's callback"
 
 
@@ -322,9 +318,7 @@ def test_a_prompt_that_begins_with_the_padding_token_is_no_batch(
     monkeypatch.setattr(made.target.module.config, "pad_token_id", 7, raising=False)
     found = made.generate([7, 5, 6], max_new_tokens=2)
     row, engine = made.request([7, 5, 6], max_new_tokens=2), made.engine()
-    engine.admit(row)
-    while engine.has_work:
-        engine.step()
+    run(engine, row)
     assert row.tokens == found.tokens
     with pytest.raises(DraftwiseError, match="attention_mask"):
         made.generate([[7, 5, 6], [5, 6, 7]], max_new_tokens=2)
