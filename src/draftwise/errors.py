@@ -28,8 +28,8 @@ class UnknownOption(DraftwiseError, TypeError):
     """A keyword that a method does not have."""
 
 
-def shown(value: Any, num: int = 60) -> str:
-    """Format a value for a message, in at most ``num`` characters.
+def shown(value: Any) -> str:
+    """Format a value for a message, in at most 60 characters.
 
     >>> shown("5"), shown(None), shown(10**5000)
     ("'5'", 'None', 'a very large int')
@@ -40,4 +40,4 @@ def shown(value: Any, num: int = 60) -> str:
         return f"a very large {type(value).__name__}"
     except Exception:
         return f"of the type {type(value).__name__}"
-    return text if len(text) <= num else text[: num - 1] + "…"
+    return text if len(text) <= 60 else text[:59] + "…"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,8 @@ def node_errors(model: CausalModel, feeds: list[list[int]]) -> list[float]:
     for row, parents in enumerate(PARENTS):
         done = 0
         for width in feeds[row]:
-            tree = branches(parents[: done + width], TEXTS[row], num_fed=width)
+            whole = branches(parents[: done + width], TEXTS[row])
+            tree = replace(whole, seen=whole.seen[done:])
             chunk = fed[row][done : done + width]
             logits = model.extend(cache, [row], [chunk], keep=9, trees=[tree])
             for node in range(done, done + width):

@@ -132,9 +132,8 @@ class Branches:
         return self.base + len(self.positions)
 
 
-def branches(parents: Sequence[int], base: int, num_fed: int | None = None) -> Branches:
-    """A tree after ``base`` tokens of text. parents: of each token; -1 = the text. num_fed: number
-    of last tokens of the tree that are fed; default: all.
+def branches(parents: Sequence[int], base: int) -> Branches:
+    """A tree after ``base`` tokens of text. parents: of each token; -1 = the text.
 
     >>> branches([-1, 0, 0], base=4).positions.tolist()
     [4, 5, 5]
@@ -145,8 +144,7 @@ def branches(parents: Sequence[int], base: int, num_fed: int | None = None) -> B
     for node, parent in enumerate(parents):
         if parent >= 0:
             seen[node] |= seen[parent]
-    first = 0 if num_fed is None else len(parents) - num_fed
-    return Branches(base, base + seen.sum(axis=1) - 1, seen[first:])
+    return Branches(base, base + seen.sum(axis=1) - 1, seen)
 
 
 def draft_branches(draft: Draft, base: int) -> Branches | None:
