@@ -16,7 +16,7 @@ from draftwise import checks, registry
 from draftwise.bandits.feedback import FeedbackBuilder
 from draftwise.chat import Prompt
 from draftwise.controller.goodput import Goodput
-from draftwise.drafters.protocol import Context, Drafter, Shaping, ShowingHidden
+from draftwise.drafters.protocol import Context, Drafter, ModelDrafter
 from draftwise.engine import options as o
 from draftwise.engine.answer import Answer, Ending
 from draftwise.engine.deciders import Bandits, Controlled
@@ -374,7 +374,8 @@ class Learning:
         if allowed is not None:
             drafters = [drafter for drafter in drafters if drafter.name in allowed]
         self._setting, self._tokenizer = setting, tokenizer
-        self._showing = {d.name: d for d in drafters if isinstance(d, ShowingHidden)}
+        self._models = {d.name: d for d in drafters if isinstance(d, ModelDrafter)}
+        self._showing = {name: model for name, model in self._models.items() if model.hidden_size}
         self.plans = self._plans(target, drafters, max_draft)
         self._is_drafted = self.plans != [PLAIN]
         has_feedback = setting.feedback.split(":")[0] in {"free", "panoramic"}
@@ -398,14 +399,13 @@ class Learning:
     ) -> list[Plan]:
         """The setting's plans over these drafters; DraftwiseError for unsupported trees."""
         branching = [drafter.name for drafter in drafters if drafter.can_branch]
-        own = {d.name: d for d in drafters if isinstance(d, Shaping)}
-        wants_trees = any(self._setting.trees) or any(drafter.tree for drafter in own.values())
+        wants_trees = any([*self._setting.trees, *(each.tree for each in self._models.values())])
         if wants_trees and not (branching and target.serves_trees) and self._allowed is None:
             chains_only = f"{target.name} serves chains only"
             why = chains_only if branching else "no drafter of the pool drafts any"
             raise DraftwiseError(f"trees are not possible: {why}; leave them out")
         plans = self._setting.plans([drafter.name for drafter in drafters], branching)
-        fitted = [_fitted(plan, own.get(plan.drafter), max_draft) for plan in plans]
+        fitted = [_fitted(plan, self._models.get(plan.drafter), max_draft) for plan in plans]
         return list(dict.fromkeys(fitted))
 
     def request(
@@ -503,7 +503,7 @@ def _reads_hidden(rule: StopRule) -> bool:
         return True
 
 
-def _fitted(plan: Plan, drafter: Shaping | None, most: int | None) -> Plan:
+def _fitted(plan: Plan, drafter: ModelDrafter | None, most: int | None) -> Plan:
     """A plan within the limits of ``most`` and of the drafter, which sets the default tree."""
     if drafter is not None:
         length = min(plan.length, drafter.max_length or plan.length)

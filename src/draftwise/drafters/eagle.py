@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import optional, whole
-from draftwise.drafters.protocol import Context
+from draftwise.drafters.protocol import Context, ModelDrafter
 from draftwise.drafters.runner import DraftInput, DraftModelRunner, TreeLevel
 from draftwise.drafters.session import NeuralSession
 from draftwise.nn.cache import HiddenStates, RaggedCache
@@ -47,7 +47,7 @@ def head_tree(depth: int | None, top_k: int | None, total_tokens: int | None) ->
     return TreeShape(10 if top_k is None else top_k, 60 if total_tokens is None else total_tokens)
 
 
-class EagleDrafter:
+class EagleDrafter(ModelDrafter):
     """An EAGLE head: one layer over the target's hidden states.
 
     Source: EAGLE (Li et al. 2024) for chains; EAGLE-2 (Li et al. 2024), section 4, for trees
@@ -59,8 +59,7 @@ class EagleDrafter:
     max_length, tree: limits and shape for its plans; None = those of the plan.
     """
 
-    can_branch = can_mix = True
-    retrieves = False
+    can_branch = True
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import whole
-from draftwise.drafters.protocol import Context
+from draftwise.drafters.protocol import Context, ModelDrafter
 from draftwise.drafters.runner import DraftInput, DraftModelRunner, TreeLevel
 from draftwise.drafters.session import NeuralSession
 from draftwise.nn.model import CausalModel, Logits
@@ -55,7 +55,7 @@ class Window:
         return -(-surplus // block) * block
 
 
-class LMDrafter:
+class LMDrafter(ModelDrafter):
     """Any causal LM that shares the target's tokenizer.
 
     Source: Leviathan et al. (2023). Time: one forward per token; the first one also catches up.
@@ -66,8 +66,6 @@ class LMDrafter:
     models; None = as many as both have logits for. Raises DraftwiseError for a window that exceeds
     the model's positions.
     """
-
-    retrieves, can_mix = False, True
 
     def __init__(
         self,

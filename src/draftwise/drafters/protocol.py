@@ -215,22 +215,17 @@ class Drafter(Protocol):
     def start(self) -> DraftSession: ...
 
 
-@runtime_checkable
-class Shaping(Protocol):
-    """A drafter that limits its plans. max_length: None = no limit. tree: the default shape."""
+class ModelDrafter:
+    """What drafters that run a model have in common; a head or a smaller model may set the rest."""
 
-    max_length: int | None
-    tree: TreeShape | None
+    can_mix, retrieves = True, False
+    max_length: int | None = None  # the longest draft of its plans; None = that of the plan
+    tree: TreeShape | None = None  # the shape of its plans without one; None = chains
+    home: Path | None = None  # its folder, where a stop rule's head may be
+    hidden_size = 0  # of the states that it can show to stop rules; 0 = none
 
-
-@runtime_checkable
-class ShowingHidden(Protocol):
-    """A drafter that shows stop rules its hidden states. home: its folder, where a head may be."""
-
-    home: Path | None
-    hidden_size: int
-
-    def show_hidden(self) -> None: ...
+    def show_hidden(self) -> None:
+        """Make hidden states available to stop rules."""
 
 
 def score_known(
