@@ -42,16 +42,6 @@ def test_answers_of_different_length_compare_by_tokens_a_second() -> None:
     assert ratio(tokens, seconds, tokens / 2, seconds).value == 2.0
 
 
-def test_only_keeps_what_was_chosen() -> None:
-    whole = timing(3, 2.0)
-    chosen = np.arange(30) < 4
-    part = whole.only(chosen)
-    assert part.seconds.shape == (2, 4)
-    assert part.tok_per_s("base") == pytest.approx(
-        whole.num_tokens[:4].sum() / whole.seconds[0, :4].sum()
-    )
-
-
 def test_turns_are_in_random_order_and_the_same_again() -> None:
     names = ["a", "b", "c"]
     found = list(turns(names, 4, 2, seed=1))

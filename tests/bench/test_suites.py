@@ -21,7 +21,6 @@ def test_the_zoo_has_every_domain_mixed_ones_and_copies() -> None:
     assert [item.domain for item in first] == suite.domains
     copies = [item.turns[0] for item in suite.items if item.domain == "copy"]
     assert all(text.startswith("### edit\nDelete line 2.\n") for text in copies)
-    assert not suite.is_spec_bench
 
 
 def test_spec_bench_groups_categories_and_keeps_turns(questions: Path) -> None:
@@ -31,7 +30,6 @@ def test_spec_bench_groups_categories_and_keeps_turns(questions: Path) -> None:
         assert [item.id for item in suite.items] == ["81", "241", "82"]
         assert [item.category for item in suite.items] == ["writing", "translation", "coding"]
         assert suite.items[0].turns == ("Write a line.", "And another.")
-        assert suite.is_spec_bench
     assert len(load_suite(str(questions), 1).items) == 2
 
 

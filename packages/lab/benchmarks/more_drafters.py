@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -89,7 +90,10 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     domains, rows, first = np.array([str(item.domain) for item in items]), [], next(iter(pools))
     for name in made:
         for domain in ("all", *dict.fromkeys(domains.tolist())):
-            part = timing.only(np.isin(domains, domain) | (domain == "all"))
+            own = np.isin(domains, domain) | (domain == "all")
+            part = replace(
+                timing, seconds=timing.seconds[:, own], num_tokens=timing.num_tokens[..., own]
+            )
             bases = ("plain", first)
             ratios = {f"to_{base}": span(*part.of(name), *part.of(base)) for base in bases}
             rows.append({"pool": name, "category": domain, **ratios})

@@ -28,7 +28,7 @@ import numpy as np
 from draftwise import __version__
 from draftwise.bench.suites import PLAIN
 from draftwise.files import cpu_name
-from draftwise.types import Bools, Floats
+from draftwise.types import Floats
 
 FEW_PROMPTS = 10  # with fewer prompts, a bootstrap interval is reported as rough
 SHORT_TOKENS = 8  # answers of fewer tokens have nothing to draft
@@ -122,10 +122,6 @@ class Timing:
     def tok_per_s(self, name: str) -> float:
         tokens, seconds = self.of(name)
         return float(tokens.sum() / seconds.sum())
-
-    def only(self, chosen: Bools) -> Timing:
-        tokens = self.num_tokens[..., chosen]
-        return Timing(self.names, self.seconds[:, chosen], tokens, self.identical)
 
 
 def turns(

@@ -74,11 +74,6 @@ class Suite:
     def domains(self) -> list[str]:
         return list(dict.fromkeys(item.domain for item in self.items))
 
-    @property
-    def is_spec_bench(self) -> bool:
-        """Whether answers can be written in Spec-Bench's format."""
-        return all(item.category for item in self.items)
-
 
 def load_suite(name: str, per_domain: int | None = None, domains: Sequence[str] = ()) -> Suite:
     """Load ``zoo``, ``questions``, ``spec-bench:FILE``, or a file of prompts.

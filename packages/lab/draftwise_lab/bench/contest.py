@@ -167,7 +167,7 @@ def measure(
             path = store.folder / "results.json"
             write_text(path, json.dumps(summed, indent=1) + "\n")
             paths = [path, *store.folder.glob(TRACE)]
-            if suite.is_spec_bench:
+            if all(item.category for item in suite.items):  # as Spec-Bench has them
                 folder = store.folder / "answers"
                 paths += studio.write_answers(folder, items, done, base.tokenizer)
             measured = ContestResult(summed, done, suite, base.tokenizer, paths)
