@@ -45,7 +45,7 @@ class Person:
         )
         os.close(theirs)
         self._unread = ""
-        self.reads(">")
+        self.greeting = self.reads(">")
 
     def types(self, text: str) -> None:
         os.write(self._ours, text.encode())
@@ -100,6 +100,7 @@ def asked(person: Person, place: Path) -> list[str]:
 
 
 def test_keys_at_the_prompt(person: Person, tmp_path: Path) -> None:
+    assert "not drafted" in " ".join(person.greeting.split())
     person.types("half a line")
     time.sleep(1)
     person.says("\x03", "Ctrl-D leaves")

@@ -64,14 +64,16 @@ def chat(
         render([*opening, _PROBE], speculator.tokenizer)
         talk = Conversation(speculator, opening, params)
         with keeping_memory(speculator, settings.state):
-            for text in messages():
+            names = ", ".join(drafter.name for drafter in speculator.drafters)
+            drafted = f"drafted by {names}" if names else "not drafted"
+            for text in messages(f"{settings.target}, {drafted}"):
                 if not talk.takes(text):
                     break
 
 
-def messages() -> Iterator[str]:
+def messages(models: str) -> Iterator[str]:
     """What the user sends: at a terminal typed or pasted texts, else the lines of stdin."""
-    ask = _terminal() if sys.stdin.isatty() and sys.stdout.isatty() else input
+    ask = _terminal(models) if sys.stdin.isatty() and sys.stdout.isatty() else input
     while True:
         try:
             yield ask()
@@ -83,9 +85,9 @@ def messages() -> Iterator[str]:
             raise DraftwiseError(f"this is not UTF-8 text: {error}") from error
 
 
-def _terminal() -> Callable[[], str]:
+def _terminal(models: str) -> Callable[[], str]:
     """Asks for a message; prompt_toolkit has a history, and takes pasted lines as one message."""
-    say("/help lists the commands; Ctrl-D leaves", style="dim")
+    say(f"{models}; /help lists the commands; Ctrl-D leaves", style="dim")
     try:
         from prompt_toolkit import PromptSession
     except ImportError:
