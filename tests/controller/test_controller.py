@@ -243,7 +243,7 @@ def test_a_resting_guard_searches_in_one_of_eight_steps() -> None:
         engine.step()
     assert controller.guard.allows_drafts
     searched = sum(not controller.rests(2) for _ in range(8))
-    controller.guard.charge(1e6)
+    controller.guard.observe(1.0, 1e6, 0.006)
     resting = 0
     for _ in range(64):
         is_resting = controller.rests(2)
@@ -334,9 +334,9 @@ def test_an_empty_account_allows_only_drafts_that_promise_much() -> None:
     guard = Guard()
     guard.observe(1.0, 1.0, 1.0)
     assert guard.margin(1) == 1.0
-    guard.charge(guard.balance + 0.5 * CREDIT)
+    guard.observe(1.0, 1.0 + guard.balance + 0.6 * CREDIT, 1.0)
     assert [guard.margin(num) for num in (1, 2, 16)] == [MARGIN, math.inf, math.inf]
-    guard.charge(0.6 * CREDIT)
+    guard.observe(1.0, 1.0 + 0.6 * CREDIT, 1.0)
     assert guard.margin(1) == math.inf
 
 
@@ -344,7 +344,9 @@ def test_a_bad_start_does_not_end_drafting() -> None:
     """The first texts cannot be drafted and spend the whole credit; later texts can be drafted."""
     engine = Engine(Controller(Limits(8)), 1, copies=0.0, num_answer=60, wide_s=5e-4)
     engine.step()
-    engine.controller.guard.charge(1.2 * engine.controller.guard.balance)
+    guard = engine.controller.guard
+    plain_s = guard.balance / CREDIT
+    guard.observe(1.0, plain_s + 1.2 * guard.balance, plain_s)
     engine.copies = 0.7
     for _ in range(400):
         engine.step()

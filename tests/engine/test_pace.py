@@ -138,6 +138,7 @@ def test_a_newcomer_has_one_look_while_others_write(
     engine.step()
     assert looks[:2] == [1, 1], "alone it has all of them"
     looks.clear()
+    engine.guard.probe_s = 0.0  # they are paid for
     engine._prefill_budget.tokens.append(0.0)  # the whole prompt at once
     engine.admit(late := ask(made, PROMPTS[2], 6))
     with torch.inference_mode():

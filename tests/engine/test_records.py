@@ -199,18 +199,22 @@ def test_each_switch_of_drafting_is_logged_wherever_the_step_makes_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = speculator(POOLS["good"], "goodput")
-    engine, charge = made.engine(), made._pool.guard.charge
+    engine = made.engine()
+
+    def lose(seconds: float) -> None:
+        engine.guard.observe(1.0, 1.0 + seconds, 1.0)
+
     engine.admit(made.request(PROMPT, max_new_tokens=30))
     with caplog.at_level("INFO", logger="draftwise"):
         engine.step()
-        charge(1e3)
+        lose(1e3)
         engine.step()
         engine.step()
-        monkeypatch.setattr(engine.guard, "charge", lambda _: charge(-2e3))  # as prefill ends
+        monkeypatch.setattr(engine.guard, "charge", lambda _: lose(-2e3))  # as prefill ends
         engine.admit(made.request(PROMPT, max_new_tokens=30))
         engine.step()
         engine.step()
-        charge(1e3)
+        lose(1e3)
         engine.step()
     off = "drafting is switched off: the latest drafts"
     on = "drafting is switched on again: drafts have"

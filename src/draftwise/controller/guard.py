@@ -5,11 +5,15 @@ estimated rewards: a step that emits ``n`` tokens for ``b`` requests in ``s`` se
 ``n / b * plain - s``, where ``plain`` is the time of the same step without drafts. Drafting is
 allowed while the account is positive.
 
+Probing drafters that do not draft has an account of its own, so that useless drafters never shut
+out useful ones: it receives a small share of the time, and what drafts earn above the credit repays
+its debts. Nothing is probed while it is in debt.
+
 Bound: the account starts at a credit of a few plain steps, never exceeds it, and receives a small
-share of the time. One step, or reading one batch of prompts, can overdraw it by what that loses.
-Over any period drafting therefore loses at most the share of the period, the credit, this one
-loss, and what drafts may overdraw that promise a multiple of their price (``margin``): the credit /
-requests, or ``Tuning.overdraft``, if ``plain`` is accurate.
+share of the time. One step can overdraw it by what that loses. Over any period drafting therefore
+loses at most both shares of the period, the credit, one step, one probe, and what drafts may
+overdraw that promise a multiple of their price (``margin``): the credit / requests, or
+``Tuning.overdraft``, if ``plain`` is accurate.
 """
 
 from __future__ import annotations
@@ -41,11 +45,11 @@ class Tuning:
     from that of the step. The next ones follow after 4, 16, .. times as many."""
     overdraft: float = 0.0
     """Plain steps, times the square root of the batch size, by which drafts that promise SURE times
-    their price may overdraw the account. Reading the prompts of a batch may cost more rounds than
-    its credit, and an account that only its share refills would stay shut for thousands."""
+    their price may overdraw the account: one that only its share refills would stay shut for
+    thousands of steps."""
 
 
-ROUNDS = Tuning(credit=8.0, share=0.004, probe_share=0.01, overdraft=8.0)  # of our own engine
+ROUNDS = Tuning(credit=8.0, share=0.003, probe_share=0.007, overdraft=8.0)  # of our own engine
 NO_GUARD = Tuning(credit=math.inf, probe_share=0.01)
 WITH_MODEL = Tuning(first_plain=4)  # of vLLM with a model drafter, which drafts in every step
 
@@ -101,6 +105,8 @@ class Guard:
             self.probe_s -= max(seconds - worth, 0.0)
         earned = self.balance + worth - seconds + self.tuning.share * plain_s
         self.balance = min(credit, earned)
+        if earned > credit and self.probe_s < 0.0:
+            self.probe_s = min(0.0, self.probe_s + earned - credit)
         self.plain_s += worth
         self.spent_s += seconds
         self.recent_plain_s = RECENT * self.recent_plain_s + worth
@@ -118,8 +124,8 @@ class Guard:
         return self._is_open and self.balance <= 0.0 < self.balance + self._doubted_s
 
     def charge(self, seconds: float) -> None:
-        """Charge seconds spent outside of steps that plain decoding does not need."""
-        self.balance -= seconds
+        """Charge seconds that probes took, or scoring drafters on prompts."""
+        self.probe_s -= seconds
         self.spent_s += seconds
         self.recent_spent_s += seconds
 
@@ -170,6 +176,11 @@ class Guard:
 
     def _overdraft(self, num_requests: int) -> float:
         return self.tuning.overdraft * math.sqrt(num_requests) * self._last_plain_s
+
+    @property
+    def is_in_debt(self) -> bool:
+        """Whether probes, and scoring drafters on prompts, have to wait."""
+        return self.probe_s < 0.0
 
     def may_probe(self, seconds: float, price_s: float) -> bool:
         """Whether a probe of price_s is due, after a step in which nothing was drafted."""

@@ -392,7 +392,7 @@ class Engine:
         self._prefill_budget.record(num, self._pool.clock() - start)
         done = [request for request in requests if self._prefill_scheduler.is_done(request)]
         start = self._pool.cost_clock()
-        may_pay = self._pool.guard.allows_drafts
+        may_pay = not self._pool.guard.is_in_debt
         self._prefill_scheduler.score_prompts(done, len(self._running), may_pay)
         seconds = self._pool.cost_clock() - start
         scores = any(request.decider.scores_prompt for request in done)

@@ -59,8 +59,7 @@ class Loop:
         if drafted:
             self._drafting.commit(drafted)
         self.end_lap("commit")
-        if drafted:
-            reading_s += self._probe(drafted)
+        scoring_s, probing_s = self._probe(drafted) if drafted else (0.0, 0.0)
         self.end_lap("probe")
         evidence = self._collect_evidence(states, drafted)
         self.end_lap("feedback")
@@ -70,11 +69,13 @@ class Loop:
             elif state.context.is_drafted and not state.waits:  # else its plan is played later
                 state.request.decider.observe(state.decision, facts)
         self.end_lap("learn")
-        charged = self._account(states, self._pool.cost_clock() - start, reading_s)
-        seconds, self.seconds = self.seconds, {}  # every request is charged the whole round
+        seconds = self._pool.cost_clock() - start - probing_s
+        plain_s, spent_s = self._account(states, seconds, reading_s + scoring_s)
+        phases, self.seconds = self.seconds, {}  # every request is charged the whole round
         prompt_s, self._prompt_s = self._prompt_s, (0.0, 0.0)
+        charged = plain_s, spent_s + probing_s
         return [
-            state.request.record(state, facts, seconds, len(states), charged, prompt_s)
+            state.request.record(state, facts, phases, len(states), charged, prompt_s)
             for state, facts in zip(states, evidence, strict=True)
         ]
 
@@ -143,14 +144,15 @@ class Loop:
         self._drafting.catch_up(drafted, self._verify_s)
         return self._pool.cost_clock() - start
 
-    def _probe(self, drafted: Sequence[RoundState]) -> float:
-        start = self._pool.cost_clock()
-        guard = self._pool.guard
+    def _probe(self, drafted: Sequence[RoundState]) -> tuple[float, float]:
+        """Collect scores, and probe if that is due; return the seconds without and with probes."""
+        start, guard = self._pool.cost_clock(), self._pool.guard
         has_probed = self._drafting.probe(drafted, guard.probe_s > 0.0)
         seconds = self._pool.cost_clock() - start
-        if has_probed:
-            guard.probe_s -= seconds
-        return seconds
+        if not has_probed:
+            return seconds, 0.0
+        guard.charge(seconds)
+        return 0.0, seconds
 
     def _verify(self, states: Sequence[RoundState]) -> None:
         start = self._pool.cost_clock()
