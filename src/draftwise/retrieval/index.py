@@ -150,7 +150,17 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryMatch(Match):
+class _VotedMatch(Match):
+    """A match whose most frequent next token has been elected."""
+
+    token: int
+
+    def proposal(self) -> int:
+        return self.token
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryMatch(_VotedMatch):
     history: History
     places: Sequence[int]
 
@@ -159,7 +169,7 @@ class HistoryMatch(Match):
 
 
 @dataclass(frozen=True, slots=True)
-class TextMatch(Match):
+class TextMatch(_VotedMatch):
     """A match in the text itself, which goes on with its draft, then both repeat."""
 
     text: Int32
@@ -221,6 +231,8 @@ class RetrievalIndex:
         self._written = np.zeros(LONGEST_MATCH, np.int32), np.zeros(rule.num_votes, np.int64)
         ending, nexts = map(address_of, self._written)
         self._search_room = kernels.Room(ending, address_of(self._places), nexts)
+        self._after = np.zeros(LONGEST_DRAFT, np.int32)  # the draft of a search
+        self._after_address = address_of(self._after)
         self._room(8)
 
     def _view(self) -> None:
@@ -414,16 +426,20 @@ class RetrievalIndex:
 
     def find(self, slot: int, draft: Sequence[int] = ()) -> Match:
         """The longest match of a text with its draft, valid until the text grows."""
-        after = np.array(draft, np.int32)
-        match, hits, shared = kernels.search_one(
-            self._texts, self.history.ring, self.history.newest, slot, address_of(after),
-            len(after), self._rule, self._search_room,
+        num = len(draft)
+        if num > len(self._after):
+            self._after = np.zeros(power_of_two(num), np.int32)
+            self._after_address = address_of(self._after)
+        self._after[:num] = draft
+        match, hits, shared, token = kernels.search_one(
+            self._texts, self.history.ring, self.history.newest, slot, self._after_address, num,
+            self._rule, self._search_room,
         )  # fmt: skip
         places = self._places[:hits].tolist()
         if shared:
-            return HistoryMatch(match, self.history, places)
-        start, num = self._table[slot, [kernels.START, kernels.LENGTH]].tolist()
-        return TextMatch(match, self._store[start : start + num], list(draft), places)
+            return HistoryMatch(match, token, self.history, places)
+        start, num = self._table.item(slot, kernels.START), self._table.item(slot, kernels.LENGTH)
+        return TextMatch(match, token, self._store[start : start + num], list(draft), places)
 
     def length(self, slot: int) -> int:
         if not (0 <= slot < len(self._table) and self._table[slot, kernels.CAPACITY]):

@@ -341,10 +341,11 @@ def search(
 def search_one(
     texts: Texts, history: Ring, newest: int, slot: int, draft: Any, drafted: int,
     rule: MatchRule, room: Room,
-) -> tuple[int, int, bool]:  # fmt: skip
-    """``search`` by addresses."""
-    ring, after = ring_chains(history), numbers(draft, _ZERO)
-    return search(texts, ring, newest, slot, after, drafted, rule, located(room))
+) -> tuple[int, int, bool, int]:  # fmt: skip
+    """``search`` by addresses, and the most frequent next token (-1: none)."""
+    ring, after, room = ring_chains(history), numbers(draft, _ZERO), located(room)
+    match, hits, shared = search(texts, ring, newest, slot, after, drafted, rule, room)
+    return match, hits, shared, vote(texts, ring, newest, slot, room, hits, shared)
 
 
 @compiled
