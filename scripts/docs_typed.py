@@ -253,7 +253,8 @@ class Session:
         code = f"{{\n{command.code}\n}} </dev/null"
         done = 'echo $? > "$DONE~"; mv "$DONE~" "$DONE"\n'
         if in_background:  # job control gives the command a process group, which SIGINT reaches
-            ended = 'test -e "$DONE.stops" || echo 1 > "$DONE"'  # before it was interrupted
+            before = 'echo 1 > "$DONE~"; mv "$DONE~" "$DONE"'  # it was interrupted
+            ended = f'test -e "$DONE.stops" || {{ {before}; }}'
             code, done = f"set -m; {{ {code}\n{ended}; }} &\nset +m", ""
         self._write(f"{code}\n{done}".encode())
 
