@@ -147,6 +147,7 @@ class Loop:
     def _probe(self, drafted: Sequence[RoundState]) -> tuple[float, float]:
         """Collect scores, and probe if that is due; return the seconds without and with probes."""
         start, guard = self._pool.cost_clock(), self._pool.guard
+        # unlike the scores of a prompt, which start a request, a probe needs a share earned before
         has_probed = self._drafting.probe(drafted, guard.probe_s > 0.0)
         seconds = self._pool.cost_clock() - start
         if not has_probed:
