@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from controller.kinds import interpreted
 from draftwise.compiled import HAS_NUMBA, warm_up
 from draftwise.controller import Controller, Limits
-from draftwise.retrieval import DEFAULT_RULE, SLICE, MatchRule, Proposals, RetrievalIndex
+from draftwise.retrieval import (
+    DEFAULT_RULE,
+    SLICE,
+    MatchRule,
+    Proposals,
+    RetrievalIndex,
+    most_frequent_path,
+)
 from modules import module_of
 from retrieval.plain_index import PlainIndex
 
@@ -132,9 +139,12 @@ class Pair:
 
     def find(self) -> None:
         for slot in self.open:
-            draft, (plain, index) = self.text(5), self.both
+            # 300: more than the room that an index keeps for a draft
+            draft, (plain, index) = self.text(self.rng.choice([5, 5, 5, 300])), self.both
             match = index.find(slot, draft)
             assert (match.length, match.rows(7)) == plain.find(slot, draft, 7)
+            path = most_frequent_path(match.rows(1), 1)
+            assert match.proposal() == (path[0][0] if path else -1)
 
     def share(self) -> None:
         room = self.rng.choice([0, 5, 20])
