@@ -33,6 +33,10 @@ REMOVED: Mapping[str, str] = {
     "option rules of feedback 'prefix'": _RULES,
     "option rules of feedback 'free'": _RULES,
     "option --guide": "write --rule",
+    "option --num-speculative-tokens": "write --plan-lengths",
+    "option --assistant-model": "write --drafter lm:PATH",
+    "option --prompt-lookup-min": "write --drafter lookup:prompt_lookup_min=N",
+    "option --prompt-lookup-max": "write --drafter lookup:prompt_lookup_max=N",
     "option --adapt": "train the head on texts like yours (draftwise train eagle)",
     **{
         f"model type {name}": _RECURRENT

@@ -47,7 +47,7 @@ LINES: tuple[tuple[str, str], ...] = (
     ("generate hi --chat --target base --chat-template bad.jinja", "bad.jinja, line 1"),
     ("generate hi --chat --target base --chat-template gone.jinja", "gone.jinja"),
     ("generate hi --chat-template good.jinja", "--chat-template is for --chat"),
-    ("generate hi --prompt-lookup-min 5 --prompt-lookup-max 2", "which is 2"),
+    ("generate hi --drafter lookup:prompt_lookup_min=5,prompt_lookup_max=2", "which is 2"),
     ("generate hi --target bad2.gguf", "there is no file bad2.gguf"),
     ("generate hi --target bad.gguf", "bad.gguf is no GGUF file"),
     ("generate hi --target cut", "cut off or damaged"),

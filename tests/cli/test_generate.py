@@ -123,19 +123,6 @@ def test_stop_strings_end_stream_and_json_alike(generate: Run) -> None:
     assert answer["finish_reason"] == "stop"
 
 
-def test_aliases_of_vllm_and_transformers(pair: tuple[Path, Path]) -> None:
-    run = ("generate", "Hello", "--target", pair[0], "--json", *SHORT)
-    (answer,) = run_command(
-        *run, "--assistant-model", pair[1], "--num-speculative-tokens", 2, "--preset", "metasd"
-    ).objects
-    assert set(answer["pulls"]) == {"drafter"}
-    assert 1 < answer["num_drafted"] <= 2 * answer["num_rounds"]
-    (answer,) = run_command(
-        *run, "--prompt-lookup-max", 3, "--prompt-lookup-min", 2, "--preset", "metasd"
-    ).objects
-    assert set(answer["pulls"]) == {"lookup"}
-
-
 def test_what_a_session_learnt_is_kept_in_a_file(generate: Run, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     options = ("--json", "--state", state, *SHORT)

@@ -38,8 +38,6 @@ def test_unknown_names_list_the_valid_ones(generate: Run, option: str, valid: li
         (["--reward", "length:x=1"], "no option 'x'"),
         (["--plan-lengths", "0"], "plan length 0"),
         (["--plan-lengths", "4,five"], "1,2,4,8"),
-        (["--num-speculative-tokens", "0"], "plan length 0"),
-        (["--num-speculative-tokens", "2", "--plan-lengths", "2"], "not both"),
         (["--tree", "wide"], "such as 4x16"),
         (["--temperature", "-1"], "--temperature -1.0: it must be"),
         (["--top-p", "0"], "--top-p 0.0: it must be"),

@@ -186,7 +186,7 @@ def test_commands_expand_the_home_folder_in_every_option(
     assert ran.code == 0
     assert (tmp_path / "trace").is_file()
     assert (tmp_path / "state").is_file()
-    assert run_command("generate", "hi", "-n", 2, "--assistant-model=~/d,x=1").code in {0, 2}
+    assert run_command("generate", "hi", "-n", 2, "--drafter=lm:~/d,x=1").code in {0, 2}
 
 
 def test_a_library_call_expands_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,11 +49,9 @@ def generate(
     trace: Path | None = option(
         None, "Write one jsonl line per round to this file.", panel="Running"
     ),
-    aliases: o.Aliases,
 ) -> None:  # fmt: skip
     """Complete a prompt with speculative decoding."""
     with refused_values():
-        settings = aliases.applied(settings)
         target = settings.target
         prompts = _prompts(prompt, file, batch, batch_size)
         if is_chat or system is not None:

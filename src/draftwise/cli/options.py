@@ -7,8 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
-from functools import partial
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -176,32 +175,6 @@ CHAT_TEMPLATE = option(
     None, "Jinja file that replaces the tokenizer's chat template.", panel="Models"
 )
 AS_JSON = option(False, "Print JSON (with --batch one object per line).", "--json")
-
-_alias = partial(option, None, panel="Aliases (names of vLLM and transformers)")
-
-
-@dataclass(frozen=True, slots=True)
-class Aliases:
-    """Names that other programs use for existing options."""
-
-    num_speculative_tokens: int | None = _alias("Same as --plan-lengths N.")
-    assistant_model: str | None = _alias("Same as --drafter lm:PATH.", metavar="PATH")
-    prompt_lookup_min: int | None = _alias("Same as --drafter lookup:prompt_lookup_min=N.")
-    prompt_lookup_max: int | None = _alias("Same as --drafter lookup:prompt_lookup_max=N.")
-
-    def applied(self, settings: Settings) -> Settings:
-        """The settings with the aliases applied; DraftwiseError for an option passed twice."""
-        if self.num_speculative_tokens is not None:
-            if settings.lengths is not None:
-                raise DraftwiseError("give --plan-lengths or --num-speculative-tokens, not both")
-            settings = replace(settings, lengths=[self.num_speculative_tokens])
-        found = list(settings.drafters or [])
-        if self.assistant_model is not None:
-            found.append(f"lm:{self.assistant_model}")
-        sizes = {name: getattr(self, name) for name in ("prompt_lookup_min", "prompt_lookup_max")}
-        if given := ",".join(f"{name}={n}" for name, n in sizes.items() if n is not None):
-            found = [*(spec for spec in found if spec != "lookup"), f"lookup:{given}"]
-        return replace(settings, drafters=found or None)
 
 
 def request(sampling: dict[str, Any], **params: Any) -> RequestParams:
