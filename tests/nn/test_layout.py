@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from draftwise.compiled import HAS_NUMBA
 from draftwise.nn import (
     CausalModel,
     Prepacked,
@@ -92,23 +93,65 @@ def test_blocks_are_used_and_right(dtype: torch.dtype) -> None:
         assert uses_blocks(layer, torch.randn(1, 512).to(dtype)) == (dtype == torch.bfloat16)
 
 
+def wide(num_inputs: int = 512, num_outputs: int = 2600) -> Prepacked:
+    """A layer with a bias whose products of few rows walk along its column-major weight."""
+    torch.manual_seed(0)
+    layer = nn.Linear(num_inputs, num_outputs)
+    lay_out(layer)
+    assert isinstance(layer, Prepacked)
+    return layer
+
+
 @needs_mkl
-def test_a_weight_that_changed_is_read_itself() -> None:
-    states = torch.randn(4, 512)
+@pytest.mark.skipif(not HAS_NUMBA, reason="without numba, few rows use the blocks")
+@torch.no_grad()
+def test_few_rows_walk_along_a_wide_weight() -> None:
+    layer = wide()
+    for num in range(1, 6):
+        states = torch.randn(1, num, 1024)[..., ::2]  # rows that are not contiguous
+        expected = nn.functional.linear(states.double(), layer.weight.double())
+        found = layer(states).double() - layer.bias.double()
+        assert torch.allclose(found, expected, atol=1e-4, rtol=1e-4)
+        assert uses_blocks(layer, states) == (num > 4)
+    for other in (wide(510), wide(512, 640)):
+        assert uses_blocks(other, torch.randn(2, other.in_features))  # inputs not in eights; narrow
+
+
+@needs_mkl
+@torch.no_grad()
+def test_several_threads_use_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, states = wide(), torch.randn(2, 512)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert uses_blocks(layer, states)
+
+
+@needs_mkl
+@torch.no_grad()
+def test_few_rows_of_a_row_major_weight_are_the_ordinary_product() -> None:
+    layer = wide(1024, 512)
+    assert layer.weight.is_contiguous()
+    for num in range(1, 6):
+        states = torch.randn(num, 1024)
+        ordinary = nn.functional.linear(states, layer.weight, layer.bias)
+        assert torch.allclose(layer(states), ordinary, atol=1e-4)
+        assert uses_blocks(layer, states) == (num > 3)
+
+
+@needs_mkl
+@torch.no_grad()
+@pytest.mark.parametrize("outputs", [640, 2600])
+def test_a_weight_that_changed_is_read_itself(outputs: int) -> None:
     for change in (
         lambda layer: layer.weight.mul_(2),  # in place
         lambda layer: setattr(layer.weight, "data", layer.weight.data * 2),  # new storage
         lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight * 2)),
         lambda layer: layer.bfloat16(),
     ):
-        layer = blocked()
-        with torch.no_grad():
-            change(layer)
-            states = states.to(layer.weight.dtype)
-            assert torch.equal(
-                layer(states), nn.functional.linear(states, layer.weight, layer.bias)
-            )
-            assert not uses_blocks(layer, states)
+        layer = wide(512, outputs)
+        change(layer)
+        states = torch.randn(4, 512, dtype=layer.weight.dtype)
+        assert torch.equal(layer(states), nn.functional.linear(states, layer.weight, layer.bias))
+        assert not uses_blocks(layer, states)
 
 
 @needs_mkl
