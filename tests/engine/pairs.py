@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -41,6 +42,7 @@ POOLS = {
     "longer+shorter": ["longer", "shorter"],
     "eagle": ["eagle"],
     "eagle+good+lookup": ["eagle", "good", "lookup"],
+    "rounded": ["rounded"],
 }
 """Names of pools, and the drafters in them.
 
@@ -138,6 +140,15 @@ def eagle(kind: str = "llama", vocab_size: int = 64) -> EagleDrafter:
 
 
 @cache
+def rounded(kind: str = "llama", vocab_size: int = 64) -> EagleDrafter:
+    """``eagle`` in bfloat16, beside a target in float32."""
+    model, head = eagle_target(kind, vocab_size), copy.deepcopy(eagle(kind, vocab_size).head)
+    head = head.to(torch.bfloat16)
+    head.target_dtype = model.dtype
+    return EagleDrafter("rounded", head, model)
+
+
+@cache
 def store(vocab_size: int = 64) -> DatastoreDrafter:
     """A datastore of the prompts, two of the target's answers, and noise."""
     noise = np.random.default_rng(0).integers(0, vocab_size, (20, 30)).tolist()
@@ -153,6 +164,7 @@ def store(vocab_size: int = 64) -> DatastoreDrafter:
 
 INSIDE: dict[str, Callable[[str, int], Drafter]] = {
     "eagle": eagle,
+    "rounded": rounded,
 }
 """Drafters that read the target's hidden states."""
 

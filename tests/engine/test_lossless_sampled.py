@@ -88,6 +88,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "windows among others": {"names": ["window", "bad", "lookup"], **OTHERS, "trees": BOTH},
     "window, mixed": {"names": ["window", "lookup"], "policy": "goodput", "lengths": (1, 3)},
     "eagle": {"names": ["eagle"], **ONE},
+    "rounded eagle": {"names": ["rounded"], **ONE},
+    "rounded eagle's tree": {"names": ["rounded"], **ONE, "trees": (TreeShape(2, 5),)},
     "eagle's tree": {"names": ["eagle"], **ONE, "trees": (TreeShape(2, 5),)},
     "eagle among others": {"names": ["eagle", "bad", "lookup"], **OTHERS, "trees": BOTH},
     "bandit": {"names": ["good", "bad", "lookup"], "policy": "exp3spec", "lengths": (1, 3)},

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from draftwise.nn import CausalModel, EagleHead, load_head
 from draftwise.types import DraftwiseError
-from draftwise_lab.train import save_head
+from draftwise_lab.train import new_head, save_head
 from eagles import eagle_head
 from engine.pairs import reader, target
+from modules import module_of
 
 HIDDEN, INNER, HEADS, KV, DIM, VOCAB, DRAFT = 32, 48, 4, 2, 8, 64, 20
 LAYER = {
@@ -283,6 +284,36 @@ def test_a_first_head_is_not_saved(tmp_path: Path) -> None:
 
 def same_config(one: EagleHead, other: EagleHead) -> bool:
     return bool(one.config.to_dict() == other.config.to_dict())
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+@torch.no_grad()
+def test_a_file_in_bfloat16_stays_so_where_that_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fast: bool
+) -> None:
+    """Beside a target in float32 on a CPU with the instructions; logits are the target's dtype."""
+    monkeypatch.setattr(module_of(load_head), "multiplies_bfloat16", lambda: is_fast)
+    half, single = torch.bfloat16, torch.float32
+    ids = torch.arange(0, VOCAB, 2)
+    for name, head in {
+        "own": eagle_head(target(), draft_vocab_size=DRAFT),
+        "lent": new_head(target().module, ids, seed=0, lends=True),
+        "of the target": eagle_head(target(), own=False),
+    }.items():
+        for dtype in (half, single):
+            save_head(head, tmp_path / f"{name}-{dtype}", dtype=dtype)
+            loaded = load_head(tmp_path / f"{name}-{dtype}", target())
+            is_half = is_fast and dtype == half and name != "of the target"
+            assert loaded.dtype == (half if is_half else single), (name, dtype)
+            states = torch.randn(2, loaded.config.hidden_size)
+            assert loaded.fuse(torch.randn(2, loaded.fc.in_features)).dtype == loaded.dtype
+            logits = loaded.draft_logits(states.to(loaded.dtype))
+            assert logits.dtype == single
+            close = 0.05 if is_half else 1e-2 if dtype == half else 1e-5
+            assert torch.allclose(logits, head.draft_logits(states), atol=close, rtol=close)
+    assert (
+        load_head(tmp_path / f"own-{half}", CausalModel(reader().half(), "t")).dtype == torch.half
+    )
 
 
 def test_saved_names_are_those_that_others_read(tmp_path: Path) -> None:

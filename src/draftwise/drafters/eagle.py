@@ -70,8 +70,9 @@ class EagleDrafter(ModelDrafter):
         tree: TreeShape | None = None,
     ) -> None:
         self.name, self.head, self.max_length, self.tree = name, head, max_length, tree
-        self.relative_cost = head.num_parameters / max(1, target.num_parameters)
-        states = len(head.taps) * target.hidden_size * head.dtype.itemsize
+        num_bytes = head.num_parameters * head.dtype.itemsize
+        self.relative_cost = num_bytes / max(1, target.num_parameters * target.dtype.itemsize)
+        states = len(head.taps) * target.hidden_size * target.dtype.itemsize
         self.token_bytes = head.token_bytes + states
         target.tap(head.taps)
 

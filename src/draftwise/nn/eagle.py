@@ -38,12 +38,14 @@ class Angles:
 
     def __call__(self, positions: Tensor, needed: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """[R, 1, T, d] each, with ``like``'s dtype and device; needed: exceeds all positions."""
-        if self._table is None or needed > len(self._table[0]):
+        table = self._table
+        if table is None or needed > len(table[0]) or table[0].dtype != like.dtype:
             with torch.inference_mode(False):  # training may use the table later
                 rotary = LlamaRotaryEmbedding(self._config).to(like.device)
                 every = torch.arange(max(256, 2 * needed), device=like.device)
-                self._table = tuple(one[0].to(like.dtype) for one in rotary(like, every[None]))
-        cos, sin = self._table
+                table = tuple(one[0].to(like.dtype) for one in rotary(like, every[None]))
+            self._table = table
+        cos, sin = table
         return cos[positions][:, None], sin[positions][:, None]
 
 
@@ -84,6 +86,8 @@ class EagleHead(nn.Module):
     and concatenated, and continues drafts from g (before ``norm``) instead of the target's states.
 
     embed, lm_head: the target's modules, borrowed outside the state dict; None = the head's own.
+    Its precision may be lower than the target's: what it takes is cast, and so are its logits if
+    ``target_dtype`` is set.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class EagleHead(nn.Module):
             self.register_buffer("d2t", torch.zeros(num, dtype=torch.int64))
         # in a tuple, so that torch does not register them as submodules
         self.borrowed: tuple[Any, Any] = (embed, lm_head)
+        self.target_dtype: torch.dtype | None = None
         self._angles = Angles(config)
 
     @property
@@ -145,10 +150,11 @@ class EagleHead(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         found: Tensor = (self.embed_tokens or self.borrowed[0])(tokens)
-        return found
+        return found.to(self.dtype)
 
     def fuse(self, states: Tensor) -> Tensor:
         """Combine the target's states [..., taps x D] into the input of ``forward``, [..., h]."""
+        states = states.to(self.dtype)
         return self.fc(states) if self.config.generation == 3 else states
 
     def forward(
@@ -169,7 +175,7 @@ class EagleHead(nn.Module):
         """[..., draft_vocab_size] logits of the states g [..., h]."""
         states = states if self.norm is None else self.norm(states)
         found: Tensor = (self.lm_head or self.borrowed[1])(states)
-        return found
+        return found.to(self.target_dtype or found.dtype)
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., vocab_size] logits, -inf for tokens that the head cannot draft."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from draftwise.files import STATE_BYTES, local_path, looks_local, read_text, strict_json
 from draftwise.nn.eagle import EagleConfig, EagleHead, lent_rows
-from draftwise.nn.layout import lay_out
+from draftwise.nn.layout import lay_out, multiplies_bfloat16
 from draftwise.nn.load import listed
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
@@ -47,7 +47,7 @@ TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
 def load_head(source: str | Path, target: CausalModel) -> EagleHead:
-    """A head for this target from a folder or hub id, in the target's dtype and on its device.
+    """A head for this target from a folder or hub id, on its device and in its dtype (``_dtype``).
 
     Takes the authors' layout (``config.json`` and ``model.safetensors`` or ``pytorch_model.bin``)
     and that of vLLM's ``speculators``. Missing embeddings and ``lm_head`` are the target's. Raises
@@ -192,7 +192,8 @@ def rope_of(layer: Mapping[str, Any], config: Any) -> dict[str, Any]:
 def _filled(
     head: EagleHead, weights: dict[str, Tensor], target: CausalModel, what: str
 ) -> EagleHead:
-    """Load all weights into a head on ``meta``, floats in the target's dtype, and lay them out.
+    """Load all weights into a head on ``meta``, floats as ``_dtype`` says, and lay them out.
+
     Raises DraftwiseError for keys and shapes that do not fit, and for tokens that the target lacks.
     """
     places, buffers = head.state_dict(), dict(head.named_buffers())
@@ -200,8 +201,9 @@ def _filled(
     if "d2t" not in places and offsets is not None and not offsets.any():
         weights.pop("d2t")  # the whole vocabulary, in its order
     _refuse_mismatch(what, {name: tuple(place.shape) for name, place in places.items()}, weights)
+    dtype = _dtype(head, weights, target)
     cast = {
-        name: tensor.to(target.device, places[name].dtype if name in buffers else target.dtype)
+        name: tensor.to(target.device, places[name].dtype if name in buffers else dtype)
         for name, tensor in weights.items()
     }
     head.load_state_dict(cast, strict=True, assign=True)
@@ -211,10 +213,25 @@ def _filled(
         raise DraftwiseError(
             f"{what}: d2t does not lead to {len(ids)} different tokens below {size}"
         )
+    head.target_dtype = target.dtype
     lay_out(head)
     if head.lent_rows is not None:  # no submodule of the head
-        lay_out(head.lent_rows)
+        lay_out(head.lent_rows.to(dtype))
     return head.eval().requires_grad_(False)
+
+
+def _dtype(head: EagleHead, weights: Mapping[str, Tensor], target: CausalModel) -> torch.dtype:
+    """The target's dtype, or bfloat16 if the file is in it and a CPU multiplies it faster.
+
+    Drafts are verified with the probabilities that they were drawn from, so that a head of lower
+    precision is as lossless.
+    """
+    is_of_target = head.borrowed[1] is not None and head.draft_ids is None  # its output layer
+    floats = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
+    is_slow = target.dtype == torch.float32 and target.device.type == "cpu"
+    if floats == {torch.bfloat16} and is_slow and multiplies_bfloat16() and not is_of_target:
+        return torch.bfloat16
+    return target.dtype
 
 
 def _find_folder(source: str) -> Path:

@@ -201,6 +201,12 @@ def _is_served(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for products of bfloat16 numbers."""
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # earlier torch has none
+    return bool(found.get("avx512_bf16"))
+
+
 def _memory_bytes() -> int:
     """Memory of the machine in bytes, or the container's limit if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
