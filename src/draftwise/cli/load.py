@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from draftwise.chat import Message, check_unicode
 from draftwise.cli.failures import NOT_WRITTEN, Said, say, waiting
 from draftwise.files import TRACE_BYTES, read_text
 from draftwise.nn.folder import config_of, has_template, place
+from draftwise.nn.hub import cached, check_hub
 from draftwise.settings import ZOO, check_spec, models_of
 from draftwise.types import DraftwiseError
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 _TEMPLATE_BYTES = 1 << 20
-PATIENCE_S = 2.0  # timeout of connecting to the hub, and of its answer
 
 
 def check_models(target: str, drafters: Sequence[str]) -> None:
@@ -98,59 +97,6 @@ def read_template(file: Path) -> str:
         why = error.strerror if isinstance(error, OSError) else error
         raise DraftwiseError(f"--chat-template {file}: {why}") from None
     return text
-
-
-def cached(model: str) -> Path | None:
-    """The folder of a hub model in the local cache, or None."""
-    from huggingface_hub import try_to_load_from_cache
-
-    for name in ("config.json", "adapter_config.json"):
-        if isinstance(found := try_to_load_from_cache(model, name), str):
-            return Path(found).parent
-    return None
-
-
-def check_hub(model: str) -> None:
-    """Reject an invalid hub id, and a model neither in the cache nor on the hub."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
-
-    try:
-        if cached(model) is not None:
-            return
-    except HFValidationError:
-        raise DraftwiseError(f"there is no model folder {model}, and it is no hub id") from None
-    said = f"there is no folder {model}, and no model of that name was fetched from the hub before"
-    if constants.HF_HUB_OFFLINE:
-        raise DraftwiseError(f"{said}; HF_HUB_OFFLINE forbids to fetch one")
-    answer: Exception | None = ConnectionError()
-
-    def ask() -> None:
-        from huggingface_hub import HfApi
-
-        nonlocal answer
-        try:
-            HfApi(endpoint=constants.ENDPOINT).model_info(model, timeout=PATIENCE_S)
-            answer = None
-        except Exception as error:
-            answer = error
-
-    # in a thread, because a DNS lookup has no timeout
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(3 * PATIENCE_S)
-    # by name, because the hub's client changed its HTTP library, and with it the classes
-    if type(answer).__name__.startswith("Connect"):
-        raise DraftwiseError(
-            f"{said}; {constants.ENDPOINT} cannot be reached now. Name a folder that exists, or "
-            "go online"
-        )
-    # for other errors, loading has a better message
-    if isinstance(answer, RepositoryNotFoundError) and answer.response.status_code in {401, 404}:
-        raise DraftwiseError(
-            f"there is no folder {model}, and {constants.ENDPOINT} has no public model {model}: "
-            "check the name; for a private one, log in (hf auth login)"
-        )
 
 
 @contextmanager
