@@ -13,7 +13,7 @@ from draftwise.errors import BadValue
 from draftwise.files import local_path
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
-from draftwise.settings import ZOO, expand, lm_options, name_and_spec
+from draftwise.settings import ZOO, check_models_of, expand, lm_options, name_and_spec
 from draftwise.types import NONE, DraftwiseError
 
 
@@ -29,6 +29,13 @@ def resolve_target(target: Any) -> tuple[Any, list[str]]:
         package = zoo.package()
         return str(package.unpacked(str(target))), package.drafter_specs(str(target))
     return (str(target) if isinstance(target, Path) else target), ["lookup"]
+
+
+def check_drafters(specs: Any) -> None:
+    """Reject specs of models that cannot be had, before a target is loaded for them."""
+    for given in [specs] if isinstance(specs, str) else specs:
+        if isinstance(given, str):
+            check_models_of(given)
 
 
 def load_drafters(

@@ -16,6 +16,7 @@ from draftwise.engine.options import SEED_HELP
 from draftwise.errors import BadValue, DraftwiseError
 from draftwise.files import local_path, looks_local
 from draftwise.nn.folder import DTYPES, hardware, place
+from draftwise.nn.hub import find
 from draftwise.registry import DRAFTERS, FEEDBACKS, POLICIES, PRESETS, REWARDS, STOP_RULES
 
 ZOO = "zoo"
@@ -249,6 +250,15 @@ def models_of(given: str) -> list[str]:
             options = registry.parse_options(f"drafter {kind!r}", rest, DRAFTER_HELP[kind].types)
             found.append(str(options.get("path", "")))
     return found
+
+
+def check_models_of(given: str) -> None:
+    """Reject a drafter whose models are no folders here and cannot be had from the hub."""
+    for source in models_of(given):
+        try:
+            find(source)
+        except DraftwiseError as error:
+            raise DraftwiseError(f"drafter {given}: {error}") from error
 
 
 def _check_one(given: str, name: str, spec: str) -> None:

@@ -32,7 +32,7 @@ from draftwise.errors import BadValue
 from draftwise.nn.layout import is_packed, pack_again
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel, weights_mark
-from draftwise.pool import load_drafters, resolve_target
+from draftwise.pool import check_drafters, load_drafters, resolve_target
 from draftwise.protocols import Policy, StopRule
 from draftwise.registry import Preset
 from draftwise.settings import DEFAULTS, Settings
@@ -169,6 +169,8 @@ class Speculator:
             rules=rules, trees=trees, dtype=dtype, device=device,
         ).learning  # fmt: skip
         path, defaults = resolve_target(target)
+        if isinstance(drafters, (str, list, tuple)):
+            check_drafters(drafters)
         model = load_model(path, dtype=dtype, device=device)
         if tokenizer is None and isinstance(path, str):
             tokenizer = load_tokenizer(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,30 @@ def test_devices_that_are_not_here_are_refused(folder: Path) -> None:
                 load_model(folder, device=device)
 
 
-def test_hub_ids_that_cannot_be_had_say_so() -> None:
-    for load in (load_model, load_tokenizer):
-        with pytest.raises(DraftwiseError, match="no folder here, and the hub did not give it"):
-            load("nobody/nothing-of-that-name")
+def test_hub_ids_that_cannot_be_had_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is asked once, before a target is loaded for the drafter; transformers never is."""
+    asked = list[str]()
+
+    def model_info(_: object, name: str, **__: object) -> None:
+        asked.append(name)
+        raise ConnectionError
+
+    def loads(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    monkeypatch.setattr("draftwise.speculator.load_model", loads)
+    monkeypatch.setattr("draftwise.nn.load.find_adapter_config_file", loads)
+    name = "nobody/nothing"
+    for load in (
+        partial(load_model, name), partial(load_tokenizer, name),
+        partial(Speculator.from_pretrained, "zoo", f"eagle:{name}"),
+        partial(Speculator.from_pretrained, "zoo", ["lookup", f"a=lm:{name},window=64"]),
+    ):  # fmt: skip
+        with pytest.raises(DraftwiseError, match=f"no folder {name}, .* cannot be reached now"):
+            load()
+    assert asked == [name] * 4
 
 
 def test_tokenizers_are_compared_wherever_a_drafter_comes_from(

@@ -16,8 +16,8 @@ from draftwise.chat import Message, check_unicode
 from draftwise.cli.failures import NOT_WRITTEN, Said, say, waiting
 from draftwise.files import TRACE_BYTES, read_text
 from draftwise.nn.folder import config_of, has_template, place
-from draftwise.nn.hub import cached, check_hub
-from draftwise.settings import ZOO, check_spec, models_of
+from draftwise.nn.hub import cached, find
+from draftwise.settings import ZOO, check_models_of, check_spec
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -31,12 +31,7 @@ def check_models(target: str, drafters: Sequence[str]) -> None:
     check_target(target)
     for spec in drafters:
         check_spec(spec)
-        for source in models_of(spec):
-            if not Path(place(source)).is_dir():
-                try:
-                    check_hub(source)
-                except DraftwiseError as error:
-                    raise DraftwiseError(f"drafter {spec}: {error}") from error
+        check_models_of(spec)
 
 
 def check_target(target: str) -> None:
@@ -47,10 +42,8 @@ def check_target(target: str) -> None:
             zoo.package().check_pieces(target)
         except DraftwiseError as error:
             raise DraftwiseError(f"{error}. Or name another model: --target MODEL") from error
-    elif Path(found := place(target)).is_dir():
+    elif Path(found := find(target)).is_dir():
         config_of(Path(found))
-    else:
-        check_hub(found)
 
 
 def check_chat(target: str, template: Path | None = None) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from draftwise.files import STATE_BYTES, local_path, looks_local, read_text, strict_json
 from draftwise.nn.eagle import EagleConfig, EagleHead, lent_rows
+from draftwise.nn.hub import check_hub
 from draftwise.nn.layout import lay_out, multiplies_bfloat16
 from draftwise.nn.load import listed
 from draftwise.nn.model import CausalModel
@@ -241,6 +242,7 @@ def _find_folder(source: str) -> Path:
         return path
     if looks_local(source) or "/" not in source:
         raise DraftwiseError(f"there is no {KIND} in {source}: give a folder or a hub id")
+    check_hub(source)
     try:
         from huggingface_hub import snapshot_download
 

@@ -5,28 +5,40 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from draftwise.nn.folder import CONFIGS, place
 from draftwise.types import DraftwiseError
 
 PATIENCE_S = 2.0  # timeout of connecting to the hub, and of its answer
+
+
+def find(source: str) -> str:
+    """A model's folder, or the id of a model that is in the cache or on the hub.
+
+    Errors: DraftwiseError for anything else, within seconds: transformers asks six times, and
+    waits between them.
+    """
+    found = place(source)
+    if not Path(found).is_dir():
+        check_hub(found)
+    return found
 
 
 def cached(model: str) -> Path | None:
     """The folder of a hub model in the local cache, or None."""
     from huggingface_hub import try_to_load_from_cache
 
-    for name in ("config.json", "adapter_config.json"):
-        if isinstance(found := try_to_load_from_cache(model, name), str):
-            return Path(found).parent
-    return None
+    found = (try_to_load_from_cache(model, name) for name in CONFIGS)
+    return next((Path(file).parent for file in found if isinstance(file, str)), None)
 
 
 def check_hub(model: str) -> None:
     """Reject an invalid hub id, and a model neither in the cache nor on the hub."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
-        if cached(model) is not None:
+        has_tokenizer = isinstance(try_to_load_from_cache(model, "tokenizer_config.json"), str)
+        if has_tokenizer or cached(model) is not None:
             return
     except HFValidationError:
         raise DraftwiseError(f"there is no model folder {model}, and it is no hub id") from None

@@ -19,6 +19,7 @@ from draftwise.install import hint
 from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
 from draftwise.nn.folder import hardware, place, read_object
+from draftwise.nn.hub import find
 from draftwise.nn.layout import lay_out
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
@@ -106,7 +107,7 @@ def _from_pretrained(source: str, dtype: Dtype, device: Device) -> Any:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        module = _read(place(source), dtype, spread)
+        module = _read(find(source), dtype, spread)
         if spread is None:
             module = module.to(device)
         if module.config._attn_implementation == "sdpa":
@@ -144,7 +145,7 @@ def _read(source: str, dtype: Any, spread: Any, revision: str | None = None) -> 
 
 def load_tokenizer(source: str | Path, *, asks_hub: bool = True) -> Any:
     """The tokenizer of a folder or hub id, or DraftwiseError. asks_hub: whether to download it."""
-    source, revision = place(str(source)), "main"
+    source, revision = (find if asks_hub else place)(str(source)), "main"
     base = base_of(source, asks_hub=asks_hub)
     if base is not None and not has_tokenizer(source, asks_hub=asks_hub):
         source, revision = base.source, base.revision or "main"
