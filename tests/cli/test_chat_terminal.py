@@ -24,7 +24,7 @@ os.setsid()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what `&` or nohup started
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 if %r: sys.modules["prompt_toolkit"] = None
-sys.argv = ["draftwise", "chat", "--target", %r, "-n", "6", "--preset", "plain"]
+sys.argv = ["draftwise", "chat", "--target", %r, "-n", "%d", "--preset", "plain"]
 from draftwise.cli import main
 main()
 """
@@ -33,10 +33,10 @@ main()
 class Person:
     """A user at a terminal with a chat running in it."""
 
-    def __init__(self, folder: Path, place: Path, has_toolkit: bool) -> None:
+    def __init__(self, folder: Path, place: Path, has_toolkit: bool, num_tokens: int = 6) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM % (not has_toolkit, str(folder))],
+            [sys.executable, "-c", PROGRAM % (not has_toolkit, str(folder), num_tokens)],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -112,6 +112,24 @@ def test_keys_at_the_prompt(person: Person, tmp_path: Path) -> None:
     assert asked(person, tmp_path) == ["def f(x):\n    return x"]
     person.types("\x04")
     assert person.process.wait(timeout=20) == 0
+
+
+def test_keys_during_an_answer_are_kept_out_of_it(folder: Path, tmp_path: Path) -> None:
+    """What is typed ahead is the next message, and Ctrl-C leaves no mark."""
+    pytest.importorskip("prompt_toolkit")
+    person = Person(folder, tmp_path, has_toolkit=True, num_tokens=180)
+    try:
+        person.says("hello\r", "|")  # the model repeats itself, bars among the letters
+        person.types("ahead")
+        first = person.says(" of time\r", "tok/s")
+        person.reads("|")
+        second = person.says("\x03", "stopped")
+        assert "ahead" not in first
+        assert ("^C" in second, "MAT" in second) == (False, True)
+        person.reads(">")
+        assert asked(person, tmp_path) == ["hello", "ahead of time"]
+    finally:
+        person.leaves()
 
 
 def test_lines_end_between_words() -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 from draftwise.chat import Message, render
 from draftwise.checks import option
 from draftwise.cli import options as o
-from draftwise.cli.failures import Output, graceful, note, refused_values, say
+from draftwise.cli.failures import Output, graceful, note, refused_values, say, without_echo
 from draftwise.cli.load import check_chat, check_template, keeping_memory
 from draftwise.cli.show import Pen, colours, counted, legend, summary
 from draftwise.engine.options import RequestParams
@@ -121,7 +121,7 @@ class Conversation:
             if named:
                 self._obey(name, named[2] or "")
             elif text.strip():
-                with graceful() as is_stopped:
+                with graceful() as is_stopped, without_echo():
                     self._answer(text, is_stopped)
         except (DraftwiseError, OSError) as error:  # the conversation continues
             if isinstance(error, BrokenPipeError):

@@ -162,6 +162,24 @@ def graceful() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
+def without_echo() -> Iterator[None]:
+    """Keep keys pressed meanwhile, Ctrl-C among them, out of what is shown; the next prompt reads
+    them."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+@contextmanager
 def own_warnings() -> Iterator[None]:
     """Print warnings of draftwise and of model libraries about their users' models as lines on
     stderr; suppress all others, which are for programmers.
