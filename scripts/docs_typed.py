@@ -13,7 +13,8 @@ declares what a reader knows and a script does not, items separated by semicolon
 
     WORD=VALUE         what a placeholder stands for, from here to the end of the page
     slow               takes minutes: not with --quick
-    long               takes hours: not run; its options are looked up in its --help
+    long               takes hours: not run; its options are looked up in its --help, and Python
+                       is compiled
     skip REASON        not run
     until TEXT         a server: done when it prints TEXT, then interrupted
     ... @ START        only the commands that begin like this, whatever is said of the others
@@ -297,11 +298,17 @@ class Typist:
         if command.treatment == "skip":
             result = f"skipped: {command.argument}"
         elif command.treatment == "long":
-            result = unknown_options(command.code, self._shared) or "options exist"
+            result = self._looked_up(command)
         else:
             problem, output = self._ran(command)
             result = f"FAILED: {problem}" if problem else "ok"
         return Row.of(command, result, time.monotonic() - began, output)
+
+    def _looked_up(self, command: Command) -> str:
+        if command.language == "python":
+            compile(command.code, "block", "exec")
+            return "compiles"
+        return unknown_options(command.code, self._shared) or "options exist"
 
     def _ran(self, command: Command) -> tuple[str, str]:
         name = command.language
