@@ -6,6 +6,9 @@ batching, on the same model, thread count and precision. Sides are interleaved r
 prompt repeats within a round, and no side drafts from another side's answers. Every answer is
 compared with the plain one. Overhead: client seconds outside the engine, with one client. Idle: CPU
 seconds of the server without requests. For load patterns use guidellm (docs/serving.md).
+
+``--beside``: a prompt of so many tokens alone, and with a request of two tokens that arrives while
+the prompt is read: seconds to the first token of both, in turn.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shared.script import run, show
-from shared.servers import Answer, ask_all, cpu_seconds, metric, served
+from shared.servers import Answer, ask, ask_all, cpu_seconds, metric, served
 
 from draftwise.bench.suites import load_suite
 from draftwise.pool import resolve_target
@@ -102,6 +106,34 @@ def learning(port: int, prompts: Sequence[str], tokens: int, num: int) -> dict[s
     return {"requests": 2 * num, "second_over_first": mid, "low": low, "high": high}
 
 
+def beside(port: int, pid: int, num: int, rounds: int, tokens: int) -> list[dict[str, Any]]:
+    """A prompt of ``num`` tokens alone and beside a prompt of two, which is sent after a quarter
+    of the time that the long one takes alone; prompts begin differently, as prefixes are cached.
+    Processor seconds are the server's, with all that both requests cost."""
+    rows, rng = list[dict[str, Any]](), random.Random(0)
+    body = {"max_tokens": tokens, "temperature": 0}
+    ask(port, {**body, "prompt": [1000] * 64})  # allocators, and the speed of a forward
+    for _ in range(rounds):
+        before = cpu_seconds(pid)
+        alone = ask(port, {**body, "prompt": rng.choices(range(1000, 4000), k=num)})
+        between = cpu_seconds(pid)
+        with ThreadPoolExecutor(1) as pool:
+            prompt = rng.choices(range(1000, 4000), k=num)
+            long = pool.submit(ask, port, {**body, "prompt": prompt})
+            time.sleep(alone.first_s / 4)
+            short = ask(port, {**body, "prompt": rng.choices(range(1000, 4000), k=2)})
+        both = long.result()
+        if failed := alone.error or short.error or both.error:
+            sys.exit(failed)
+        rows.append({
+            "short, first token, s": short.first_s, "its answer, s": short.took_s,
+            "long alone, s": alone.first_s, "beside, s": both.first_s,
+            "later": both.first_s / alone.first_s - 1,
+            "processor, alone, s": between - before, "both, s": cpu_seconds(pid) - between,
+        })  # fmt: skip
+    return rows
+
+
 def overhead(side: Side, prompts: Sequence[str], tokens: int) -> float:
     """Share of a request's time outside the engine, with one client."""
     before = metric(side.port, "draftwise:phase_seconds_total")
@@ -112,7 +144,7 @@ def overhead(side: Side, prompts: Sequence[str], tokens: int) -> float:
 
 def serve(args: argparse.Namespace) -> dict[str, Any]:
     prompts = [item.text for item in load_suite(args.suite, args.prompts).items]
-    most = 1 if args.learn else max(args.at)
+    most = 1 if args.learn or args.beside else max(args.at)
     if most > len(prompts):
         sys.exit(f"{most} at once need as many prompts; there are {len(prompts)}: --prompts")
     with served(ours(args.target, args.port), args.port) as process, ExitStack() as more:
@@ -120,6 +152,10 @@ def serve(args: argparse.Namespace) -> dict[str, Any]:
             row = learning(args.port, prompts, args.tokens, args.learn)
             show([row])
             return {"learning": row}
+        if args.beside:
+            rows = beside(args.port, process.pid, args.beside, args.rounds, args.tokens)
+            show(rows)
+            return {"beside": rows}
         sides = {
             "draftwise": Side(args.port, process.pid, {"draftwise": {}}),
             "plain": Side(args.port, process.pid, {"draftwise": {"preset": "plain"}}),
@@ -142,4 +178,5 @@ if __name__ == "__main__":
         __doc__, serve, target="zoo", at=[1, 4, 16, 64], rounds=3, tokens=96, prompts=2,
         suite="zoo", port=8399, rival={"action": "store_true", "help": "transformers serve, too"},
         learn={"type": int, "default": 0, "help": "requests of each half; nothing else"},
+        beside={"type": int, "default": 0, "help": "tokens of a long prompt; nothing else"},
     )  # fmt: skip

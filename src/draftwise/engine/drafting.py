@@ -428,7 +428,7 @@ def _is_row(found: Any, kinds: str) -> bool:
 LEAST_PIECE, LARGEST_PIECE = 16, 2048  # minimum and maximum prefill chunk, in tokens
 FIRST_PIECE = 256  # of a prompt, before the speed of prefill is known
 SHARE = 0.5  # maximum duration of a chunk, as a fraction of a round
-IDLE_S = 0.8
+IDLE_S = 0.5
 """Maximum duration of a long prompt's chunk while no request runs: a request that arrives meanwhile
 waits as long. Each chunk costs about one round more, which is to be small beside it."""
 
