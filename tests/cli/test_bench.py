@@ -84,8 +84,12 @@ def test_answers_too_short_to_mean_anything_are_pointed_out(
     assert "2 answers have fewer than 8 tokens" in ran.err
 
 
-def test_no_time_at_all(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_no_time_at_all(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("abc\n")
-    ran = run_command("bench", "--target", pair[0], "--suite", file, "--minutes", 0)
-    assert "give more --minutes" in ran.refusal
+    own = "bench", "--target", pair[0], "--suite", file
+    assert "give more --minutes" in run_command(*own, "--minutes", 0).refusal
+    monkeypatch.setattr("draftwise.cli.bench._MINUTES", 0.0)  # without the option
+    assert "give more --minutes" in run_command(*own).refusal

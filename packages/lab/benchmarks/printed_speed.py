@@ -45,7 +45,7 @@ def rows_of(args: argparse.Namespace, num: int) -> Floats:
     for made in (plain, fast):  # allocators and lazy imports
         made.generate(prompts[-1], max_new_tokens=4)
     for index in track(range(args.answers)):
-        prompt, found = prompts[index % len(prompts)], {}
+        prompt, found = prompts[(args.skip + index) % len(prompts)], {}
         for name, made in rng.sample([("plain", plain), ("fast", fast)], 2):
             found[name] = answer(made, prompt, args, num)
         (slow, slow_s), (quick, quick_s) = found["plain"], found["fast"]
@@ -89,4 +89,5 @@ if __name__ == "__main__":
     run(
         __doc__, measure, target="zoo", drafter={"action": "append", "default": None},
         answers=100, tokens=[16, 128], temperature=0.0,
+        skip={"type": int, "default": 0, "help": "prompts that an earlier run had"},
     )  # fmt: skip

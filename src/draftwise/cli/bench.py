@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from draftwise.speculator import Speculator
 
 _NAME = 34  # width of the names in a table of 80 columns
+_MINUTES = 2.5  # of one's own prompts
 _PER_DOMAIN = 4  # prompts of each domain of the zoo and of Spec-Bench
 MODELS = o.Models(target="zoo")  # always installed, and fast
 SUITE = (
@@ -78,7 +79,9 @@ def bench(
         None, "Prompts of each domain. Default: 4 of zoo and spec-bench, else all.", least=1
     ),
     domain: list[str] | None = option(None, "Use only this domain; repeatable.", metavar="NAME"),
-    minutes: float | None = option(None, "Stop measuring after this many minutes."),
+    minutes: float | None = option(
+        None, "Stop measuring after this many minutes. Default: 2.5; of zoo and spec-bench, all."
+    ),
     temperature: o.Temperature = 0.0,
     seed: int = o.SEED,
     clock: str = option("wall", "wall, or cpu: CPU time of this process, for shared machines."),
@@ -92,8 +95,10 @@ def bench(
     began, wanted = time.monotonic(), models.settings(seed=seed)
     suite = suite or ("zoo" if wanted.target == "zoo" else "questions")
     names = with_plain(method or [DEFAULT])
-    if prompts is None and (suite == "zoo" or suite.startswith("spec-bench:")):
-        prompts = _PER_DOMAIN
+    if suite == "zoo" or suite.startswith("spec-bench:"):
+        prompts = prompts or _PER_DOMAIN
+    else:
+        minutes = _MINUTES if minutes is None else minutes
     with refused_values():
         o.check(wanted)
         known("clock", clock, ("wall", "cpu"))
@@ -188,7 +193,9 @@ def trial(
     drafters: list[str] | None = option(
         None, "As of `generate`; repeatable.", "--drafter", "-d", metavar="SPEC"
     ),
-    seconds: float = option(60.0, "Time after which no further prompt is begun.", least=1.0),
+    seconds: float = option(
+        60.0, "Time, loading included, after which no fourth prompt is begun.", least=1.0
+    ),
     max_new_tokens: o.MaxNewTokens = 100,
     temperature: o.Temperature = 0.0,
     is_chat: bool | None = o.CHAT_OR_RAW,
@@ -201,6 +208,7 @@ def trial(
     chat template, prompts are sent as user messages. The verdict names the speed with its
     interval, who wrote the tokens, and the lines that use it.
     """
+    end = time.monotonic() + seconds
     wanted = hardware.settings(target=model, drafters=drafters, seed=seed)
     with refused_values():
         o.check(wanted)
@@ -214,7 +222,7 @@ def trial(
     asked = Asked(max_new_tokens, temperature)
     encoder = Encoder(fast, asked, is_chat)
     chosen = usual_items(encoder.is_chat)[:10] if items is None else items
-    runs, is_stopped = measure(fast, chosen, asked, encoder, seconds, seed)
+    runs, is_stopped = measure(fast, chosen, asked, encoder, end, seed)
     if not runs:
         say("interrupted before the first prompt was answered twice", style="yellow")
         raise SystemExit(INTERRUPTED)
@@ -225,23 +233,23 @@ def trial(
 
 
 def measure(
-    base: Speculator, items: Sequence[Item], asked: Asked, encoder: Encoder, seconds: float,
-    seed: int,
+    base: Speculator, items: Sequence[Item], asked: Asked, encoder: Encoder, end: float, seed: int,
 ) -> tuple[list[Run], bool]:  # fmt: skip
     """Answer the prompts, each with and without drafts; return the runs, and whether Ctrl-C ended
-    it. No prompt is begun after ``seconds``.
+    it. No prompt is begun after ``end``, a moment of the monotonic clock, but for the fewest.
     """
     from draftwise.bench.session import OurContestant, contest
 
     contestants = [OurContestant(parse_method(name), base, asked) for name in METHODS]
-    begin, runs = time.monotonic(), list[Run]()
+    runs = list[Run]()
     with graceful() as is_stopped, Bars("prompts") as progress:
         task = progress.add_task("", total=len(items))
         plan = turns(METHODS, len(items), 1, seed)
         for turn in contest(contestants, items, encoder, plan, seed, lambda: not is_stopped()):
             runs += turn
             progress.advance(task)
-            if time.monotonic() - begin > seconds:
+            has_few = len(runs) < FEWEST_PROMPTS * len(METHODS)
+            if time.monotonic() > end and not has_few:
                 break
         return runs, is_stopped()
 

@@ -42,7 +42,7 @@ def check(
     ),
     is_chat: bool = o.AS_CHAT,
     max_new_tokens: int = option(
-        64, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", least=1
+        32, "Maximum number of tokens per answer.", "--max-new-tokens", "-n", least=1
     ),
     widths: str = option(
         "2,4,8,16", "Widths in tokens of the forwards compared with width one.", metavar="N,N"
