@@ -33,7 +33,6 @@ from draftwise.files import (
 VERSION = 6
 FIRST_SAVE_S, SAVE_EVERY_S = 5.0, 60.0
 """Seconds until a server's first save, and at most between later saves."""
-QUIET_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -183,7 +182,7 @@ class SaveTimer:
 
 
 class Writer:
-    """Writes whole files in a background thread, at most once per QUIET_S.
+    """Writes whole files in a background thread, at most once a second.
 
     Only the latest text of each file is written. A step never waits for the disk.
     """
@@ -220,7 +219,7 @@ class Writer:
             if done is not None:
                 done.set()
             else:
-                self._hurry.wait(QUIET_S)
+                self._hurry.wait(1.0)
 
     def _write(self, path: Path, text: str) -> None:
         try:

@@ -36,7 +36,6 @@ from draftwise.controller.acceptance import (
 from draftwise.types import Floats, Ints
 
 NUM_PRICES = 512  # number of bins for prices between 0 and 1 expected token
-PRICE_STEP = 1.0 / NUM_PRICES
 
 
 @compiled
@@ -187,7 +186,7 @@ def choose(
                     left -= widths[at]
                     expected += gains[at] / known.worth[slots[i]]
     write(slots, known, drafts, bounds)
-    return drafted - left, expected, cut * PRICE_STEP
+    return drafted - left, expected, cut / NUM_PRICES
 
 
 @compiled

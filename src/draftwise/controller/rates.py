@@ -106,7 +106,6 @@ class Rates:
 
 
 CONFIDENCES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96, 0.99)  # edges of the nine bins of max q
-BIN_WEIGHT = 3.0  # weight of a bin's prior, in alphas
 BIN_DISCOUNT = 0.995  # discount of a bin's sums for each new alpha
 _CENTRES = tuple((low + high) / 2 for low, high in pairwise((0.0, *CONFIDENCES, 1.0)))
 _RANKS = (0.18, 0.1, 0.06, 0.05, 0.04, 0.03, 0.03)
@@ -142,7 +141,7 @@ class Ratios:
     """
 
     priors: Sequence[float]
-    weight: float = BIN_WEIGHT
+    weight: float = 3.0
     num: list[float] = field(init=False)
     den: list[float] = field(init=False)
 
@@ -263,15 +262,12 @@ def num_siblings(shape: TreeShape, length: int) -> int:
     return min(width - 1, NUM_SIBLINGS)
 
 
-MATCH_WEIGHT = 4.0  # weight of a bucket's prior, in alphas
-
-
 @dataclass(slots=True)
 class MatchTable(Ratios):
     """One retrieval drafter's acceptance by bucket of the match."""
 
     priors: Sequence[float] = MATCH_PRIOR
-    weight: float = MATCH_WEIGHT
+    weight: float = 4.0
 
     @property
     def rates(self) -> list[float]:

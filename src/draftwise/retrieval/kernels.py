@@ -32,8 +32,8 @@ PATIENCE = 32
 share a bucket."""
 CATCH_UP = 64  # ``extend`` indexes a text with at most this many pending tokens
 
-START, CAPACITY, LENGTH, INDEXED, TENANT = range(5)  # columns of the table of running texts
-NUM_COLUMNS = 5
+# columns of the table of running texts
+START, CAPACITY, LENGTH, INDEXED, TENANT, NUM_COLUMNS = range(6)
 WIDTH = 7  # numbers of a running text for each token: itself, 4 links, and 4 heads of half a bucket
 
 _hash: Any = np.uint64 if HAS_NUMBA else int

@@ -22,12 +22,6 @@ from draftwise.integrations.vllm.options import MODEL, RETRIEVAL, Tenants, Wishe
 logger = logging.getLogger("vllm.draftwise")
 T = TypeVar("T")
 
-LATE_STEPS = 8
-"""Plain steps without a search that the controller learns from at once: between two steps the model
-evicts draftwise's data from the CPU caches, so learning from one step takes as long as several."""
-PAUSE_S = 0.05
-"""Seconds between two steps beyond which the engine is taken to have done something else."""
-
 
 def fused(method: Callable[..., T]) -> Callable[..., T | None]:
     """Wrap a method: its first exception disables all wrapped methods of the object for good.
@@ -66,7 +60,8 @@ class StepClock:
     def start(self, is_busy: bool) -> None:
         """A step is scheduled. is_busy: whether requests were left after the latest output."""
         now = self.now()
-        is_idle = not is_busy or now - self._worked > max(PAUSE_S, self.seconds)
+        # a longer gap: the engine did something else
+        is_idle = not is_busy or now - self._worked > max(0.05, self.seconds)
         if is_idle and not self._num_under_way:
             self._begun, self._own_s = now, 0.0
         self._num_under_way += 1
@@ -229,7 +224,9 @@ class Adapter:
                 self._draft(offered)
             else:  # this step drafts nothing, whatever the texts are
                 offered.draft_token_ids = [[] for _ in offered.req_ids]
-                if len(self._ended) >= LATE_STEPS:
+                # the model evicts draftwise's data from the CPU caches between two steps, so
+                # learning from one step takes as long as from several
+                if len(self._ended) >= 8:
                     self._learn_ended()
 
     def _draft(self, offered: Any) -> None:

@@ -13,8 +13,7 @@ import numpy as np
 from draftwise.controller import mixing
 from draftwise.types import Floats, Ints
 
-DISCOUNT = 0.75  # discount of a mean, for each step
-PARTS = 8  # points of the mean worth for each token of a request
+WEIGHT = 0.25  # of the latest step in a mean
 
 
 class Demand:
@@ -28,7 +27,7 @@ class Demand:
     """
 
     def __init__(self, longest: int) -> None:
-        self._each = np.arange(PARTS * longest + 1) / PARTS
+        self._each = np.arange(8 * longest + 1) / 8  # eight points for each token
         self._worth = np.zeros((longest + 1, len(self._each)))
         self._num_steps = np.zeros(longest + 1, np.int64)
         self._alive = np.zeros((0, longest + 1, longest))
@@ -43,7 +42,7 @@ class Demand:
         totals = _totals(alive)
         worth = np.interp(self._each * num, np.arange(len(totals)), totals) / num
         self._num_steps[head] += 1
-        weight = max(1 - DISCOUNT, 1 / self._num_steps.item(head))
+        weight = max(WEIGHT, 1 / self._num_steps.item(head))
         self._worth[head] += weight * (worth - self._worth[head])
         if (most := int(slots.max())) >= len(self._latest):
             more = most + 1 + len(self._latest)
@@ -51,7 +50,7 @@ class Demand:
             self._is_known.resize((more, self._is_known.shape[1]), refcheck=False)
             self._latest = np.append(self._latest, np.full(more - len(self._latest), -1))
         before = np.where(self._is_known[slots, head, None], self._alive[slots, head], alive)
-        self._alive[slots, head] = before + (1 - DISCOUNT) * (alive - before)
+        self._alive[slots, head] = before + WEIGHT * (alive - before)
         self._is_known[slots, head], self._latest[slots] = True, head
 
     def knows(self, head: int) -> bool:

@@ -17,8 +17,6 @@ from draftwise.files import STATE_BYTES, local_path, read_text, strict_json
 
 MAX_DRAFT = 128
 """The longest draft that vLLM's rejection sampler supports, in tokens."""
-MAX_LABEL = 64
-"""Maximum characters of a request's label."""
 MOST_TENANTS = 65_536
 """Maximum number of tenants remembered; a forgotten tenant counts as a new one."""
 RETRIEVAL, MODEL = "retrieval", "model"
@@ -147,8 +145,8 @@ def wishes_of(extra_args: Mapping[str, Any] | None) -> Wishes:
         values["max_draft"] = whole("max_draft", given["max_draft"], 0, MAX_DRAFT)
     if "label" in given:
         values["label"] = label = given["label"]
-        if not isinstance(label, str) or not 1 <= len(label) <= MAX_LABEL:
-            raise BadValue("label", label, f"1 to {MAX_LABEL} characters")
+        if not isinstance(label, str) or not 1 <= len(label) <= 64:
+            raise BadValue("label", label, "1 to 64 characters")
     return Wishes(**values)
 
 

@@ -31,8 +31,6 @@ logger = logging.getLogger("vllm.draftwise")
 
 HOME = "draftwise.integrations.vllm"
 SCHEDULER, SYNCHRONOUS = f"{HOME}.Scheduler", f"{HOME}.SynchronousScheduler"
-SHORTEST_CONTEXT, LONGEST_CONTEXT = 2, 5
-"""Contexts of vLLM's own n-gram drafts, which replace draftwise's after an error."""
 Function = Callable[..., Any]
 _wrapped: list[str] = []
 
@@ -182,7 +180,8 @@ def use_runner_v2(args: Any) -> None:
     args.scheduler_cls = SCHEDULER
     options, given = options_of(args), args.speculative_config
     if given is None:
-        contexts = {"prompt_lookup_min": SHORTEST_CONTEXT, "prompt_lookup_max": LONGEST_CONTEXT}
+        # of vLLM's own n-gram drafts, which replace draftwise's after an error
+        contexts = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
         lengths = [[1, 1, 0], [2, max(args.max_num_seqs or 1024, 2), options.max_draft]]
         given = {"method": TABLE, "num_speculative_tokens": options.max_draft}
         args.speculative_config = given | contexts | {LENGTHS: lengths}

@@ -15,11 +15,6 @@ from draftwise.state import SaveTimer, StateFile, Writer
 
 logger = logging.getLogger("vllm.draftwise")
 
-EXPORT_EVERY_S = 1.0
-LOG_EVERY_S = 60.0
-LOGGED_LABELS = 8
-"""Number of labels in the log line: those with the most rounds."""
-
 
 def about_of(
     config: Any, max_draft: int, device: str, versions: Mapping[str, str]
@@ -88,14 +83,17 @@ class Upkeep:
 
     @fused
     def tick(self) -> None:
-        """Export, save and log what is due after a step; an error stops this, not the engine."""
+        """After a step: export every second, save when due, and log every minute.
+
+        An error stops this, not the engine.
+        """
         now, is_idle = self._clock(), not self._adapter.num_running
-        if now - self._exported_s >= EXPORT_EVERY_S or is_idle:
+        if now - self._exported_s >= 1.0 or is_idle:
             self._exported_s = now
             self.export()
         if self._timer.is_due(now) or is_idle:
             self.save()
-        if now - self._logged_s >= LOG_EVERY_S:
+        if now - self._logged_s >= 60.0:
             self.log(now)
 
     def export(self) -> None:
@@ -131,8 +129,8 @@ class Upkeep:
         ]
         if not controller.allows_drafts:
             parts.append("drafting rests: it has cost more than it brought")
-        labels = sorted(counts.labels.items(), key=lambda of: -of[1].rounds)[:LOGGED_LABELS]
-        for label, of in labels:
+        labels = sorted(counts.labels.items(), key=lambda of: -of[1].rounds)
+        for label, of in labels[:8]:  # those with the most rounds
             parts.append(f"{label}: {of.account.recent_speed:.2f} ({of.account.speed:.2f})")
         logger.info("draftwise: %s", "; ".join(parts))
 
