@@ -35,10 +35,8 @@ NUM_KINDS = 5
 """Kinds of retrieval: places disagree; agree; after 1, 2, 3 or more tokens of the model."""
 
 DISCOUNT = 0.9995  # discount of a shared table, for each observation
-REQUEST_DISCOUNT = 0.99, 0.97
-"""Discount of a request's factor per observation, for the model drafter and for retrieval."""
-REQUEST_WEIGHT = 16.0, 8.0
-"""Prior weight of a request's factor in rejections, for the model drafter and for retrieval."""
+REQUEST_DISCOUNT = 0.99  # discount of a request's factor, for each observation
+REQUEST_WEIGHT = 16.0  # prior weight of a request's factor, in rejections
 MATCH_PRIOR = (0.05, 0.25, 0.45, 0.6, 0.75, 0.85, 0.95)
 """Prior acceptance of retrieval, by bucket of the matched suffix: none, 1, 2, 3-4, 5-8, 9-16 and 17
 or more tokens."""
@@ -129,15 +127,13 @@ def bucket_of(match: int) -> int:
 
 
 @compiled
-def _factor(factors: Floats, slot: int, drafter: int) -> float:
-    weight = REQUEST_WEIGHT[drafter]
-    seen, expected = factors[slot, drafter, OBSERVED], factors[slot, drafter, EXPECTED]
-    return float((seen + weight) / (expected + weight))
+def _factor(factor: Floats) -> float:
+    return float((factor[OBSERVED] + REQUEST_WEIGHT) / (factor[EXPECTED] + REQUEST_WEIGHT))
 
 
 def factors_of(slots: Ints, known: Slots) -> Floats:
     """[rows, 2] factors of the hazards of the model drafter and of retrieval."""
-    seen = known.factors[slots] + np.array(REQUEST_WEIGHT)[:, None]
+    seen = known.factors[slots] + REQUEST_WEIGHT
     return np.asarray(seen[..., OBSERVED] / seen[..., EXPECTED])
 
 
@@ -200,7 +196,7 @@ def take(
             for j in range(num):
                 tokens[slot, OWN, j] = found[i, j]
             _match_survival(
-                hazards, facts[slot, KIND], match[i], num, _factor(factors, slot, OWN), survival,
+                hazards, facts[slot, KIND], match[i], num, _factor(factors[slot, OWN]), survival,
                 slot, OWN,
             )  # fmt: skip
             if facts[slot, KEPT] > 0:
@@ -208,7 +204,7 @@ def take(
                 facts[slot, KEPT] = 0
         if has_model:
             table = tables.model[facts[slot, LAST], facts[slot, GROUP]]
-            _model_survival(table, _factor(factors, slot, MODEL), survival[slot, MODEL])
+            _model_survival(table, _factor(factors[slot, MODEL]), survival[slot, MODEL])
         offered = facts[slot, OFFERED]
         if len(match) and 0 < offered < room and survival[slot, MODEL, offered - 1] > floor:
             rows[count], nums[count], left[count] = slot, offered, room - offered
@@ -234,16 +230,15 @@ def find_after(
         for j in range(num):
             tokens[slot, AFTER, j] = found[i, j]
         _match_survival(
-            hazards, kind, match[i], num, _factor(factors, slot, OWN), survival, slot, AFTER
+            hazards, kind, match[i], num, _factor(factors[slot, OWN]), survival, slot, AFTER
         )
 
 
 @compiled
-def _count(table: Floats, factors: Floats, drafter: int, is_rejected: bool) -> None:
+def _count(table: Floats, factor: Floats, is_rejected: bool) -> None:
     rejected = 1.0 if is_rejected else 0.0
-    discount = REQUEST_DISCOUNT[drafter]
-    factors[drafter, OBSERVED] = factors[drafter, OBSERVED] * discount + rejected
-    factors[drafter, EXPECTED] = factors[drafter, EXPECTED] * discount + table[0] / table[1]
+    factor[OBSERVED] = factor[OBSERVED] * REQUEST_DISCOUNT + rejected
+    factor[EXPECTED] = factor[EXPECTED] * REQUEST_DISCOUNT + table[0] / table[1]
     table[0] = table[0] * DISCOUNT + rejected
     table[1] = table[1] * DISCOUNT + 1.0
 
@@ -251,12 +246,12 @@ def _count(table: Floats, factors: Floats, drafter: int, is_rejected: bool) -> N
 @compiled
 def _learn_match(
     draft: Int32, match: int, kind: int, most: int, emitted: Int32, begin: int,
-    tables: Tables, factors: Floats,
+    tables: Tables, factor: Floats,
 ) -> None:  # fmt: skip
     """Score at most ``most`` retrieved tokens against emitted[begin:], up to the first rejected."""
     for j in range(most):
         is_rejected = draft[j] != emitted[begin + j]
-        _count(tables.matches[kind, bucket_of(match + j)], factors, OWN, is_rejected)
+        _count(tables.matches[kind, bucket_of(match + j)], factor, is_rejected)
         if is_rejected:
             break
 
@@ -299,7 +294,7 @@ def learn(
         # if the model's draft was not verified, only its first position is uncensored
         for j in range(min(count, offered, num_model + 1)):
             is_rejected = tokens[MODEL, j] != emitted[begin + j]
-            _count(tables.model[facts[LAST], facts[GROUP], j], factors, MODEL, is_rejected)
+            _count(tables.model[facts[LAST], facts[GROUP], j], factors[MODEL], is_rejected)
             if is_rejected:
                 break
             kept += 1
@@ -310,13 +305,13 @@ def learn(
         own = num_match if num_model == 0 else 0
         _learn_match(
             tokens[OWN], facts[MATCH], facts[KIND], min(count, facts[FOUND], own + 1), emitted,
-            begin, tables, factors,
+            begin, tables, factors[OWN],
         )  # fmt: skip
         if offered and num_model == offered and kept == offered:
             most = min(count - offered, facts[AFTER_FOUND], num_match + 1)
             _learn_match(
                 tokens[AFTER], facts[AFTER_MATCH], facts[AFTER_KIND], most, emitted,
-                begin + offered, tables, factors,
+                begin + offered, tables, factors[OWN],
             )  # fmt: skip
         context += facts[LENGTH]
         facts[LENGTH] += count
@@ -339,14 +334,14 @@ def learn_lengths(
     for i in range(len(slots)):
         kept = min(accepted[i], num_drafted)
         for j in range(min(kept + 1, num_drafted)):
-            _count(table[j], known.factors[slots[i]], MODEL, j == kept)
+            _count(table[j], known.factors[slots[i], MODEL], j == kept)
 
 
 @compiled
 def length_survival(slots: Ints, table: Floats, known: Slots, out: Floats) -> None:
     """out[i, j]: probability that the model's first j + 1 tokens are accepted, for slots[i]."""
     for i in range(len(slots)):
-        _model_survival(table, _factor(known.factors, slots[i], MODEL), out[i])
+        _model_survival(table, _factor(known.factors[slots[i], MODEL]), out[i])
 
 
 @warms_up

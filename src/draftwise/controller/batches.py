@@ -150,15 +150,6 @@ class Batches:
         """Whether the batch may be closed and all of its requests have limits."""
         return self._is_limited and self.may_be_closed
 
-    @property
-    def has_earned(self) -> bool:
-        """Whether earlier batches of this size saved more time than they lost.
-
-        If so, the guard is not applied: it values the tokens of all requests equally, and so
-        underestimates drafts that mostly serve the slowest requests.
-        """
-        return self.is_bounded and self._account.share > 1.0
-
     def worths(self, slots: Ints, lengths: Ints, share: float) -> Floats:
         """[rows] worth of a token of each request, relative to the mean of all requests.
 

@@ -122,7 +122,7 @@ class Controller:
         self._index = RetrievalIndex(length, history_tokens) if index is None else index
         self._worth = np.zeros(length + 2)
         self._is_plain = False
-        self._worth_s = self._spent_s = 0.0, 0.0
+        self._worth_s = self._spent_s = 0.0
         self._price = 0.0
         self._last_s = 0.0
         self._trial = limits.max_draft
@@ -244,12 +244,10 @@ class Controller:
             request_s = self._request_seconds(step.num_requests, context, plain)
             batch_s = advance * (plain - step.num_requests * request_s) + num_emitted * request_s
         self.batches.observe(worth_s, batch_s, seconds, plain)
-        # discounts for choosing tokens, and for the model's length, which pays off in later steps
-        fast, slow = 0.98, 0.995
         if self.batches.is_bounded:
             worth_s = batch_s
-        self._worth_s = fast * self._worth_s[0] + worth_s, slow * self._worth_s[1] + worth_s
-        self._spent_s = fast * self._spent_s[0] + counted_s, slow * self._spent_s[1] + counted_s
+        self._worth_s = 0.995 * self._worth_s + worth_s
+        self._spent_s = 0.995 * self._spent_s + counted_s
         self._last_s = seconds
 
     def _request_seconds(self, num: int, context: int, plain: float) -> float:
@@ -338,7 +336,7 @@ class Controller:
             most = max(num_in - 1, 0)
             seconds = seconds[: most + 1]
         # 4. choice: one price of a token for all requests
-        rate = self._rate(0, num, plain_s) * (1.0 if width else margin)
+        rate = self._rate(num, plain_s) * (1.0 if width else margin)
         self.terms = seconds, rate
         drafted, expected, price = choose(
             slots, self._known, seconds, rate, self._drafts, self._bounds
@@ -413,24 +411,20 @@ class Controller:
 
     @property
     def allows_drafts(self) -> bool:
-        """Whether the guard (or earlier savings) and the account of closed batches allow drafts."""
-        may_draft = self.batches.has_earned or self.guard.allows_drafts
-        return may_draft and self.batches.step_credit_s > 0
+        """Whether the guard and the account of closed batches allow drafts."""
+        return self.guard.allows_drafts and self.batches.step_credit_s > 0
 
     def _margin(self, num: int) -> float:
         """Minimum gain of drafts, relative to their price; infinite: no drafts."""
-        if not self.batches.step_credit_s:
-            return math.inf
-        return 1.0 if self.batches.has_earned else self.guard.margin(num)
+        return self.guard.margin(num) if self.batches.step_credit_s else math.inf
 
-    def _rate(self, which: int, num: int, plain_s: float) -> float:
+    def _rate(self, num: int, plain_s: float) -> float:
         """Tokens per second of num requests whose plain step takes plain_s.
 
-        The speed relative to plain decoding, averaged over fewer (0) or more (1) steps, times the
-        speed of plain decoding at this number of requests, which is lower for few requests.
+        The recent speed relative to plain decoding, times the speed of plain decoding at this
+        number of requests, which is lower for few requests.
         """
-        worth_s, spent_s = self._worth_s[which], self._spent_s[which]
-        return worth_s / spent_s * num / plain_s if spent_s else 0.0
+        return self._worth_s / self._spent_s * num / plain_s if self._spent_s else 0.0
 
     def _survivals(
         self, slots: Ints, rooms: Ints, offers: Sequence[Sequence[int]] | None
@@ -496,7 +490,7 @@ class Controller:
             return
         length, longest = 0, self._longest()
         if margin < math.inf:
-            rate = margin * self._rate(1, num, plain_s)
+            rate = margin * self._rate(num, plain_s)
             length = best_length(self._worth, longest, num, rate, *self.costs.draft_price)
         if not length:
             self._probe()
@@ -549,7 +543,7 @@ class Controller:
             "acceptance": {name: table.tolist() for name, table in self._tables._asdict().items()},
             "look_ahead": self._worth.tolist(),
             "guard": self.guard.state(),
-            "speed": [[*self._worth_s], [*self._spent_s]],
+            "speed": [self._worth_s, self._spent_s],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -566,7 +560,7 @@ class Controller:
                 **{name: like(own, learnt[name]) for name, own in self._tables._asdict().items()}
             )
             means = like(self._worth, state["look_ahead"])
-            rates = like(np.zeros((2, 2)), state["speed"])
+            rates = like(np.zeros(2), state["speed"])
             costs.load_state(state["costs"])
             guard.load_state(state["guard"])
             if min(tables.model.min(), tables.matches.min(), tables.after.min(), rates.min()) < 0:
@@ -576,4 +570,4 @@ class Controller:
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"the state is damaged ({type(error).__name__}: {error})") from error
         self._tables, self.costs, self.guard = tables, costs, guard
-        self._worth, (self._worth_s, self._spent_s) = means, map(tuple, rates.tolist())
+        self._worth, (self._worth_s, self._spent_s) = means, rates.tolist()
