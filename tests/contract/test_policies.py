@@ -19,7 +19,8 @@ from draftwise.protocols import Policy
 from draftwise.registry import LAB, POLICIES, make_policy
 from draftwise.types import Decision, DraftwiseError, Feedback
 
-NAMES = sorted({*POLICIES, *LAB["policy"]})
+NAMES = sorted({*POLICIES, *LAB["policy"]} - {"goodput"})
+"""``goodput`` prices plans and learns from evidence alone (``tests/controller``)."""
 NEEDS_EVERYTHING = {
     "hedge": "hedging has no use for bandit feedback: one plan alone has no regret",
     "normalhedge": "as hedge",
@@ -38,12 +39,10 @@ NEVER_RETRIES = {
     "fixed": "plays one plan, by definition",
     "router": "plays one plan, by definition",
     "draft-all": "plays all plans, by definition",
-    "goodput": "does not explore; equal plans tie and the first one wins",
     "sequential-halving": "drops plans for good, by definition",
     "petc": "commits, by definition",
 }
 ORDER_MATTERS = {
-    "goodput": "older values count less, by design",
     "discounted-ucb": "older values count less, by definition",
     "sliding-ucb": "the ring keeps the order, to know what leaves it first",
     "hedge": "at the anytime rate the mean loss of the draw depends on the weights so far",

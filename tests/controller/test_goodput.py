@@ -288,20 +288,6 @@ def test_nothing_but_retrieval_and_no_match_still_chooses() -> None:
     assert of.estimates().tolist() == [0.0, 0.0]
 
 
-def test_without_evidence_it_ranks_by_seen_values() -> None:
-    """Value 1 seen once: (1 + 1.1) / 3; discounted and seen again as 0: (0.97 + 1.1) / 3.97."""
-    of = policy()
-    seen = np.arange(len(PLANS)) == 2
-    for value in (1.0, 0.0):
-        of.learn(Decision(2, 1.0, 1), Feedback(np.where(seen, value, 0.0), seen))
-    assert of.estimates()[2] == pytest.approx((0.97 + 1.1) / 3.97)
-    assert of.estimates()[0] == pytest.approx(0.55)
-    learn(of, evidence())
-    assert prices(of)[1] == pytest.approx(1.55 / 1.05)  # with evidence: prices
-    of.learn(Decision(2, 1.0, 1), Feedback(np.zeros(len(PLANS)), seen))
-    assert prices(of)[1] == pytest.approx(1.55 / 1.05)  # evidence comes once a round
-
-
 def test_a_drafter_that_is_not_scored_fades_by_hand() -> None:
     """Eight zeros, then 3 tokens emitted without a score: all observations are weighted by 0.97^3.
     The pool of LM drafters has a mean of 0.55 * 4 / (4 + 8 * 0.97^3), a little below 0.2, which
@@ -415,15 +401,9 @@ def test_decisions_are_certain_and_counted_from_1() -> None:
     assert [of.choose() for _ in range(3)] == [Decision(3, 1.0, num) for num in (1, 2, 3)]
 
 
-def test_without_plans_it_ranks_by_seen_values_and_promises_nothing() -> None:
-    """Evidence does not price what is unknown; the second plan's value is (1 + 1.1) / 3."""
-    of = Goodput(3)
-    assert of.estimates().tolist() == [0.55] * 3
-    told = RoundFacts(Plan("lm", 4), 4, 4, lm([1.0] * 8), costs=FLAT, seconds=1.0)
-    of.learn(Decision(1, 1.0, 1), Feedback(np.ones(3), np.arange(3) == 1, told))
-    assert of.estimates().tolist() == pytest.approx([0.55, 2.1 / 3, 0.55])
-    assert of.choose().plan == 1
-    assert (of.advantage, of.mixer, of.drafters_to_probe()) == (1.0, None, [])
+def test_without_plans_there_is_nothing_to_price() -> None:
+    with pytest.raises(ValueError, match="pass plans"):
+        Goodput(3)
 
 
 def test_the_advantage_is_what_the_best_plan_adds_over_its_price() -> None:
@@ -438,10 +418,6 @@ def test_the_advantage_is_what_the_best_plan_adds_over_its_price() -> None:
         costs = Costs(np.array(target_s), {"lm": step_s, "lookup": 1.0})
         learn(of, evidence(costs=costs, matches={"lookup": 0}))
         assert of.advantage == pytest.approx(expected)
-    seen = np.ones(len(PLANS), dtype=bool)
-    blind = policy()
-    blind.learn(Decision(0, 1.0, 1), Feedback(np.zeros(len(PLANS)), seen))
-    assert blind.advantage == 1.0
 
 
 @pytest.mark.parametrize(("discount", "memory"), [(0.9, 10), (0.98, 50), (1.0, 256)])
@@ -545,14 +521,13 @@ def test_a_departure_without_scores_of_the_match_judges_no_branch() -> None:
 
 
 def test_there_is_no_mixer_where_nothing_is_mixed() -> None:
-    """Without the option, before anything is known, with a tree, or without an LM drafter."""
-    unmixed, blind = learn(policy(mix=False), evidence()), policy()
-    blind.learn(Decision(0, 1.0, 1), Feedback(np.zeros(len(PLANS)), np.zeros(len(PLANS), bool)))
+    """Without the option, with a tree, or without an LM drafter."""
+    unmixed = learn(policy(mix=False), evidence())
     tree = with_trees(0.001, (4, 2), 30)
     only = Goodput(2, [Plan(NONE, 0), Plan("lookup", 4)])
     told = RoundFacts(Plan(NONE, 0), 0, 0, costs=FLAT, matches={"lookup": 9})
     only.learn(Decision(0, 1.0, 1), Feedback(np.zeros(2), np.zeros(2, dtype=bool), told))
-    for of, best in ((unmixed, 6), (blind, 0), (tree, 2), (only, 1)):
+    for of, best in ((unmixed, 6), (tree, 2), (only, 1)):
         assert of.choose().plan == best
         assert of.mixer is None
 

@@ -16,7 +16,7 @@ from draftwise.engine import SharedPolicyState
 from draftwise.files import check_size, read_text, strict_json
 from draftwise.nn import load_model, load_tokenizer, read_weights
 from draftwise.registry import make_policy
-from draftwise.types import DraftwiseError
+from draftwise.types import PLAIN, DraftwiseError
 from draftwise_lab.train import load_acceptance_head
 
 CODE = "from pathlib import Path\nPath({!r}).touch()\n"
@@ -118,7 +118,7 @@ STATES = {
 @pytest.mark.parametrize("text", STATES.values(), ids=STATES)
 def test_state_files_are_read_strictly(text: str, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text(text)
-    memory = SharedPolicyState("session", make_policy("goodput", 1), "goodput")
+    memory = SharedPolicyState("session", make_policy("goodput", 1, plans=[PLAIN]), "goodput")
     with pytest.raises(DraftwiseError, match="cannot load"):
         memory.load(tmp_path / "state.json")
 
@@ -128,7 +128,7 @@ def test_files_are_bounded(tmp_path: Path) -> None:
     with large.open("wb") as file:
         file.truncate(1 << 40)  # a sparse terabyte
     os.mkfifo(pipe)
-    memory = SharedPolicyState("session", make_policy("goodput", 1), "goodput")
+    memory = SharedPolicyState("session", make_policy("goodput", 1, plans=[PLAIN]), "goodput")
     for path, why in ((large, "the most that is read"), (pipe, "no plain file")):
         with pytest.raises(DraftwiseError, match=why):
             memory.load(path)

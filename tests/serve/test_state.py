@@ -11,6 +11,7 @@ import pytest
 from draftwise.engine import SharedPolicyState
 from draftwise.registry import make_policy
 from draftwise.serve import StateSaver
+from draftwise.types import PLAIN
 
 EVERY_S = 20.0
 ROUND: Any = object()
@@ -73,7 +74,7 @@ def test_taken_up_at_the_start(made: Any) -> None:
 
 
 def learnt_by(policy: str) -> SharedPolicyState:
-    return SharedPolicyState("session", make_policy(policy, 2), policy)
+    return SharedPolicyState("session", make_policy(policy, 2, plans=[PLAIN, PLAIN]), policy)
 
 
 @pytest.mark.parametrize("broken", [b"", b"half a", b"\xff\xfe"])

@@ -15,7 +15,7 @@ from draftwise.bandits.base import one_hot
 from draftwise.checks import flag, share
 from draftwise.controller.experience import Experience, Recall
 from draftwise.controller.plans import PlanCosts
-from draftwise.controller.rates import PRIOR, PRIOR_WEIGHT, Bins, MatchTable, Rates, SeenValues
+from draftwise.controller.rates import PRIOR, PRIOR_WEIGHT, Bins, MatchTable, Rates
 from draftwise.controller.writer import GoodputMixer, Prices
 from draftwise.types import (
     NONE,
@@ -47,11 +47,11 @@ class Goodput:
         likeliest token, or else of one of its siblings.
     Differs: a plan is priced as if its stop rule were ``fixed``.
     Feedback: evidence in text order, which every kind carries (``free`` always at once). The latest
-        costs and matches are the context. Without plans, or before any evidence, plans are ranked
-        by the discounted mean of their observed values with the same prior.
-    State: rates, bins of confidence, match tables, probes, costs, match lengths, observed values.
+        costs and matches are the context. Observed values are not used.
+    State: rates, bins of confidence, match tables, probes, costs, match lengths.
     Cost: O(K + D) per choice with D drafters; O(alphas) per round.
-    Errors: ValueError from ``check_feedback``, and for a prior or discount outside (0, 1].
+    Errors: ValueError without plans, from ``check_feedback``, and for a prior or discount outside
+        (0, 1].
 
     >>> plans = [Plan("none", 0), Plan("small", 1), Plan("small", 4)]
     >>> policy = Goodput(num_plans=3, plans=plans)
@@ -69,13 +69,13 @@ class Goodput:
     ) -> None:  # fmt: skip
         share("prior", prior), share("discount", discount), flag("mix", mix), flag("looks", looks)
         self._branches = flag("branches", branches)
+        if plans is None:
+            raise ValueError("it prices plans: pass plans=...")
         self._num_plans, self._num_chosen = num_plans, 0
-        self._has_plans, self._is_blind = plans is not None, None if plans is not None else True
-        self._costs = PlanCosts(plans if plans is not None else [Plan(NONE, 0)] * num_plans)
+        self._costs = PlanCosts(plans)
         self._row = {name: row for row, name in enumerate(self._costs.names)}
         self._rates = Rates(len(self._row), discount, prior)
         self._looks = ProbeScheduler(len(self._row), 1.0 / max(1.0 - discount, 1e-3))
-        self._seen = SeenValues(num_plans, prior, discount)
         self._tables: dict[str, MatchTable] = {}
         self._bins: dict[str, Bins] = {}
         self._matches: dict[str, int] = {}
@@ -109,16 +109,14 @@ class Goodput:
     def choose(self) -> Decision:
         self._num_chosen += 1
         best = int((prices := self._prices()).argmax())
-        self.mixer = None if self._is_blind or not self._mix else self._mixer(prices, best)
+        self.mixer = self._mixer(prices, best) if self._mix else None
         return Decision(best, 1.0, self._num_chosen)
 
     @property
     def advantage(self) -> float:
         """Expected tokens that the best plan adds, over those that its additional seconds would
-        bring by plain decoding; 1 without evidence.
+        bring by plain decoding.
         """
-        if self._is_blind:
-            return 1.0
         best, costs = int((prices := self._prices()).argmax()), self._costs
         added = float(costs.seconds[best]) / costs.target_s[0] - 1.0
         gained = float(prices[best] * costs.seconds[best]) - 1.0
@@ -130,7 +128,7 @@ class Goodput:
         Not the best plan's drafter or a sole one: playing is as informative, and may emit tokens.
         num_rows: rows of the batch, which wait for the probe.
         """
-        if not self._wants_looks or self._is_blind or int(self._has_model.sum()) < 2:
+        if not self._wants_looks or int(self._has_model.sum()) < 2:
             return []
         prices, left = self._prices(), self._left
         best = int(prices.argmax())
@@ -142,22 +140,18 @@ class Goodput:
         return [costs.names[row] for row in due]
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
-        values, seen = check_feedback(decision, feedback, self._num_plans)
-        self._made = None
-        if isinstance(feedback.evidence, RoundFacts) and self._has_plans:
-            self._is_blind = False  # permanently: evidence comes only once per round
+        check_feedback(decision, feedback, self._num_plans)
+        if isinstance(feedback.evidence, RoundFacts):
+            self._made = None
             self._read(feedback.evidence)
-        else:
-            self._is_blind = self._is_blind is not False
-            self._seen.add(values, seen)
 
     def probabilities(self) -> Floats:
         return one_hot(int(self._prices().argmax()), self._num_plans)
 
     def estimates(self) -> Floats:
-        """[K] expected tokens per second relative to the best plan, or means of observed values."""
+        """[K] expected tokens per second relative to the best plan."""
         prices = self._prices()
-        return prices.copy() if self._is_blind else prices / max(float(prices.max()), 1e-12)
+        return prices / max(float(prices.max()), 1e-12)
 
     def _read(self, evidence: RoundFacts) -> None:
         """Update rates and context; rates without new scores decay to their priors."""
@@ -249,10 +243,8 @@ class Goodput:
         self._has_lms = bool(self._is_lm.any())
 
     def _prices(self) -> Floats:
-        """[K] expected tokens per second; without evidence, means of values. Cached for a round."""
-        if self._made is None and self._is_blind:
-            self._made = self._seen.means()
-        elif self._made is None:
+        """[K] expected tokens per second. Cached for a round."""
+        if self._made is None:
             prices = self._tokens() / (costs := self._costs).seconds
             self._reading_s = self._looks.catching_up(costs.read_s, self._left)
             reading_s = (self._reading_s * self._has_model).take(costs.drafters)

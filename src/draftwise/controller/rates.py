@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from draftwise.controller.acceptance import MATCH_PRIOR, NUM_MATCHES, bucket_of
-from draftwise.types import Bools, Floats, TreeShape
+from draftwise.types import Floats, TreeShape
 
 PRIOR = 0.55  # prior acceptance of a drafter
 PRIOR_WEIGHT = 2.0  # weight of a prior, in alphas
@@ -316,19 +316,3 @@ def tallies(state: Mapping[str, Any], names: Sequence[str], length: int) -> list
             if not 0.0 <= part <= whole + 1e-6 < math.inf:
                 raise ValueError(f"a table says {part} accepted out of {whole}")
     return found
-
-
-class SeenValues:
-    """Discounted means of the plans' observed values, shrunk to a prior."""
-
-    def __init__(self, num_plans: int, prior: float, discount: float) -> None:
-        self._prior, self._discount = prior, discount
-        self._sums: Floats = np.zeros(num_plans)
-        self._counts: Floats = np.zeros(num_plans)
-
-    def add(self, values: Floats, seen: Bools) -> None:
-        self._sums[seen] = self._discount * self._sums[seen] + values[seen]
-        self._counts[seen] = self._discount * self._counts[seen] + 1.0
-
-    def means(self) -> Floats:
-        return (self._sums + PRIOR_WEIGHT * self._prior) / (self._counts + PRIOR_WEIGHT)
