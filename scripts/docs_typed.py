@@ -338,7 +338,7 @@ def unknown_options(code: str, env: dict[str, str]) -> str:
     status, printed = _help(tuple(line), tuple(env.items()))
     if status:
         return f"FAILED: {shlex.join(line)}: {printed.strip()[-300:]}"
-    given = sorted({word.partition("=")[0] for word in words if re.match(r"--\w", word)})
+    given = sorted({found[0] for word in words if (found := re.match(r"--\w[\w-]*", word))})
     missing = [name for name in given if words[0] != "make" and name not in printed]
     return f"FAILED: no option {', '.join(missing)}" if missing else ""
 
