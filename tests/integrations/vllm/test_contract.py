@@ -14,14 +14,17 @@ from draftwise.integrations.vllm.capabilities import check_capabilities, missing
 from draftwise.integrations.vllm.plugin import LENGTHS, adapted
 
 FOLDER = Path(os.environ.get("DRAFTWISE_VLLM_SOURCES", Path(__file__).parents[3] / ".vllm-sources"))
-V2_RUNNER = "v1/worker/gpu/model_runner.py: GPUModelRunner.sample_tokens"
-SAME_LENGTH = [
-    f"{V2_RUNNER}({n})" for n in ("num_spec_tokens_to_schedule", "num_speculative_tokens")
+V2 = "v1/worker/gpu"
+LACKS = [
+    f"{V2}/model_runner.py: GPUModelRunner.sample_tokens(num_spec_tokens_to_schedule)",
+    f"{V2}/model_runner.py: GPUModelRunner.sample_tokens(num_speculative_tokens)",
+    f"{V2}/spec_decode/__init__.py: init_speculator(req_states)",
+    f"{V2}/spec_decode/speculator.py: BaseSpeculator.propose(num_speculative_tokens)",
+    f"{V2}/spec_decode/ngram/speculator.py: NgramGPUSpeculator.propose",
+    "config/speculative.py: SpeculativeConfig(use_ngram)",
 ]
-RELEASES: dict[str, list[str]] = {
-    "0.30.0": SAME_LENGTH, "0.31.0": SAME_LENGTH, "0.32.0": [], "0.33.0": []
-}  # fmt: skip
-"""vLLM's releases, and the features that ``Scheduler`` lacks in each."""
+RELEASES: dict[str, list[str]] = {"0.30.0": LACKS, "0.31.0": LACKS, "0.32.0": [], "0.33.0": []}
+"""vLLM's releases, and the names that ``Scheduler`` uses and each lacks."""
 
 
 @pytest.fixture(params=RELEASES)
