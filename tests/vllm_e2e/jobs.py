@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -69,22 +70,25 @@ def run(folder: Path, name: str, job: dict[str, Any], **environment: str) -> dic
 
 def in_turns(folder: Path, *jobs: dict[str, Any], **environment: str) -> list[list[float]]:
     """The seconds of each job's tasks, which run in turns: the first of all, then the second."""
-    engines = []
-    for i, job in enumerate(jobs):
-        file, job["out"] = folder / f"{i}.json", str(folder / f"{i}.out.json")
-        file.write_text(json.dumps(job))
-        with (folder / f"{i}.log").open("w") as log:
-            engines.append(subprocess.Popen(
+    with ExitStack() as stack:
+        engines = []
+        for i, job in enumerate(jobs):
+            file, job["out"] = folder / f"{i}.json", str(folder / f"{i}.out.json")
+            file.write_text(json.dumps(job))
+            log = stack.enter_context((folder / f"{i}.log").open("w"))
+            engine = subprocess.Popen(
                 [sys.executable, str(ENGINE), str(file)], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | environment,
-            ))  # fmt: skip
-    is_ready = [TURN in engine.stdout for engine in engines]
-    for _ in jobs[0]["tasks"]:
-        for i, engine in enumerate(engines):
-            assert is_ready[i], (folder / f"{i}.log").read_text()[-3000:]
-            engine.stdin.write("\n")
-            engine.stdin.flush()
-            is_ready[i] = TURN in engine.stdout or not engine.wait(600)
+            )  # fmt: skip
+            engines.append(stack.enter_context(engine))
+            stack.callback(engine.kill)
+        is_ready = [TURN in engine.stdout for engine in engines]
+        for _ in jobs[0]["tasks"]:
+            for i, engine in enumerate(engines):
+                assert is_ready[i], (folder / f"{i}.log").read_text()[-3000:]
+                engine.stdin.write("\n")
+                engine.stdin.flush()
+                is_ready[i] = TURN in engine.stdout or not engine.wait(600)
     return [json.loads(Path(job["out"]).read_text())["seconds"] for job in jobs]
 
 
