@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftwise import zoo
+from draftwise.integrations.vllm.refusals import LENGTHS
 from vllm_e2e.e2e_law import FALSE_ALARM, PROMPTS, p_value
 from vllm_e2e.jobs import IN_PROCESS, eagle_head, in_turns, job_of, mixed_requests, run
 
@@ -194,7 +195,9 @@ def test_never_slower_than_plain(case: str, head: dict[str, Any], tmp_path: Path
     """CPU seconds of the same requests, in turns with a server without draftwise.
 
     draftwise's kernels are left out: Triton's interpreter takes milliseconds for what takes a GPU
-    microseconds. The temperature makes texts in which nothing occurs twice.
+    microseconds. The temperature makes texts in which nothing occurs twice. A head reads every
+    token even if it never drafts, so a server with an idle head is what draftwise is compared with.
+    The bar allows for two points of noise: 87% of a plain step are kernels in the interpreter.
     """
     is_head = case != "nothing to draft"
     sampled = {"temperature": 0.0 if is_head else 2.0, "max_tokens": 64, "ignore_eos": True}
@@ -202,13 +205,18 @@ def test_never_slower_than_plain(case: str, head: dict[str, Any], tmp_path: Path
     task = {"requests": [{"prompt": p} | sampled for p in prompts], "at_once": 4}
     ours = job_for("model" if is_head else "retrieval", never_right(head, tmp_path))
     ours["draftwise"]["history_tokens"] = 0
-    plain = job_of(PLAIN, None) | {"v2": True}
+    plain = job_of(PLAIN | (idle(head) if is_head else {}), None) | {"v2": True}
     for job in (plain, ours):
-        job |= {"turns": True, "tasks": [task] * 5}
+        job |= {"turns": True, "tasks": [task] * 9}
     plain_s, ours_s = (np.array(s) for s in in_turns(tmp_path, plain, ours, **IN_PROCESS))
     ratios = plain_s / ours_s
     print(case, ratios.round(3))
     assert np.median(ratios[1:]) > 0.97
+
+
+def idle(head: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's own draft lengths by number of requests: 0 tokens for any."""
+    return {"speculative_config": head["speculative_config"] | {LENGTHS: [[1, 64, 0]]}}
 
 
 def never_right(head: dict[str, Any], folder: Path) -> dict[str, Any]:
