@@ -442,7 +442,7 @@ class Informed(Controller):
         known.facts[slots, acceptance.PLAYED_MODEL : acceptance.LAST] = 0
         context = int(known.facts[slots, acceptance.LENGTH].sum())
         seconds = self.costs.seconds(num, context, 0, self._most_tokens(num))
-        rate = self._rate(0, num, seconds.item(0))
+        rate = self._rate(num, seconds.item(0))
         choice.choose(slots, known, seconds, rate, self._drafts, self._bounds)
         known.survival[:] = believed
         return self._read(num)
@@ -470,7 +470,7 @@ class Informed(Controller):
             lengths = np.arange(LONGEST + 1)
             gains = (1 - self._price) * np.minimum(np.array(heads)[:, None], lengths).sum(0)
             plain_s = self.costs.seconds(len(self.rows), context_of(self.rows), 0, 0).item()
-            rate = self._rate(1, len(self.rows), plain_s)
+            rate = self._rate(len(self.rows), plain_s)
             prices = rate * (fixed_s + each_s * lengths) * (lengths > 0)
             self.num_to_draft = int((gains - prices).argmax())
 
