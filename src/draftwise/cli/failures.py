@@ -164,8 +164,9 @@ def graceful() -> Iterator[Callable[[], bool]]:
 @contextmanager
 def without_echo() -> Iterator[None]:
     """Keep keys pressed meanwhile, Ctrl-C among them, out of what is shown; the next prompt reads
-    them."""
-    if not sys.stdin.isatty():
+    them.
+    """
+    if sys.platform == "win32" or not sys.stdin.isatty():
         yield
         return
     import termios
