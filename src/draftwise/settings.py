@@ -254,7 +254,7 @@ def models_of(given: str) -> list[str]:
 
 def check_models_of(given: str) -> None:
     """Reject a drafter whose models are no folders here and cannot be had from the hub."""
-    for source in models_of(given):
+    for source in filter(None, models_of(given)):  # that a path is missing is said elsewhere
         try:
             find(source)
         except DraftwiseError as error:
