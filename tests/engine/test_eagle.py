@@ -242,7 +242,7 @@ def test_what_a_spec_cannot_say(saved: tuple[Any, Path]) -> None:
         (f"eagle:{folder},depth=0", "depth is 0: it must be a whole number from 1"),
         (f"eagle:{folder},width=2", "no option 'width'; its options are: path, depth, top_k, to"),
         ("eagle", "needs path"),
-        ("eagle:./gone", r"no EAGLE head in \./gone"),
+        ("eagle:./gone", r"eagle:\./gone: there is no model folder \./gone"),
     ):
         with pytest.raises(DraftwiseError, match=complaint):
             Speculator.from_pretrained(module, [spec])
