@@ -127,6 +127,19 @@ def test_several_threads_use_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None
 
 @needs_mkl
 @torch.no_grad()
+def test_few_rows_keep_their_dtype_whatever_the_default_is() -> None:
+    layer, states, before = wide(), torch.randn(2, 512), torch.get_default_dtype()
+    expected = layer(states)
+    for default in (torch.float64, torch.bfloat16):
+        torch.set_default_dtype(default)
+        try:
+            assert torch.equal(layer(states), expected)
+        finally:
+            torch.set_default_dtype(before)
+
+
+@needs_mkl
+@torch.no_grad()
 def test_few_rows_of_a_row_major_weight_are_the_ordinary_product() -> None:
     layer = wide(1024, 512)
     assert layer.weight.is_contiguous()

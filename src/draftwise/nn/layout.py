@@ -109,7 +109,7 @@ class Prepacked(nn.Linear):
         return found.view(*input.shape[:-1], self.out_features)
 
     def _few_rows(self, rows: Tensor, columns: Singles) -> Tensor:
-        y = torch.empty(FEW, self.out_features)
+        y = rows.new_empty(FEW, self.out_features)  # whatever torch.set_default_dtype says
         few_rows(rows.contiguous().numpy(), columns, y.numpy())
         found = y[: len(rows)]
         return found if self.bias is None else found + self.bias
