@@ -83,7 +83,6 @@ LINES: tuple[tuple[str, str], ...] = (
     ("chat --target talks --temperature -1", "--temperature -1.0: it must"),
     ("demo --target gone/ --svg x.svg", "gone/"),
     ("demo --svg base", "base: Is a directory"),
-    ("demo --prompts 0", "--prompts 0"),
     ("demo --device banana", "unknown device"),
     ("models --drafter zoo:nope", "no zoo drafter"),
     ("models --target zoo --device banana", "unknown device"),

@@ -20,6 +20,6 @@ if TYPE_CHECKING:
     from draftwise.bench.session import (
         Asked, Contestant, Encoder, OurContestant, TimedReply, as_run, contest,
     )
-    from draftwise.bench.suites import Item, Suite, in_turn, load_suite, read_items
+    from draftwise.bench.suites import Item, Suite, load_suite, read_items, usual_items
 
 __getattr__, __dir__ = exports(__name__)

@@ -23,9 +23,7 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.cli.demo import (
-        Lane, Pair, Stage, choose_prompts, race as run_race, report as demo_report,
-    )
+    from draftwise.cli.demo import Lane, Pair, Stage, race as run_race, report as demo_report
     from draftwise.cli.failures import Output, refused_values, say
     from draftwise.cli.load import check_models, read_batch, read_template
     from draftwise.cli.show import Bars, Pen, Wrap, colours, painted, percentages, total

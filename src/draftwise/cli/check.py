@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from draftwise.bench.suites import usual_items
 from draftwise.chat import has_template
 from draftwise.checks import comma_separated, option
 from draftwise.cli import options as o
-from draftwise.cli.demo import choose_prompts, plain_like
+from draftwise.cli.demo import plain_like
 from draftwise.cli.failures import Output, note, refused_values
 from draftwise.cli.load import Given, as_chat, check_chat, read_batch
 from draftwise.cli.show import Bars, make_table
@@ -72,7 +73,7 @@ def check(
 
     if prompts is None:
         is_chat = has_template(base.tokenizer)
-        given = [Given(one.first) for one in choose_prompts(_NUM_PROMPTS, is_chat)]
+        given = [Given(one.first) for one in usual_items(is_chat)[:_NUM_PROMPTS]]
         given = [as_chat(one, None) for one in given] if is_chat else given
     report = LosslessnessReport(base.target, sizes)
     counts = _answer_all(base, given, max_new_tokens, seed, report)
