@@ -1,11 +1,10 @@
-"""``draftwise chat`` at a terminal: keys, pasting, wrapping."""
+"""``draftwise chat`` at a terminal: keys and pasting."""
 
 from __future__ import annotations
 
 import json
 import os
 import pty
-import re
 import select
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from chatting import save_chat_model
-from draftwise.cli import Wrap
 
 PROGRAM = """
 import fcntl, os, signal, sys, termios
@@ -130,28 +128,3 @@ def test_keys_during_an_answer_are_kept_out_of_it(folder: Path, tmp_path: Path) 
         assert asked(person, tmp_path) == ["hello", "ahead of time"]
     finally:
         person.leaves()
-
-
-def test_lines_end_between_words() -> None:
-    text = (
-        "the rule of who wrote a word, and supercalifragilistic words\n  x = 1  # 日本語の文字 y\n"
-    )
-    for size in (1, 3, 7, 200):
-        wrap = Wrap(20)
-        pieces = [(text[i : i + size], str(i % 2)) for i in range(0, len(text), size)]
-        shown = "".join(t for p in pieces for t, _ in wrap.feed([p]))
-        shown += "".join(t for t, _ in wrap.finish())
-        assert re.sub(r"\s", "", shown) == re.sub(r"\s", "", text)
-        lines = shown.split("\n")
-        words = [word for line in text.split("\n") for word in line.split()]
-        assert all(w in lines_of(shown) for w in words if w.isascii() and len(w) <= 20)
-        assert all(width(line) <= 20 for line in lines), lines
-        assert "  x = 1  #" in shown
-
-
-def lines_of(shown: str) -> set[str]:
-    return {word for line in shown.split("\n") for word in line.split()}
-
-
-def width(line: str) -> int:
-    return sum(2 if letter > "\u2e7f" else 1 for letter in line)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from draftwise.cli.demo import Lane, Pair, Stage, race as run_race, report as demo_report
     from draftwise.cli.failures import Output, refused_values, say
     from draftwise.cli.load import check_models, read_batch, read_template
-    from draftwise.cli.show import Bars, Pen, Wrap, colours, painted, percentages, total
+    from draftwise.cli.show import Bars, Pen, colours, painted, percentages, total
     from draftwise.cli.bench import paste, verdict
     from draftwise.install import GROUP as LAB_GROUP, find_part
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich import progress as p
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -33,84 +32,27 @@ def painted(pieces: Sequence[Piece], styles: Mapping[str, str]) -> Text:
     return Text.assemble(*((piece, styles.get(source, "")) for piece, source in pieces))
 
 
-class Wrap:
-    """Wraps streamed text between words; width: columns of the terminal."""
-
-    _PARTS = re.compile(
-        r"\n|[^\S\n]+|[\u2e80-\u9fff\uac00-\ud7a3\uf900-\uffef]|[^\s\u2e80-\uffef]+"
-    )
-    """Line breaks, blanks, single letters of scripts without blanks (CJK), and words."""
-
-    def __init__(self, width: int) -> None:
-        self._width, self._column = width, 0
-        self._blanks: list[Piece] = []
-        self._word: list[Piece] = []
-
-    def feed(self, pieces: Sequence[Piece]) -> list[Piece]:
-        shown: list[Piece] = []
-        for text, source in pieces:
-            for part in self._PARTS.findall(text):
-                is_letter = part > "\u2e7f"
-                if part.isspace() or is_letter:
-                    shown += self._place()
-                if part == "\n":
-                    shown += [*self._blanks, (part, source)]
-                    self._blanks, self._column = [], 0
-                elif part.isspace():
-                    self._blanks.append((part, source))
-                else:
-                    self._word.append((part, source))
-                    if is_letter or _cells(self._word) >= self._width:
-                        shown += self._place()
-        return shown
-
-    def finish(self) -> list[Piece]:
-        return [*self._place(), *self._blanks]
-
-    def _place(self) -> list[Piece]:
-        if not self._word:
-            return []
-        word, blanks = self._word, self._blanks
-        self._word, self._blanks = [], []
-        size, before = _cells(word), self._column + _cells(blanks)
-        if self._column and before + size > self._width:
-            self._column = size
-            return [("\n", word[0][1]), *word]
-        self._column = (before + size) % self._width
-        return [*blanks, *word]
-
-
-def _cells(pieces: Sequence[Piece]) -> int:
-    return sum(cell_len(text.expandtabs(8)) for text, _ in pieces)
-
-
 class Pen:
-    """Streams text to stdout, coloured on a terminal; is_chat: wrap text, end the line."""
+    """Streams text to stdout, coloured on a terminal; is_chat: always end the line."""
 
     def __init__(self, drafters: Sequence[str], is_chat: bool = False) -> None:
         self._console, self._styles, self._is_chat = Output(), colours(drafters), is_chat
-        self._wrap = Wrap(self._console.width) if is_chat and self._console.is_terminal else None
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        self._show(pieces if self._wrap is None else self._wrap.feed(pieces))
-
-    def end(self, text: str) -> None:
-        """End the text with a line break; in ``generate``, a file gets the answer only, unless the
-        statistics follow in the same file.
-        """
-        if self._wrap is not None:
-            self._show(self._wrap.finish())
-        goes_on = self._is_chat or self._console.is_terminal or (VOICE.notes and streams_meet())
-        if goes_on and not text.endswith("\n"):
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-
-    def _show(self, pieces: Sequence[Piece]) -> None:
         if self._console.is_terminal:
             self._console.print(painted(pieces, self._styles), end="", soft_wrap=True)
         else:
             sys.stdout.write("".join(text for text, _ in pieces))
         sys.stdout.flush()
+
+    def end(self, text: str) -> None:
+        """End the text with a line break; in ``generate``, a file gets the answer only, unless the
+        statistics follow in the same file.
+        """
+        goes_on = self._is_chat or self._console.is_terminal or (VOICE.notes and streams_meet())
+        if goes_on and not text.endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
 
 
 def streams_meet() -> bool:
