@@ -15,7 +15,6 @@ import functools
 import importlib
 import inspect
 import re
-import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -111,49 +110,6 @@ FILLED: Mapping[str, frozenset[str]] = {
     "drafter": frozenset({"name", "vocab_size", "target"}),
 }
 """Parameters that the caller of ``build`` supplies, and no spec may set."""
-_REMOTE_TYPES = {int, float, bool, types.NoneType}
-_REMOTE_CHARACTERS, _REMOTE_DEPTH = 300, 3
-"""Limits of a remote request's spec: its length, and the nesting depth of policies."""
-_REMOTE_INT, _REMOTE_FLOAT = 4096, 1e6
-"""Its largest numbers; the smallest non-zero float is the inverse of the largest."""
-
-
-def check_remote_spec(kind: str, spec: str, depth: int = 1) -> None:
-    """Reject a spec that a remote request may not set.
-
-    kind: a key of ``TABLES``. A request may name any entry and set its numbers and flags, which
-    this check bounds more tightly than constructors do, as some decide the size of an allocation.
-    Text may name a file and is rejected, except the spec of a wrapped policy, which is checked in
-    turn. ``build`` uses the same parser, so every spelling has the same meaning there.
-    Raises DraftwiseError.
-
-    >>> check_remote_spec("policy", "delayed:base=sliding-ucb: window=50")
-    >>> check_remote_spec("stop rule", "head: path=FILE")
-    Traceback (most recent call last):
-    draftwise.errors.DraftwiseError: stop rule 'head': a request may not set 'path'
-    """
-    if (num := len(spec)) > _REMOTE_CHARACTERS:
-        most = f"at most {_REMOTE_CHARACTERS} are read"
-        raise DraftwiseError(f"the {kind} has {num:,} characters: {most}")
-    name, _, text = spec.partition(":")
-    parameters, options = _signature(kind, lookup(kind, name))
-    # a request may set no path, nor learn which paths exist
-    options = {key: str if Path in _kinds(hint) else hint for key, hint in options.items()}
-    for key, value in parse_options(f"{kind} {name!r}", text, options).items():
-        if key == "base" and "make_base" in parameters:
-            if depth == _REMOTE_DEPTH:
-                raise DraftwiseError(f"{kind}: at most {depth} may stand inside each other")
-            check_remote_spec(kind, value, depth + 1)
-        elif not _kinds(options[key]) <= _REMOTE_TYPES:
-            raise DraftwiseError(f"{kind} {name!r}: a request may not set {key!r}")
-        elif isinstance(value, int) and abs(value) > _REMOTE_INT:
-            raise BadValue(key, value, f"at most {_REMOTE_INT:,} in a request")
-        elif isinstance(value, float) and not (
-            value == 0 or 1 / _REMOTE_FLOAT <= abs(value) <= _REMOTE_FLOAT
-        ):
-            must = f"0, or {1 / _REMOTE_FLOAT:g} to {_REMOTE_FLOAT:g} either side of it"
-            raise BadValue(key, value, must)
-
 
 Seed = int | np.random.SeedSequence | np.random.Generator
 

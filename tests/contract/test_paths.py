@@ -15,7 +15,7 @@ from draftwise import DraftwiseError, Speculator
 from draftwise.drafters import LMDrafter, Window
 from draftwise.files import local_path
 from draftwise.nn import load_model
-from draftwise.registry import check_remote_spec, make_policy, parse_options
+from draftwise.registry import make_policy, parse_options
 from draftwise.settings import check_spec, lm_options, name_and_spec
 
 NAMES = [
@@ -147,28 +147,6 @@ def test_heads_and_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         check_spec(spec)
         with pytest.raises(DraftwiseError, match=r"a,b=c\.jsonl is no datastore"):
             Speculator.from_pretrained(target, [spec])
-
-
-def test_a_request_learns_nothing_about_paths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request's spec is refused in the same words whether a path exists or not."""
-    (tmp_path / "there,x").touch()
-    said = []
-    for name in ("there", "gone"):
-        for spec in (
-            f"router:examples={tmp_path}/{name},x",
-            f"router:examples={tmp_path}/{name},plan=1",
-        ):
-            with pytest.raises(DraftwiseError) as caught:
-                check_remote_spec("policy", spec)
-            said.append(str(caught.value).replace(name, ""))
-    assert said[:2] == said[2:]
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "h=0.5").mkdir()
-    check_remote_spec("stop rule", "head:h=0.5")
-    kinds: dict[str, Any] = {"path": Path | str, "h": float}
-    assert parse_options("head", "h=0.5", kinds) == {"h": 0.5}  # as it was checked
 
 
 def test_commands_expand_the_home_folder_in_every_option(

@@ -45,16 +45,14 @@ def live() -> Iterator[Live]:
     "policy",
     [
         "router:plan=0, examples={}",
-        "delayed:base=delayed: base=router:examples={}",
-        "copies:copies:copies:copies:exp3",
-        "sliding-ucb:window=100000000000",
-        "thompson-gaussian:prior_mean=nan",
+        "delayed:base=router:examples={}",
+        "ucb1:beta=0.1",
         "nope",
         "\ud800",
     ],
 )
 def test_policies_that_no_request_may_set(live: Live, tmp_path: Path, policy: str) -> None:
-    """tests/contract/test_options.py has every option of every policy."""
+    """Options may name files, and size allocations."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)  # opening it blocks
     began = time.monotonic()
@@ -62,7 +60,7 @@ def test_policies_that_no_request_may_set(live: Live, tmp_path: Path, policy: st
     assert said.status == 400, said.text
     assert said.error["message"]
     assert time.monotonic() - began < 2
-    harmless = {"policy": "delayed:base=ucb1:beta=0.1"}
+    harmless = {"policy": "exp3spec"}
     assert live.complete("abc", max_tokens=1, draftwise=harmless).status == 200
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from draftwise import registry
 from draftwise.chat import (
     Prompt,
     added_tokens,
@@ -24,7 +23,8 @@ from draftwise.chat import (
     render,
 )
 from draftwise.engine.answer import Detokenizer
-from draftwise.registry import preset
+from draftwise.errors import shown
+from draftwise.registry import POLICIES, preset
 from draftwise.serve import schemas
 from draftwise.serve.calls import CallTags, calls_schema, free_grammar
 from draftwise.serve.constraint import Grammars, MinTokens, grammar_of, json_grammar
@@ -298,8 +298,11 @@ class RequestParser:
         own, requests = body.draftwise, []
         if own.preset is not None:
             preset(own.preset)  # refuses an unknown one
-        if own.policy is not None:
-            registry.check_remote_spec("policy", own.policy)
+        if own.policy is not None and own.policy not in POLICIES:  # options may name files
+            raise DraftwiseError(
+                f"policy: {shown(own.policy)} is not served; a request names one of "
+                f"{', '.join(POLICIES)}, without options"
+            )
         options = own.model_dump(exclude={"plans", "deadline_s", "pieces"}) | {
             "lengths": own.plans, "tenant": body.tenant, "stop": body.stops,
             "logprobs": logprobs, "prompt_logprobs": prompt_logprobs, "token_texts": own.pieces,
