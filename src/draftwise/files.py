@@ -46,18 +46,6 @@ def local_path(text: str | Path) -> Path:
     return path if _exists(path) else Path(os.path.expanduser(path))
 
 
-def longest_path(text: str) -> str:
-    """The longest part of a text that exists as a path, cut at its end or at a comma; "" = none.
-
-    >>> longest_path(".,window=8")
-    '.'
-    """
-    found = text
-    while found and not _exists(local_path(found)):
-        found = found.rpartition(",")[0]
-    return found
-
-
 def looks_local(text: str) -> bool:
     """Whether a text that names nothing here is a path with a fault, and no ``org/model``.
 

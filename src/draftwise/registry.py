@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import re
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +27,6 @@ import numpy as np
 from draftwise.bandits.feedback import FeedbackBuilder
 from draftwise.checks import known, refuse_removed, string, strings, wholes
 from draftwise.errors import BadValue, shown
-from draftwise.files import longest_path, looks_local
 from draftwise.install import lab_hint
 from draftwise.protocols import Policy, Reward, StopRule
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, DraftwiseError, Plan, TreeShape
@@ -226,48 +224,29 @@ def _plugged(kind: str, name: str) -> Callable[..., Any] | None:
 def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Parse ``"0.8,window=5"`` to typed values; ``options``: each valid option and its type.
 
-    An option whose types include ``Path`` takes the longest text that exists as a path, commas and
-    equals signs included; in one that does not exist, ``,NAME=`` of a valid option ends it. What
-    begins with ``NAME=`` of a valid option is that option (a folder of this name: ``./NAME=``).
+    Commas separate options, except in a path, which ends at ``,NAME=`` of a valid option.
     """
-    values: dict[str, Any] = {}
-    first = next(iter(options), "")
-    while text := text.lstrip(","):
-        key, _, value = text.partition("=")
+    given: dict[str, str] = {}
+    first, last = next(iter(options), ""), ""
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
         key = key.strip().replace("-", "_")
-        if key not in options and options and not values and _may_be_bare(text, options[first]):
-            key, value = first, text
-        if key not in options:
+        if equals and key in options:
+            given[last := key] = value
+        elif last and Path in _kinds(options[last]):
+            given[last] += "," + part
+        elif part.strip() and not given and first and _may_be_bare(part, options[first]):
+            given[last := first] = part
+        elif part.strip():
             refuse_removed(f"option {key} of {owner}")
-            valid, wrong = ", ".join(options) or "none", shown(key.partition(",")[0])
-            raise DraftwiseError(f"{owner} has no option {wrong}; its options are: {valid}")
-        value, text = _cut(value if value is text else value.lstrip(), options, key)
-        values[key] = _parse_value(owner, key, value, options[key])
-    return values
+            valid = ", ".join(options) or "none"
+            raise DraftwiseError(f"{owner} has no option {shown(key)}; its options are: {valid}")
+    return {key: _parse_value(owner, key, one.strip(), options[key]) for key, one in given.items()}
 
 
-def _may_be_bare(text: str, hint: Any) -> bool:
-    """Whether a text begins with a value rather than with ``NAME=``."""
-    first = text.partition(",")[0]
-    may_be_path = Path in _kinds(hint) and looks_local(first)
-    return "=" not in first or may_be_path or _is_path(text, hint)
-
-
-def _is_path(text: str, hint: Any) -> bool:
-    return Path in _kinds(hint) and longest_path(text) != ""
-
-
-def _cut(text: str, options: Mapping[str, Any], key: str) -> tuple[str, str]:
-    """The value that a text begins with, and the options after it."""
-    if not _is_path(text, options[key]):
-        is_misspelt = Path in _kinds(options[key]) and looks_local(text)
-        names = "|".join(options).replace("_", "[-_]")
-        value, *rest = re.split(
-            rf",\s*(?=(?:{names})\s*=)" if is_misspelt else ",", text, maxsplit=1
-        )
-        return value.strip(), "".join(rest).strip(", ")
-    value = longest_path(text)
-    return value, text[len(value) :].strip(", ")
+def _may_be_bare(part: str, hint: Any) -> bool:
+    """Whether a text is a value rather than ``NAME=VALUE`` of an unknown option."""
+    return "=" not in part or Path in _kinds(hint)
 
 
 def _parse_value(owner: str, key: str, text: str, hint: Any) -> Any:

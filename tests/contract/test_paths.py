@@ -73,19 +73,6 @@ def test_a_drafter_is_loaded_from_a_folder_of_any_name(
     assert [getattr(drafter, "window", None) for drafter in drafters] == [None, Window(2, 64), None]
 
 
-def test_a_folder_that_exists_wins_over_options_after_it(tmp_path: Path) -> None:
-    kinds = {"path": Path | str, "window": int}
-    for name in ("a", "a,window=8", "a,window=8,b"):
-        (tmp_path / name).mkdir()
-    for text in ("a", "a,window=8", "a,window=8,b"):
-        assert parse_options("it", f"{tmp_path}/{text}", kinds) == {"path": f"{tmp_path}/{text}"}
-        for key in ("path=", "path = "):
-            found = parse_options("it", f"{key}{tmp_path}/{text},window=9", kinds)
-            assert {name: str(value).strip() for name, value in found.items()} == {
-                "path": f"{tmp_path}/{text}", "window": "9",
-            }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -98,7 +85,7 @@ def test_a_folder_that_exists_wins_over_options_after_it(tmp_path: Path) -> None
         ("", {}),
     ],
 )
-def test_what_does_not_exist_ends_at_an_option(text: str, expected: dict[str, Any]) -> None:
+def test_a_path_ends_at_an_option(text: str, expected: dict[str, Any]) -> None:
     assert parse_options("it", text, {"path": Path | str, "window": int}) == expected
 
 
@@ -107,7 +94,8 @@ def test_what_does_not_exist_ends_at_an_option(text: str, expected: dict[str, An
     [
         ("lm:/gone/lr=1,bs=2", r"no model folder /gone/lr=1,bs=2"),
         ("lm:C:\\models\\gone", r"no model folder C:\\models\\gone"),
-        ("lm:org/model,windw=8", r"has no option 'windw'; its options are: path, window, sink"),
+        ("lm:org/model,windw=8", r"no model folder org/model,windw=8"),
+        ("lookup:nope=8", r"has no option 'nope'; its options are: prompt_lookup_min"),
         ("eagle:/gone/a,b", r"there is no /gone/a,b"),
         ("eagle:/gone/a,depth=2", r"there is no /gone/a$"),
         ("datastore:~/gone,x", r"there is no ~/gone,x"),
