@@ -23,7 +23,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from draftwise import __version__
-from draftwise.colours import nth_colour
+from draftwise.colours import PALETTE
 from draftwise.serve import responses, schemas
 from draftwise.serve.middleware import Middleware
 from draftwise.serve.responses import AnswerStreams, ChatReply, CompletionReply, EventStream, Reply
@@ -279,7 +279,7 @@ class Page(NamedTuple):
 
 def _load() -> Page:
     text = resources.files(__package__).joinpath("page.html").read_text("utf-8")
-    text = text.replace('"{{palette}}"', json.dumps([nth_colour(n) for n in range(24)]))
+    text = text.replace('"{{palette}}"', json.dumps(PALETTE))
     rules = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'"
     rules += "; frame-ancestors 'none'"
     for tag in ("script", "style"):
