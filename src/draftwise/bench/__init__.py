@@ -9,7 +9,7 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.bench.results import commit, versions
+    from draftwise.bench.results import versions
     from draftwise.bench.suites import (
         DEFAULT, GRAMMAR, PLAIN, Method, drafter_and_length, parse_method, with_plain,
     )

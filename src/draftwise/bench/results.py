@@ -12,7 +12,6 @@ import os
 import platform
 import random
 import shlex
-import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
@@ -262,7 +261,7 @@ def rounded(value: Any) -> Any:
 
 
 def environment(threads: int, **more: Any) -> dict[str, Any]:
-    """Machine, threads, versions, date and commit, and ``more`` (dtype, device)."""
+    """Machine, threads, versions and date, and ``more`` (dtype, device, commit)."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -271,7 +270,6 @@ def environment(threads: int, **more: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions(),
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
         **more,
     }
 
@@ -284,24 +282,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def commit() -> str | None:
-    """Commit of the running code, with ``-dirty`` for local changes; None outside a checkout."""
-    revision = _git("rev-parse", "--short", "HEAD")
-    if not revision or not _git("ls-files", __file__):
-        return None  # installed inside another project's checkout, or outside of any
-    changed = _git("status", "--porcelain", "--untracked-files=no", "--", "..")
-    return f"{revision}-dirty" if changed else revision
-
-
 def command() -> str:
     program, *arguments = sys.argv
     name = Path(program).name
     return shlex.join(["draftwise" if name == "__main__.py" else name, *arguments])
-
-
-def _git(*arguments: str) -> str:
-    """The output of git in this folder; empty if git fails."""
-    line = ["git", "-C", str(Path(__file__).parent), *arguments]
-    with suppress(OSError, subprocess.CalledProcessError):
-        return subprocess.check_output(line, text=True, stderr=subprocess.DEVNULL).strip()
-    return ""

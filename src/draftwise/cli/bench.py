@@ -111,22 +111,12 @@ def bench(
     base = o.load(wanted)
     if not base.drafters:
         raise DraftwiseError("a bench needs a drafter: give --drafter")
-    from draftwise.bench.session import Asked, Encoder, OurContestant, contest
+    from draftwise.bench.session import Asked, Encoder
 
-    asked, pool = Asked(tokens, temperature), [drafter.name for drafter in base.drafters]
+    asked = Asked(tokens, temperature)
     encoder = Encoder(base, asked, is_chat)
-    contestants = [OurContestant(parse_method(name, pool), base, asked) for name in names]
-    plan, runs = list(turns(names, len(found.items), repeats, seed)), list["Run"]()
-    with graceful() as is_stopped, Bars("prompts", is_shown=not as_json) as bars:
-
-        def goes_on() -> bool:
-            is_late = minutes is not None and time.monotonic() - began > 60 * minutes
-            return not (is_stopped() or is_late)
-
-        task = bars.add_task("", total=len(plan))
-        for turn in contest(contestants, found.items, encoder, plan, seed, goes_on):
-            runs += turn
-            bars.advance(task)
+    end = None if minutes is None else began + 60 * minutes
+    runs, is_stopped = measure(names, base, found.items, asked, encoder, repeats, seed, end, 0)
     if not runs:
         raise DraftwiseError("nothing was measured in time: give more --minutes")
     settings = {
@@ -137,14 +127,42 @@ def bench(
     }  # fmt: skip
     is_exact = temperature == 0 and str(base.target.dtype) in ("torch.float32", "torch.float64")
     results = {
-        "suite": suite, "settings": settings, "drafters": pool,
-        "is_complete": len(runs) == len(plan) * len(names),
+        "suite": suite, "settings": settings,
+        "drafters": [drafter.name for drafter in base.drafters],
+        "is_complete": len(runs) == len(found.items) * repeats * len(names),
         **summary(make_sheet(runs, names, can_compare=is_exact, clock=clock)),
         "environment": environment(wanted.threads), "command": command(),
     }  # fmt: skip
     show(rounded(results), as_json=as_json)
-    if is_stopped():
+    if is_stopped:
         raise SystemExit(INTERRUPTED)
+
+
+def measure(
+    names: Sequence[str], base: Speculator, items: Sequence[Item], asked: Asked, encoder: Encoder,
+    repeats: int, seed: int, end: float | None, fewest: int,
+) -> tuple[list[Run], bool]:  # fmt: skip
+    """Let all methods answer the prompts; return complete turns, and whether Ctrl-C ended it.
+
+    end: moment of the monotonic clock after which no answer is begun; None = never. fewest: prompts
+    that are answered in any case.
+    """
+    from draftwise.bench.session import OurContestant, contest
+
+    pool = [drafter.name for drafter in base.drafters]
+    contestants = [OurContestant(parse_method(name, pool), base, asked) for name in names]
+    plan, runs = list(turns(names, len(items), repeats, seed)), list["Run"]()
+    with graceful() as is_stopped, Bars("prompts") as bars:
+
+        def goes_on() -> bool:
+            is_late = end is not None and time.monotonic() > end
+            return not is_stopped() and not (is_late and len(runs) >= fewest * len(names))
+
+        task = bars.add_task("", total=len(plan))
+        for turn in contest(contestants, items, encoder, plan, seed, goes_on):
+            runs += turn
+            bars.advance(task)
+        return runs, is_stopped()
 
 
 def show(results: dict[str, Any], *, as_json: bool) -> None:
@@ -222,7 +240,8 @@ def trial(
     asked = Asked(max_new_tokens, temperature)
     encoder = Encoder(fast, asked, is_chat)
     chosen = usual_items(encoder.is_chat)[:10] if items is None else items
-    runs, is_stopped = measure(fast, chosen, asked, encoder, end, seed)
+    few = FEWEST_PROMPTS
+    runs, is_stopped = measure(METHODS, fast, chosen, asked, encoder, 1, seed, end, few)
     if not runs:
         say("interrupted before the first prompt was answered twice", style="yellow")
         raise SystemExit(INTERRUPTED)
@@ -230,28 +249,6 @@ def trial(
     print(paste(model, drafters or ()))
     if is_stopped:
         raise SystemExit(INTERRUPTED)
-
-
-def measure(
-    base: Speculator, items: Sequence[Item], asked: Asked, encoder: Encoder, end: float, seed: int,
-) -> tuple[list[Run], bool]:  # fmt: skip
-    """Answer the prompts, each with and without drafts; return the runs, and whether Ctrl-C ended
-    it. No prompt is begun after ``end``, a moment of the monotonic clock, but for the fewest.
-    """
-    from draftwise.bench.session import OurContestant, contest
-
-    contestants = [OurContestant(parse_method(name), base, asked) for name in METHODS]
-    runs = list[Run]()
-    with graceful() as is_stopped, Bars("prompts") as progress:
-        task = progress.add_task("", total=len(items))
-        plan = turns(METHODS, len(items), 1, seed)
-        for turn in contest(contestants, items, encoder, plan, seed, lambda: not is_stopped()):
-            runs += turn
-            progress.advance(task)
-            has_few = len(runs) < FEWEST_PROMPTS * len(METHODS)
-            if time.monotonic() > end and not has_few:
-                break
-        return runs, is_stopped()
 
 
 def verdict(runs: Sequence[Run], *, is_greedy: bool) -> str:

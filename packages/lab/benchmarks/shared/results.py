@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from draftwise.bench import commit, versions
+from draftwise.bench import versions
+from draftwise_lab.bench.commit import commit
 
 COMMIT = commit() or ""
 """Commit of the running code, read at start-up, since a commit may follow during the run."""

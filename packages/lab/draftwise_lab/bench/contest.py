@@ -44,6 +44,7 @@ from draftwise.registry import PRESETS
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
 from draftwise_lab.bench import studio
+from draftwise_lab.bench.commit import commit
 from draftwise_lab.bench.peers import (
     DEFAULT_METHODS,
     LOOKUP,
@@ -134,7 +135,7 @@ def measure(
     items, asked = suite.items, Asked(wanted.tokens, wanted.temperature)
     encoder, settings = Encoder(base, asked, wanted.is_chat), store.settings()
     dtype, device = str(base.target.dtype).removeprefix("torch."), str(base.target.device)
-    made_on = environment(wanted.setup.threads, dtype=dtype, device=device)
+    made_on = environment(wanted.setup.threads, dtype=dtype, device=device, commit=commit())
     now = {"environment": made_on, "command": command()}
     if settings is None:
         questions = [Question(item.domain, encoder.prompt(item, []).tokens) for item in items]

@@ -30,6 +30,7 @@ from draftwise.nn.model import CausalModel
 from draftwise.nn.tiny import tiny_config, tiny_module
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
+from draftwise_lab.bench.commit import commit
 
 PIECE = 64
 """Types per process."""
@@ -226,7 +227,7 @@ def record(findings: Sequence[Finding]) -> dict[str, Any]:
     """The contents of a results file: how it was made, and the finding of each type."""
     return {
         "command": command(),
-        "environment": environment(torch.get_num_threads()),
+        "environment": environment(torch.get_num_threads(), commit=commit()),
         "tokens": NUM_TOKENS,
         "types": [asdict(finding) for finding in findings],
     }

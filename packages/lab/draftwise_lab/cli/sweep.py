@@ -63,6 +63,7 @@ def sweep(
             raise DraftwiseError(f"there is no acceptance head in {missing[0]}")
         base, _ = t.begin(target, hardware, drafter=drafter)
         from draftwise_lab.bench import sweep as s
+        from draftwise_lab.bench.commit import commit
 
         loaded = t.load_drafter(drafter, base, hardware)
         folders = head or ([loaded.home / "head"] if loaded.home else [])
@@ -83,7 +84,7 @@ def sweep(
         s.draw(points, out / "sweep.png")
         record = {
             "command": command_line(),
-            "environment": environment(hardware.threads),
+            "environment": environment(hardware.threads, commit=commit()),
             **settings,
             "panels": found,
         }
