@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich.progress import TaskProgressColumn, TimeElapsedColumn
 
 from draftwise.checks import option
 from draftwise.cli.failures import refused_values, say, waiting
@@ -39,32 +38,27 @@ def corpus_files(path: Path) -> list[Path]:
     return [path]
 
 
-def pieces(file: Path) -> Iterator[tuple[bool, str, int]]:
-    """The documents of a file: all of a text file, or each json line.
+def documents(file: Path) -> Iterator[Iterable[str]]:
+    """The documents of a file: all of a text file, in pieces to save memory, or each json line.
 
-    Yields whether a document begins, its text, and the number of bytes read. A text file is read in
-    pieces of whole lines, to save memory. Errors: DraftwiseError for a json line without ``text``
-    or ``prompt`` and ``completion``, UnicodeDecodeError for a file that is not UTF-8.
+    Errors: DraftwiseError for a json line without ``text`` or ``prompt`` and ``completion``,
+    UnicodeDecodeError for a file that is not UTF-8.
     """
     with file.open(encoding="utf-8-sig") as lines:
-        if file.suffix.lower() in JSON_LINES:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield True, _text_of(line, file, number), len(line.encode())
+        if file.suffix.lower() not in JSON_LINES:
+            yield iter(lambda: "".join(lines.readlines(_CHUNK)), "")
             return
-        is_first = True
-        while text := "".join(lines.readlines(_CHUNK)):
-            yield is_first, text, len(text.encode())
-            is_first = False
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _texts_of(line, file, number)
 
 
-def _text_of(line: str, file: Path, number: int) -> str:
+def _texts_of(line: str, file: Path, number: int) -> list[str]:
     found = json_line(line, file, number)
-    if isinstance(found, dict):
-        for keys in (["text"], ["prompt", "completion"]):
-            parts = [found.get(key) for key in keys]
-            if all(isinstance(part, str) for part in parts):
-                return "".join(map(str, parts))
+    given = found if isinstance(found, dict) else {}
+    names = ["text"] if "text" in given else ["prompt", "completion"]
+    if all(isinstance(given.get(name), str) for name in names):
+        return ["".join(given[name] for name in names)]
     raise DraftwiseError(
         f"{file}, line {number}: write an object with a string `text`, or `prompt` and `completion`"
     )
@@ -104,9 +98,9 @@ def build(
         with refused_values():
             with loading(tokenizer, threads=1):
                 encode, vocab_size = _load(tokenizer)
-            documents = _read(files, encode)
+            tokens = _read(files, encode)
         with waiting("sorting"):
-            write(file, documents, vocab_size)
+            write(file, tokens, vocab_size)
     made, seconds = Store(out), time.perf_counter() - start
     typer.echo(
         f"{out}: {made.num_tokens:,} tokens of {made.num_documents:,} documents, vocabulary "
@@ -128,25 +122,23 @@ def _load(source: str) -> tuple[Any, int]:
 
 def _read(files: Sequence[Path], tokenizer: Any) -> list[NDArray[np.uint32]]:
     """The tokens of each document, without special ones; ValueError if no file is UTF-8."""
-    documents: list[NDArray[np.uint32]] = []
+
+    def tokens(text: str) -> NDArray[np.uint32]:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return np.array(ids, dtype=np.uint32)
+
+    found: list[NDArray[np.uint32]] = []
     left_out = 0
-    with Bars("tokenizing", TaskProgressColumn(), TimeElapsedColumn()) as progress:
-        task = progress.add_task("", total=sum(file.stat().st_size for file in files))
-        for file in files:
-            of_file: list[list[NDArray[np.uint32]]] = []
+    with Bars("tokenizing") as progress:
+        for file in progress.track(files):
             try:
-                for is_first, text, num_bytes in pieces(file):
-                    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-                    if is_first:
-                        of_file.append([])
-                    of_file[-1].append(np.array(ids, dtype=np.uint32))
-                    progress.advance(task, num_bytes)
+                of_file = [list(map(tokens, pieces)) for pieces in documents(file)]
             except UnicodeDecodeError as error:
                 if len(files) == 1:
                     raise not_text(file, error) from error
                 left_out += 1
                 continue
-            documents += [np.concatenate(parts) for parts in of_file]
+            found += [np.concatenate(parts) for parts in of_file if parts]
     if left_out:
         say(f"{left_out} of {len(files)} files are not UTF-8 text and were left out", "yellow")
-    return documents
+    return found
