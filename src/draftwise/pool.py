@@ -13,7 +13,7 @@ from draftwise.errors import BadValue
 from draftwise.files import local_path
 from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.nn.model import CausalModel
-from draftwise.settings import ZOO, check_models_of, expand, lm_options, name_and_spec
+from draftwise.settings import ZOO, check_drafter, expand, lm_options, name_and_spec
 from draftwise.types import NONE, DraftwiseError
 
 
@@ -32,10 +32,10 @@ def resolve_target(target: Any) -> tuple[Any, list[str]]:
 
 
 def check_drafters(specs: Any) -> None:
-    """Reject specs of models that cannot be had, before a target is loaded for them."""
+    """Reject wrong specs, and models that cannot be had, before a target is loaded for them."""
     for given in [specs] if isinstance(specs, str) else specs:
         if isinstance(given, str):
-            check_models_of(given)
+            check_drafter(given)
 
 
 def load_drafters(
@@ -59,8 +59,6 @@ def load_drafters(
         while name in named or name in {NONE, "target"}:
             name, number = f"{base}-{number}", number + 1
         if isinstance(spec, str) and not spec.startswith("lm:"):
-            if local_path(spec).is_dir():
-                raise DraftwiseError(f"drafter {spec!r} is a folder: write lm:{spec}")
             filled = {"name": name, "vocab_size": target.vocab_size, "target": target}
             named[name] = registry.build("drafter", spec, filled)
         else:

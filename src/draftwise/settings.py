@@ -14,8 +14,8 @@ from draftwise import checks, registry, zoo
 from draftwise.checks import comma_separated, option
 from draftwise.engine.options import SEED_HELP
 from draftwise.errors import BadValue, DraftwiseError
-from draftwise.files import local_path, looks_local
-from draftwise.nn.folder import DTYPES, hardware, place
+from draftwise.files import local_path
+from draftwise.nn.folder import DTYPES, hardware
 from draftwise.nn.hub import find
 from draftwise.registry import DRAFTERS, FEEDBACKS, POLICIES, PRESETS, REWARDS, STOP_RULES
 
@@ -236,29 +236,10 @@ def _bundled(target: str, *, is_named: bool) -> dict[str, str]:
     return models | heads if is_named else models
 
 
-def check_spec(given: str) -> None:
-    """Reject, without loading, an unknown drafter or option, and a missing file."""
+def check_drafter(given: str) -> None:
+    """Reject, without loading, a spec of an unknown drafter or option, or of what is not there."""
     for spec in expand([given]):
         _check_one(given, *name_and_spec(spec))
-
-
-def models_of(given: str) -> list[str]:
-    """The folders or hub ids from which a drafter's spec loads models and heads."""
-    found = []
-    for kind, _, rest in (name_and_spec(spec)[1].partition(":") for spec in expand([given])):
-        if kind in {"lm", "eagle"} and kind in DRAFTER_HELP:
-            options = registry.parse_options(f"drafter {kind!r}", rest, DRAFTER_HELP[kind].types)
-            found.append(str(options.get("path", "")))
-    return found
-
-
-def check_models_of(given: str) -> None:
-    """Reject a drafter whose models are no folders here and cannot be had from the hub."""
-    for source in filter(None, models_of(given)):  # that a path is missing is said elsewhere
-        try:
-            find(source)
-        except DraftwiseError as error:
-            raise DraftwiseError(f"drafter {given}: {error}") from error
 
 
 def _check_one(given: str, name: str, spec: str) -> None:
@@ -266,11 +247,8 @@ def _check_one(given: str, name: str, spec: str) -> None:
         raise DraftwiseError(f"the drafter {given!r} names nothing; {_KINDS}")
     kind, _, rest = spec.partition(":")
     kind = kind.partition(",")[0]
-    if kind == "lm":
-        place(lm_options(spec).get("path", ""))
-        return
     if kind not in DRAFTERS:
-        if Path(spec).is_dir():
+        if local_path(spec).is_dir():
             raise DraftwiseError(f"drafter {spec!r} is a folder: write lm:{spec}")
         checks.refuse_removed(f"drafter {kind}")
         raise DraftwiseError(f"unknown drafter {kind!r}; {_KINDS}")
@@ -282,11 +260,13 @@ def _check_one(given: str, name: str, spec: str) -> None:
         if checks.whole("prompt_lookup_min", least, 1) > checks.whole("prompt_lookup_max", most, 1):
             must = f"at most prompt_lookup_max, which is {most}"
             raise BadValue("prompt_lookup_min", least, must)
-    # heads are local folders or on the hub; datastores are files
-    if file := found.get("path") or found.get("file"):
-        is_local = kind == "datastore" or looks_local(file) or "/" not in file
-        if is_local and not local_path(file).exists():
-            raise DraftwiseError(f"drafter {kind!r}: there is no {file}")
+    if kind == "datastore" and not local_path(found.get("file", "")).exists():
+        raise DraftwiseError(f"drafter {kind!r}: there is no {found.get('file', 'file')}")
+    if kind in {"lm", "eagle"}:
+        try:
+            find(found.get("path", ""))
+        except DraftwiseError as error:
+            raise DraftwiseError(f"drafter {given}: {error}") from error
 
 
 _KINDS = f"the drafter names are: {', '.join([*DRAFTERS, *BUNDLED])}"

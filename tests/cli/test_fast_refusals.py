@@ -38,7 +38,7 @@ LINES: tuple[tuple[str, str], ...] = (
     ("generate hi --drafter lookup:nope=1", "prompt_lookup_max"),
     ("generate hi --drafter suffix:max_tokens=many", "'many'"),
     ("generate hi --drafter datastore:gone", "there is no gone"),
-    ("generate hi --drafter eagle:./gone", "there is no ./gone"),
+    ("generate hi --drafter eagle:./gone", "there is no model folder ./gone"),
     ("generate hi --target gone/", "no model folder gone/"),
     ("generate hi --drafter lm:./gone", "no model folder ./gone"),
     ("generate hi --chat", "zoo has no chat template"),

@@ -16,7 +16,7 @@ from draftwise.drafters import LMDrafter, Window
 from draftwise.files import local_path
 from draftwise.nn import load_model
 from draftwise.registry import make_policy, parse_options
-from draftwise.settings import check_spec, lm_options, name_and_spec
+from draftwise.settings import check_drafter, lm_options, name_and_spec
 
 NAMES = [
     "lr=1e-4,bs=8", "a,b", "step=10", "epoch:3", "two words", " led", "größe-ü", "100%", "x;y&z",
@@ -51,7 +51,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_folder_of_any_name_can_be_named(name: str, pair: tuple[Path, Path], runs: Path) -> None:
     (runs / name).symlink_to(pair[1], target_is_directory=True)
     for spec in itertools.chain(*spellings(name, runs.parent)):
-        check_spec(spec)
+        check_drafter(spec)
         found = lm_options(f"{name_and_spec(spec)[1]},window=64,sink=2")
         assert (found.pop("window"), found.pop("sink")) == (64, 2)
         assert local_path(found["path"]).resolve() == pair[1]
@@ -96,8 +96,8 @@ def test_a_path_ends_at_an_option(text: str, expected: dict[str, Any]) -> None:
         ("lm:C:\\models\\gone", r"no model folder C:\\models\\gone"),
         ("lm:org/model,windw=8", r"no model folder org/model,windw=8"),
         ("lookup:nope=8", r"has no option 'nope'; its options are: prompt_lookup_min"),
-        ("eagle:/gone/a,b", r"there is no /gone/a,b"),
-        ("eagle:/gone/a,depth=2", r"there is no /gone/a$"),
+        ("eagle:/gone/a,b", r"there is no model folder /gone/a,b:"),
+        ("eagle:/gone/a,depth=2", r"there is no model folder /gone/a:"),
         ("datastore:~/gone,x", r"there is no ~/gone,x"),
         ("lm:", r"names nothing|no model folder"),
         ("lm:.", r"\. has no config\.json"),
@@ -105,7 +105,7 @@ def test_a_path_ends_at_an_option(text: str, expected: dict[str, Any]) -> None:
 )
 def test_refusals_name_the_path_as_it_was_read(spec: str, said: str) -> None:
     with pytest.raises(DraftwiseError, match=said):
-        check_spec(spec)
+        check_drafter(spec)
 
 
 def test_names_of_drafters_are_those_of_their_folders(
@@ -132,7 +132,7 @@ def test_heads_and_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         make_policy(f"router:examples={spelling},plan=1", 2)
         make_policy(f"router:plan=1,examples={spelling}", 2)
     for spec in ("datastore:~/a,b=c.jsonl", f"mine=datastore:file={file},num_matches=3"):
-        check_spec(spec)
+        check_drafter(spec)
         with pytest.raises(DraftwiseError, match=r"a,b=c\.jsonl is no datastore"):
             Speculator.from_pretrained(target, [spec])
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from draftwise import settings
-from draftwise.settings import BUNDLED, check_spec
+from draftwise.settings import BUNDLED, check_drafter
 from draftwise.types import DraftwiseError
 from draftwise_lab.train import RUN, Runs, make_prompts, runs, runs_of
 from draftwise_zoo import PRETRAINED, RETRIEVAL, drafter_specs, own_folders, own_specs
@@ -102,11 +102,11 @@ def test_what_comes_along_is_named_by_its_target(monkeypatch: pytest.MonkeyPatch
     assert (settings.ZOO, *PRETRAINED) == BUNDLED
     for name in ("zoo", "gemma3"):
         with pytest.raises(DraftwiseError, match=f"no {name} drafter 'layer'"):
-            check_spec(f"{name}:layer")
+            check_drafter(f"{name}:layer")
     with pytest.raises(DraftwiseError, match="drafter smollm2:layer has been removed: write"):
-        check_spec("smollm2:layer")  # commands ask this before they load anything
+        check_drafter("smollm2:layer")  # commands ask this before they load anything
     with pytest.raises(DraftwiseError, match=r"unknown drafter 'smollm3'; .* zoo, smollm2, gemma3"):
-        check_spec("smollm3:layer")
+        check_drafter("smollm3:layer")
 
 
 def test_own_drafters_are_heads(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from draftwise.cli.failures import NOT_WRITTEN, Said, say, waiting
 from draftwise.files import TRACE_BYTES, read_text
 from draftwise.nn.folder import config_of, has_template, place
 from draftwise.nn.hub import cached, find
-from draftwise.settings import ZOO, check_models_of, check_spec
+from draftwise.settings import ZOO, check_drafter
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ _TEMPLATE_BYTES = 1 << 20
 def check_models(target: str, drafters: Sequence[str]) -> None:
     check_target(target)
     for spec in drafters:
-        check_spec(spec)
-        check_models_of(spec)
+        check_drafter(spec)
 
 
 def check_target(target: str) -> None:
