@@ -15,7 +15,7 @@ from draftwise.checks import comma_separated, option
 from draftwise.cli import options as o
 from draftwise.cli.demo import plain_like
 from draftwise.cli.failures import Output, note, refused_values
-from draftwise.cli.load import Given, as_chat, check_chat, read_batch
+from draftwise.cli.load import Given, check_chat, read_batch
 from draftwise.cli.show import Bars, make_table
 from draftwise.registry import Preset
 
@@ -61,12 +61,10 @@ def check(
     with refused_values():
         said = f"--widths {widths!r}: write whole numbers from 2, such as 2,4,8,16"
         sizes = sorted(set(comma_separated(widths, int, 2, said)))
-        given = [] if prompts is None else read_batch(prompts)
-        if is_chat:
-            given = [as_chat(one, None) for one in given]
+        given = [] if prompts is None else read_batch(prompts, is_chat)
         wanted = models.settings(seed=seed)
         o.check(wanted)
-        if is_chat or any(not isinstance(one.prompt, str) for one in given):
+        if is_chat or any(one.is_chat for one in given):
             check_chat(wanted.target)
     base = o.load(wanted)
     from draftwise.engine import LosslessnessReport
@@ -74,7 +72,7 @@ def check(
     if prompts is None:
         is_chat = has_template(base.tokenizer)
         given = [Given(one.first) for one in usual_items(is_chat)[:_NUM_PROMPTS]]
-        given = [as_chat(one, None) for one in given] if is_chat else given
+        given = [one.as_chat() for one in given] if is_chat else given
     report = LosslessnessReport(base.target, sizes)
     counts = _answer_all(base, given, max_new_tokens, seed, report)
     found = report.as_json() | {"model": wanted.target} | counts

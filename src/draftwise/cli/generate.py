@@ -45,7 +45,7 @@ def generate(
     ),
     as_json: bool = o.AS_JSON,
     chat_template: Path | None = o.CHAT_TEMPLATE,
-    batch_size: int = option(8, "Prompts of --batch that run together.", panel="Running"),
+    batch_size: int = option(8, "Prompts of --batch that run together.", panel="Running", least=1),
     trace: Path | None = option(
         None, "Write one jsonl line per round to this file.", panel="Running"
     ),
@@ -53,11 +53,9 @@ def generate(
     """Complete a prompt with speculative decoding."""
     with refused_values():
         target = settings.target
-        prompts = _prompts(prompt, file, batch, batch_size)
-        if is_chat or system is not None:
-            prompts = [load.as_chat(given, system) for given in prompts]
+        prompts = _prompts(prompt, file, batch, is_chat, system)
         o.check(settings)
-        are_chats = any(not isinstance(given.prompt, str) for given in prompts)
+        are_chats = any(given.is_chat for given in prompts)
         if are_chats:
             load.check_chat(target, chat_template)
         elif chat_template is not None:
@@ -94,15 +92,14 @@ def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Spe
 
 
 def _prompts(
-    prompt: str | None, file: Path | None, batch: Path | None, batch_size: int
+    prompt: str | None, file: Path | None, batch: Path | None, is_chat: bool, system: str | None
 ) -> list[load.Given]:
-    if batch_size < 1:
-        raise DraftwiseError(f"--batch-size {batch_size}: it must be 1 or more")
     if batch is None:
-        return [load.Given(load.read_prompt(prompt, file))]
+        given = load.Given(load.read_prompt(prompt, file))
+        return [given.as_chat(system) if is_chat or system is not None else given]
     if prompt is not None or file is not None:
         raise DraftwiseError("give one prompt, or many with --batch, not both")
-    return load.read_batch(batch)
+    return load.read_batch(batch, is_chat, system)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwise import chat, zoo
-from draftwise.bench.suites import read_items
+from draftwise.bench.suites import as_messages, read_items
 from draftwise.chat import Message, check_unicode
 from draftwise.cli.failures import NOT_WRITTEN, Said, say, waiting
 from draftwise.files import TRACE_BYTES, read_text
@@ -139,6 +139,20 @@ class Given:
     prompt: str | Sequence[Message]
     where: str = ""
 
+    @property
+    def is_chat(self) -> bool:
+        return not isinstance(self.prompt, str)
+
+    def as_chat(self, system: str | None = None) -> Given:
+        """The prompt as messages; DraftwiseError for a second system message."""
+        messages = as_messages(self.prompt)
+        if system is not None:
+            if any(message.get("role") == "system" for message in messages):
+                said = f"{self.where}: there is a system message; leave out --system"
+                raise DraftwiseError(said)
+            messages = [{"role": "system", "content": system}, *messages]
+        return replace(self, prompt=messages)
+
     def encoded(self, speculator: Speculator) -> Prompt:
         from draftwise.engine.options import encode_all
 
@@ -161,22 +175,13 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     return _checked(sys.stdin.read().removesuffix("\n"), "the prompt on stdin")
 
 
-def read_batch(file: Path) -> list[Given]:
-    """The prompts of a file (``bench.suites``); of several turns, the first."""
-    return [Given(item.first, item.where) for item in read_items(file)]
+def read_batch(file: Path, is_chat: bool = False, system: str | None = None) -> list[Given]:
+    """The prompts of a file (``bench.suites``); of several turns, the first.
 
-
-def as_chat(given: Given, system: str | None) -> Given:
-    """The prompt as messages; DraftwiseError for a second system message."""
-    if isinstance(given.prompt, str):
-        messages: list[Message] = [{"role": "user", "content": given.prompt}]
-    else:
-        messages = list(given.prompt)
-    if system is not None:
-        if any(message.get("role") == "system" for message in messages):
-            raise DraftwiseError(f"{given.where}: there is a system message; leave out --system")
-        messages = [{"role": "system", "content": system}, *messages]
-    return replace(given, prompt=messages)
+    is_chat: texts become messages of a user. system: a message before them, which makes them chats.
+    """
+    found = [Given(item.first, item.where) for item in read_items(file)]
+    return [given.as_chat(system) for given in found] if is_chat or system is not None else found
 
 
 def _checked(prompt: str, where: str) -> str:

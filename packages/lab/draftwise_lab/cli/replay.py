@@ -15,7 +15,7 @@ from draftwise.bench.results import FEW_PROMPTS, interval
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, refusals, refused_values, say
-from draftwise.cli.load import as_chat, check_chat, read_batch
+from draftwise.cli.load import check_chat, read_batch
 from draftwise.cli.show import Bars, broken, counted, make_table
 from draftwise.settings import expand
 from draftwise.types import NONE, DraftwiseError
@@ -135,11 +135,9 @@ def _after_a_run(
 ) -> dict[str, Any]:  # fmt: skip
     assert prompts is not None
     with refused_values():
-        given = read_batch(prompts)
-        if is_chat:
-            given = [as_chat(one, None) for one in given]
+        given = read_batch(prompts, is_chat)
         o.check(wanted)
-        if any(not isinstance(one.prompt, str) for one in given):
+        if any(one.is_chat for one in given):
             check_chat(wanted.target)
     base = o.load(wanted)
     from draftwise.bench import Asked
