@@ -61,14 +61,11 @@ def find_command(name: str) -> Any:
 
 
 def tidied(command: Any) -> Any:
-    """Set up a command, or a group with its commands: ``-h`` works, and flags show no type."""
+    """Set up a command, or a group with its commands: ``-h``, and refusals of what was removed."""
     command.context_settings.setdefault("help_option_names", ["--help", "-h"])
     command.get_help_option = functools.partial(_help_option, command.get_help_option)
     for read in {"parse_args", "resolve_command"} & set(dir(command)):
         setattr(command, read, functools.partial(_refusing_removed, getattr(command, read)))
-    for option in command.params:
-        if getattr(option, "is_flag", False):
-            option.metavar = ""
     for inner in getattr(command, "commands", {}).values():
         tidied(inner)
     return command

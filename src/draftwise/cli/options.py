@@ -148,9 +148,11 @@ def _typer_option(name: str, own: Option, hint: Any) -> Any:
         return [one for one in own.known if one.startswith(incomplete)]
 
     kinds = {hint, *get_args(hint)}
+    metavars = {int: "N", Path: "FILE", bool: ""}
+    usual = next((shown for kind, shown in metavars.items() if kind in kinds), None)
     return typer.Option(
         *(own.flags or ("--" + name.replace("_", "-"),)), help=own.help, rich_help_panel=own.panel,
-        metavar=own.metavar or ("N" if int in kinds else "FILE" if Path in kinds else None),
+        metavar=usual if own.metavar is None else own.metavar,
         envvar=own.envvar, min=own.least, max=own.most,
         autocompletion=complete if own.known else None,
     )  # fmt: skip
