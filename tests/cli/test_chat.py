@@ -45,7 +45,7 @@ def test_turns_say_what_generate_says_of_the_conversation(chat: Run, folder: Pat
 def test_commands(chat: Run) -> None:
     ran = chat(input_="Hello\n/nonsense\n/help\n")
     assert ran.code == 0
-    assert "first token" in ran.err
+    assert "tok/s" in ran.err
     assert "no command /nonsense" in ran.err
     for word in ("lookup", "Ctrl-D"):
         assert word in ran.out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +18,7 @@ from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, graceful, note, refused_values, say, without_echo
 from draftwise.cli.load import check_chat, check_template, keeping_memory
-from draftwise.cli.show import Pen, colours, counted, legend, summary
+from draftwise.cli.show import Pen, colours, counted, legend, stream, summary
 from draftwise.engine.options import RequestParams
 from draftwise.files import local_path
 from draftwise.install import hint
@@ -141,8 +140,6 @@ class Conversation:
         raise DraftwiseError(f"{why} as a message, put a space before it")
 
     def _answer(self, text: str, is_stopped: Callable[[], bool]) -> None:
-        from draftwise.engine.answer import SourceAttribution
-
         asked = [*self.messages, {"role": "user", "content": text}]
         prompt, params = render(asked, self._speculator.tokenizer), self._params
         positions = self._speculator.target.max_positions
@@ -153,22 +150,12 @@ class Conversation:
             )
         if params.seed is not None:
             params = replace(params, seed=params.seed + self._num_answers)
-        attribution = SourceAttribution()
-        pen, shown, first_token_s = Pen(self._names, is_chat=True), "", 0.0
-        start = time.perf_counter()
         generation = self._speculator.start(prompt, replace(params, token_texts=True))
-        for output in generation.outputs():
-            first_token_s = first_token_s or time.perf_counter() - start
-            shown += output.text
-            pen.write(attribution.grow(output, shown))
-            if is_stopped():
-                break
+        stream(generation.outputs(), Pen(self._names, is_chat=True), is_stopped)
         (result,) = generation.results()
-        pen.write(attribution.finish(result.text))
-        pen.end(result.text)
         self._num_answers += 1
         self.messages = [*asked, {"role": "assistant", "content": result.text}]
-        note(f"first token {first_token_s:.2f} s · {summary(result.stats)}")
+        note(summary(result.stats))
         self._say_why_it_ended(result, positions)
 
     def _say_why_it_ended(self, result: Result, positions: int) -> None:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import TextColumn, TimeElapsedColumn
 
 from draftwise.checks import option
 from draftwise.cli import load
 from draftwise.cli import options as o
 from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, note, refused_values, say
-from draftwise.cli.show import Bars, Pen, summary, total
+from draftwise.cli.show import Bars, Pen, stream, summary, total
 from draftwise.engine.options import RequestParams
 from draftwise.state import hold
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.chat import Prompt
-    from draftwise.engine.generation import Generation, Result, TraceWriter
-    from draftwise.engine.outputs import RequestOutput, Round, Stats
+    from draftwise.engine.generation import Result
+    from draftwise.engine.outputs import Stats
     from draftwise.speculator import Speculator
 
 
@@ -67,18 +66,15 @@ def generate(
         o.check_vocabulary(params, speculator.target.vocab_size)
         if are_chats:
             load.check_template(target, speculator.tokenizer)
-        from draftwise.engine.generation import TraceWriter
-
         # encode all prompts before any answer, and before an earlier trace is overwritten
         texts = [given.encoded(speculator) for given in prompts]
         warn_of_cuts(params.max_new_tokens, texts, speculator)
-        with refused_values():
-            writer = None if trace is None else TraceWriter(trace)
-        job = Job(speculator, params, writer, as_json)
-        closing_trace = nullcontext() if writer is None else closing(writer)
-        with load.keeping_memory(speculator, settings.state), closing_trace:
-            code = run_batch(job, texts, batch_size) if batch else run_single(job, texts[0])
-    raise SystemExit(code)
+        with load.keeping_memory(speculator, settings.state):
+            if batch:
+                results = run_batch(speculator, texts, params, trace, as_json, batch_size)
+            else:
+                results = run_single(speculator, texts[0], params, trace, as_json)
+    raise SystemExit(verdict(results))
 
 
 def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Speculator) -> None:
@@ -102,92 +98,61 @@ def _prompts(
     return load.read_batch(batch, is_chat, system)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The settings that all prompts share."""
-
-    speculator: Speculator
-    params: RequestParams
-    trace: TraceWriter | None
-    as_json: bool
-
-    def start(
-        self, prompts: Sequence[Prompt], first: int, *, token_texts: bool = False
-    ) -> Generation:
-        """Start a chunk of prompts; first: index of the chunk's first prompt."""
-        seed = self.params.seed  # with one seed every chunk of a batch would sample the same tokens
-        seed = None if seed is None else seed + first
-        params = replace(self.params, seed=seed, token_texts=token_texts)
-        return self.speculator.start(list(prompts), params)
-
-    def outputs(
-        self, generation: Generation, first: int, is_stopped: Callable[[], bool]
-    ) -> Iterator[tuple[RequestOutput, Round]]:
-        """Yield and trace rounds until all answers are finished, or Ctrl-C after a whole round."""
-        num_seen = 0
-        for output in generation.outputs():
-            if (round_ := output.round) is None:
-                continue
-            if self.trace is not None:
-                self.trace.write(replace(round_, request=first + round_.request))
-            yield output, round_
-            num_seen = (num_seen + 1) % round_.batch_size
-            if num_seen == 0 and is_stopped():
-                return
-
-
-def run_single(job: Job, prompt: Prompt) -> int:
+def run_single(
+    speculator: Speculator, prompt: Prompt, params: RequestParams, trace: Path | None, as_json: bool
+) -> list[Result]:
     """Answer one prompt, streamed unless as JSON."""
-    from draftwise.engine.answer import SourceAttribution
-
-    generation, text = job.start([prompt], 0, token_texts=True), ""
-    attribution = SourceAttribution()
-    pen = Pen([drafter.name for drafter in job.speculator.drafters])
+    generation = speculator.start(prompt, replace(params, token_texts=True), trace=trace)
+    pen = None if as_json else Pen([drafter.name for drafter in speculator.drafters])
     with graceful() as is_stopped:
-        for output, _ in job.outputs(generation, 0, is_stopped):
-            text += output.text
-            if not job.as_json:
-                pen.write(attribution.grow(output, text))
-    result = generation.results()[0]
-    if job.as_json:
+        stream(generation.outputs(), pen, is_stopped)
+    generation.close()
+    (result,) = generation.results()
+    if as_json:
         print(json.dumps(result.as_json()), flush=True)
     else:
-        pen.end(result.text)
         note(summary(result.stats))
-    return verdict([result])
+    return [result]
 
 
-def run_batch(job: Job, prompts: Sequence[Prompt], batch_size: int) -> int:
-    """Answer prompts in chunks and print the answers in order; return the exit code."""
+def run_batch(
+    speculator: Speculator, prompts: Sequence[Prompt], params: RequestParams, trace: Path | None,
+    as_json: bool, batch_size: int,
+) -> list[Result]:  # fmt: skip
+    """Answer prompts in chunks, so that later ones begin with what earlier ones taught, and print
+    the answers in order."""
+    from draftwise.engine.generation import TraceWriter
+
     results: list[Result] = []
     chunks: list[Stats] = []
-    columns = TextColumn("{task.fields[rate]}"), TimeElapsedColumn()
-    num_tokens, seconds = 0, 0.0
-    with graceful() as is_stopped, Bars("prompts", *columns) as progress:
-        task = progress.add_task("", total=len(prompts), rate="")
+    with refused_values():
+        writer = None if trace is None else TraceWriter(trace)
+    closing_trace = nullcontext() if writer is None else closing(writer)
+    with closing_trace, graceful() as is_stopped, Bars("prompts") as progress:
+        task = progress.add_task("", total=len(prompts))
         for first in range(0, len(prompts), batch_size):
-            generation = job.start(prompts[first : first + batch_size], first)
-            last = 0
-            for output, round_ in job.outputs(generation, first, is_stopped):
-                num_tokens += len(output.tokens)
-                if round_.round != last:  # rows of a step share its seconds
-                    last = round_.round
-                    seconds += sum(round_.seconds.values())
-                rate = num_tokens / seconds if seconds else 0.0
-                progress.update(task, rate=f"{rate:.0f} tok/s")
-            chunk = generation.results()
+            # with one seed every chunk of a batch would sample the same tokens
+            seed = None if params.seed is None else params.seed + first
+            chunk = list(prompts[first : first + batch_size])
+            generation = speculator.start(chunk, replace(params, seed=seed))
+            for round_ in generation:
+                if writer is not None:
+                    writer.write(replace(round_, request=first + round_.request))
+                if is_stopped():
+                    break
+            answers = generation.results()
             progress.stop()  # answers replace the bar
-            for result in chunk:
-                print(json.dumps(result.as_json()) if job.as_json else result.text, flush=True)
-            progress.update(task, advance=len(chunk))
+            for result in answers:
+                print(json.dumps(result.as_json()) if as_json else result.text, flush=True)
+            progress.update(task, advance=len(answers))
             progress.start()
-            results += chunk
-            chunks.append(total([result.stats for result in chunk], are_together=True))
+            results += answers
+            chunks.append(total([result.stats for result in answers], are_together=True))
             if is_stopped():
                 break
-    if not job.as_json:
+    if not as_json:
         note(summary(total(chunks)))
-    return verdict(results)
+    return results
 
 
 def verdict(results: Sequence[Result]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -20,7 +20,9 @@ from draftwise.types import NONE
 
 if TYPE_CHECKING:
     from draftwise.engine.answer import Piece
-    from draftwise.engine.outputs import Stats
+    from draftwise.engine.outputs import RequestOutput, Stats
+
+Stop = Callable[[], bool]
 
 
 def colours(drafters: Sequence[str]) -> dict[str, str]:
@@ -53,6 +55,22 @@ class Pen:
         if goes_on and not text.endswith("\n"):
             sys.stdout.write("\n")
             sys.stdout.flush()
+
+
+def stream(outputs: Iterator[RequestOutput], pen: Pen | None, is_stopped: Stop) -> None:
+    """Show an answer as it grows, until its end or Ctrl-C. pen: None = show nothing."""
+    from draftwise.engine.answer import SourceAttribution
+
+    attribution, text = SourceAttribution(), ""
+    for output in outputs:
+        text += output.text
+        if pen is not None:
+            pen.write(attribution.grow(output, text))
+        if is_stopped():
+            break
+    if pen is not None:
+        pen.write(attribution.finish(text))
+        pen.end(text)
 
 
 def streams_meet() -> bool:
