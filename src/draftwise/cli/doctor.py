@@ -89,21 +89,19 @@ def _required(extra: str = "") -> list[Requirement]:
     from packaging.requirements import Requirement
 
     found = [Requirement(line) for line in requires("draftwise") or ()]
-    if not extra:
-        return [one for one in found if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return [one for one in found if one.marker and "extra" in str(one.marker)
-            and one.marker.evaluate({"extra": extra})]  # fmt: skip
+    return [
+        one for one in found
+        if (one.marker is None or one.marker.evaluate({"extra": extra}))
+        and ("extra" in str(one.marker)) == bool(extra)
+    ]  # fmt: skip
 
 
 def _packages() -> Iterator[Finding]:
     for one in _required():
         found = _installed(one.name)
-        if found is None:
-            said = f"not installed: pip install '{one.name}{one.specifier}'"
-            yield Finding(BAD, one.name, said)
-        elif not one.specifier.contains(found, prereleases=True):
-            said = f"{found} is not supported: pip install '{one.name}{one.specifier}'"
-            yield Finding(BAD, one.name, said)
+        if found is None or not one.specifier.contains(found, prereleases=True):
+            why = "not installed" if found is None else f"{found} is not supported"
+            yield Finding(BAD, one.name, f"{why}: pip install '{one.name}{one.specifier}'")
         elif one.name in {"torch", "transformers"}:
             yield Finding(GOOD, one.name, f"{found} (supported: {one.specifier})")
 
@@ -140,10 +138,10 @@ def _extra(extra: str, purpose: str) -> Finding:
 def _models() -> Iterator[Finding]:
     try:
         zoo.target_path()
-        yield Finding(GOOD, "zoo", "bundled toy models, for tests and demos: --target zoo")
     except DraftwiseError as error:
         yield Finding(ABSENT, "zoo", str(error))
         return
+    yield Finding(GOOD, "zoo", "bundled toy models, for tests and demos: --target zoo")
     for name, model in zoo.package().PRETRAINED.items():
         try:
             model.files()

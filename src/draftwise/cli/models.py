@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +96,7 @@ def _other_facts(drafter: Drafter) -> list[str]:
 
 
 def _tables() -> Iterator[RenderableType]:
-    yield from _zoo()
+    yield _zoo()
     yield _drafters()
     for title, kind in (
         ("policies", "policy"), ("rewards", "reward"), ("feedbacks", "feedback"),
@@ -112,29 +111,20 @@ def _table(title: str, *headings: str) -> Table:
     return make_table(*headings, title=Text(title, "bold"), title_justify="left", padding=(0, 1))
 
 
-def _zoo() -> Iterator[RenderableType]:
+def _zoo() -> RenderableType:
     from draftwise import zoo
 
-    table = _table("bundled models (--target zoo)", "spec", "parameters", "MB")
+    table = _table("bundled models (--target zoo)", "spec", "MB")
     try:
         folders = {"zoo": zoo.target_path()}
         for name, folder in (zoo.drafter_paths() | zoo.eagle_paths()).items():
             folders[f"zoo:{name}"] = folder
     except DraftwiseError as error:
-        yield Text(str(error), "yellow")
-        return
+        return Text(str(error), "yellow")
     for spec, folder in folders.items():
-        weights = folder / "model.safetensors"
-        table.add_row(spec, f"{_count(weights):,}", f"{weights.stat().st_size / 1e6:.1f}")
-    yield table
-
-
-def _count(weights: Path) -> int:
-    from safetensors import safe_open
-
-    with safe_open(weights, "np") as stored:
-        slices = map(stored.get_slice, stored.keys())
-        return sum(math.prod(each.get_shape()) for each in slices)
+        size = (folder / "model.safetensors").stat().st_size
+        table.add_row(spec, f"{size / 1e6:.1f}")
+    return table
 
 
 def _drafters() -> Table:
