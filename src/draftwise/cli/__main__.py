@@ -1,5 +1,0 @@
-"""``python -m draftwise.cli``, which is ``draftwise``."""
-
-from draftwise.cli import main
-
-main()
