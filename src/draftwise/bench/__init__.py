@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     )
     from draftwise.bench.results import (
         FEW_PROMPTS, SHORT_TOKENS, Ratio, Row, Run, Sheet, Timing, cautions, extent, interval,
-        make_sheet, ratio, rounded, rows, summary, turns,
+        make_sheet, ratio, rows, summary, turns,
     )
     from draftwise.bench.session import (
         Asked, Contestant, Encoder, OurContestant, TimedReply, as_run, contest,

@@ -239,25 +239,10 @@ def extent(settings: Mapping[str, Any]) -> str:
     """The amount of measurement, as text.
 
     >>> extent({"num_items_measured": 2, "tokens": 64, "repeats": 1})
-    '2 prompts, at most 64 tokens, measured once'
+    'prompts: 2, tokens: at most 64, repeats: 1'
     """
     num, repeats = settings["num_items_measured"], settings["repeats"]
-    often = "once" if repeats == 1 else f"{repeats} times"
-    prompts = "1 prompt" if num == 1 else f"{num} prompts"
-    return f"{prompts}, at most {settings['tokens']} tokens, measured {often}"
-
-
-def rounded(value: Any) -> Any:
-    """Round all numbers to six significant digits; more would suggest false precision.
-
-    >>> rounded({"a": [1.23456789, 7, None]})
-    {'a': [1.23457, 7, None]}
-    """
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: rounded(part) for key, part in value.items()}
-    return [rounded(part) for part in value] if isinstance(value, list) else value
+    return f"prompts: {num}, tokens: at most {settings['tokens']}, repeats: {repeats}"
 
 
 def environment(threads: int, **more: Any) -> dict[str, Any]:

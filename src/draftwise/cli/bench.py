@@ -22,7 +22,6 @@ from draftwise.bench.results import (
     extent,
     interval,
     make_sheet,
-    rounded,
     rows,
     summary,
     turns,
@@ -133,7 +132,7 @@ def bench(
         **summary(make_sheet(runs, names, can_compare=is_exact, clock=clock)),
         "environment": environment(wanted.threads), "command": command(),
     }  # fmt: skip
-    show(rounded(results), as_json=as_json)
+    show(results, as_json=as_json)
     if is_stopped:
         raise SystemExit(INTERRUPTED)
 

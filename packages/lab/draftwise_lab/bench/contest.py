@@ -32,7 +32,6 @@ from draftwise.bench import (
     as_run,
     make_sheet,
     ratio,
-    rounded,
     summary,
     turns,
 )
@@ -224,6 +223,19 @@ def _sum_up(
         "last_commit": now["environment"]["commit"],
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def rounded(value: Any) -> Any:
+    """Round all numbers to six significant digits; more would suggest false precision.
+
+    >>> rounded({"a": [1.23456789, 7, None]})
+    {'a': [1.23457, 7, None]}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    return [rounded(part) for part in value] if isinstance(value, list) else value
 
 
 def contest_results(sheet: Sheet) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def test_the_report_stands_alone_and_has_every_section(bench: Bench) -> None:
         assert link in ids
     assert "&lt;two&gt; &amp; three" in report
     assert "With 3 prompts the intervals are rough" in report
-    assert "3 prompts, at most 20 tokens, measured 2 times" in report
+    assert "prompts: 3, tokens: at most 20, repeats: 2" in report
     legend = re.findall(r'<i style="background:(#[0-9a-f]+)"></i>(small|lookup) ', report)
     expected = drafter_colours(["small", "lookup"])
     assert legend
