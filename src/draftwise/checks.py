@@ -24,11 +24,14 @@ _LARGEST_SEED = 2**128 - 1
 _HEADS = "train an EAGLE head for this target (draftwise train eagle) and write eagle:FOLDER"
 _RULES = "what it revealed of other stop rules was biased by selection; leave it out"
 _PACKED = "name a checkpoint with such weights (torchao, bitsandbytes), or a .gguf file"
+_WINDOW = "leave it out: a drafter reads the whole text, up to the positions of its model"
 _RECURRENT = "take a model of attention, Mamba-2 or gated delta rules"
 REMOVED: Mapping[str, str] = {
     "drafter medusa": _HEADS,
     "drafter mtp": _HEADS,
     "drafter dflash": _HEADS,
+    "option window of drafter 'lm'": _WINDOW,
+    "option sink of drafter 'lm'": _WINDOW,
     "drafter smollm2:layer": "write smollm2:eagle, whose tokens are accepted more often",
     "option rules of feedback 'prefix'": _RULES,
     "option rules of feedback 'free'": _RULES,

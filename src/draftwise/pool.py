@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise import registry, zoo
-from draftwise.drafters.lm import SINK, LMDrafter, Window
+from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.protocol import Drafter
 from draftwise.errors import BadValue
 from draftwise.files import local_path
@@ -62,26 +62,13 @@ def load_drafters(
             filled = {"name": name, "vocab_size": target.vocab_size, "target": target}
             named[name] = registry.build("drafter", spec, filled)
         else:
-            source, window = _lm_parts(spec)
+            source = lm_options(spec).get("path", "") if isinstance(spec, str) else spec
             model = load_model(source, dtype=dtype, device=device)
             shared = _num_shared(model, target, source, target_source)
             is_place = isinstance(source, (str, Path))
             home = local_path(source) if is_place and local_path(source).is_dir() else None
-            named[name] = LMDrafter(name, model, target, home, window, shared)
+            named[name] = LMDrafter(name, model, target, home, shared)
     return list(named.values())
-
-
-def _lm_parts(spec: Any) -> tuple[Any, Window | None]:
-    """Split ``lm:PATH,window=256`` into path and window; models and paths have no window."""
-    if not isinstance(spec, str):
-        return spec, None
-    options = lm_options(spec)
-    path = options.get("path", "")
-    if "window" in options:
-        return path, Window(options.get("sink", SINK), options["window"])
-    if "sink" in options:
-        raise DraftwiseError(f"drafter 'lm': sink={options['sink']} needs a window: window=256")
-    return path, None
 
 
 def _num_shared(model: CausalModel, target: CausalModel, source: Any, target_source: Any) -> int:

@@ -40,7 +40,7 @@ _COUNT, _PATH = int | None, Path | str
 DRAFTER_HELP: Mapping[str, DrafterHelp] = {
     "lm": DrafterHelp(
         "Any causal LM that shares the target's tokenizer.",
-        {"path": (_PATH, ...), "window": (int, None), "sink": (int, 4)},
+        {"path": (_PATH, ...)},
     ),
     "lookup": DrafterHelp(
         "The longest n-gram at the end of the text that occurred before; its latest occurrence "
@@ -196,7 +196,7 @@ def name_and_spec(given: Any) -> tuple[str, Any]:
 
 
 def lm_options(spec: str) -> dict[str, Any]:
-    """The options of ``lm:PATH,window=256`` by name."""
+    """The options of ``lm:PATH`` by name."""
     return registry.parse_options(
         "drafter 'lm'", spec.removeprefix("lm:"), DRAFTER_HELP["lm"].types
     )

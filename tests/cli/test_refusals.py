@@ -111,6 +111,6 @@ def test_a_drafter_that_the_hub_cannot_give_now_is_refused_at_once(
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
-    for spec in ("lm:nothere", "named=lm:nothere,window=64", "eagle:org/nothere"):
+    for spec in ("lm:nothere", "named=lm:nothere", "eagle:org/nothere"):
         with pytest.raises(DraftwiseError, match=f"{spec}: there is no folder .* reached now"):
             check_models("zoo", [spec])

@@ -15,10 +15,10 @@ from draftwise.drafters import Context, Drafter, DraftTask, LMRunner
 from draftwise.registry import DRAFTERS
 from draftwise.types import Draft, DraftStep, SamplingParams
 from eagles import features_of
-from engine.pairs import INSIDE, PROMPTS, eagle_target, lm, spec, store, windowed
+from engine.pairs import INSIDE, PROMPTS, eagle_target, lm, spec, store
 from sessions import opened
 
-ALL = pytest.mark.parametrize("name", [*sorted(DRAFTERS), "window"])
+ALL = pytest.mark.parametrize("name", sorted(DRAFTERS))
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(1.0, 8, 0.9, 1.2)
 BOTH = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
@@ -30,14 +30,9 @@ def _without_gradients() -> Iterator[None]:
 
 
 def make(name: str) -> Drafter:
-    """Build a drafter: ``lm`` and ``INSIDE`` need a model, ``datastore`` a file, others their spec.
-
-    ``window`` is ``lm`` with a window that is shorter than a prompt.
-    """
+    """Build a drafter: from a model, for ``datastore`` from a file, or by name."""
     if name == "lm":
         return lm("good")
-    if name == "window":
-        return windowed(window=10)
     if name == "datastore":
         return store()
     if name in INSIDE:

@@ -12,7 +12,7 @@ import pytest
 from cli.conftest import run_command
 from cli.models_on_disk import make_target, save_model, save_pair
 from draftwise import DraftwiseError, Speculator
-from draftwise.drafters import LMDrafter, Window
+from draftwise.drafters import LMDrafter
 from draftwise.files import local_path
 from draftwise.nn import load_model
 from draftwise.registry import make_policy, parse_options
@@ -52,8 +52,7 @@ def test_a_folder_of_any_name_can_be_named(name: str, pair: tuple[Path, Path], r
     (runs / name).symlink_to(pair[1], target_is_directory=True)
     for spec in itertools.chain(*spellings(name, runs.parent)):
         check_drafter(spec)
-        found = lm_options(f"{name_and_spec(spec)[1]},window=64,sink=2")
-        assert (found.pop("window"), found.pop("sink")) == (64, 2)
+        found = lm_options(name_and_spec(spec)[1])
         assert local_path(found["path"]).resolve() == pair[1]
     assert name_and_spec(Path(name)) == (name, Path(name))
 
@@ -64,13 +63,12 @@ def test_a_drafter_is_loaded_from_a_folder_of_any_name(
 ) -> None:
     (runs / name).symlink_to(pair[1], target_is_directory=True)
     (first, *_), (_, second, _) = spellings(name, runs.parent)
-    specs = [first, f"{second},window=64,sink=2", Path(name)]
+    specs = [first, second, Path(name)]
     drafters = Speculator.from_pretrained(load_model(pair[0]).module, specs).drafters
     for drafter in drafters:
         assert isinstance(drafter, LMDrafter)
         assert drafter.home is not None
         assert drafter.home.resolve() == pair[1]
-    assert [getattr(drafter, "window", None) for drafter in drafters] == [None, Window(2, 64), None]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +93,7 @@ def test_a_path_ends_at_an_option(text: str, expected: dict[str, Any]) -> None:
         ("lm:/gone/lr=1,bs=2", r"no model folder /gone/lr=1,bs=2"),
         ("lm:C:\\models\\gone", r"no model folder C:\\models\\gone"),
         ("lm:org/model,windw=8", r"no model folder org/model,windw=8"),
+        ("lm:org/model,window=8", r"option window of drafter 'lm' has been removed: leave it out"),
         ("lookup:nope=8", r"has no option 'nope'; its options are: prompt_lookup_min"),
         ("eagle:/gone/a,b", r"there is no model folder /gone/a,b:"),
         ("eagle:/gone/a,depth=2", r"there is no model folder /gone/a:"),
@@ -113,12 +112,7 @@ def test_names_of_drafters_are_those_of_their_folders(
 ) -> None:
     (tmp_path / "lr=1,bs=8").mkdir()
     monkeypatch.chdir(tmp_path / "lr=1,bs=8")
-    for spec in (
-        f"lm:{tmp_path}/lr=1,bs=8",
-        f"lm:{tmp_path}/lr=1,bs=8/,window=9",
-        "lm:.",
-        Path.cwd(),
-    ):
+    for spec in (f"lm:{tmp_path}/lr=1,bs=8", "lm:.", Path.cwd()):
         assert name_and_spec(spec)[0] == "lr=1,bs=8"
     assert name_and_spec("mine=lm:a=b,c") == ("mine", "lm:a=b,c")
 

@@ -18,7 +18,6 @@ from draftwise.drafters import (
     Drafter,
     EagleDrafter,
     LMDrafter,
-    Window,
 )
 from draftwise.engine import Engine, Request
 from draftwise.nn import CausalModel
@@ -36,7 +35,6 @@ POOLS = {
     "lookup": ["lookup"],
     "suffix": ["suffix"],
     "good+lookup": ["good", "lookup"],
-    "window+lookup": ["window", "lookup"],
     "good+suffix+datastore": ["good", "suffix", "datastore"],
     "all": ["good", "bad", "lookup"],
     "longer+shorter": ["longer", "shorter"],
@@ -107,17 +105,7 @@ def padded(name: str, kind: str = "llama", vocab_size: int = 64) -> LMDrafter:
     with torch.no_grad():
         head[shared:] = torch.randn(head[shared:].shape, generator=generator)
     home = head_home(model.hidden_size)
-    return LMDrafter(name, CausalModel(module, name), model, home, None, shared)
-
-
-@cache
-def windowed(
-    kind: str = "llama", vocab_size: int = 64, sink: int = 2, window: int = 6
-) -> LMDrafter:
-    """``good`` with a sink and a window, which slides within a prompt."""
-    model, target_model = lm("good", kind, vocab_size).model, target(kind, vocab_size)
-    home = head_home(target_model.hidden_size)
-    return LMDrafter("window", model, target_model, home, Window(sink, window))
+    return LMDrafter(name, CausalModel(module, name), model, home, shared)
 
 
 @cache
@@ -178,8 +166,6 @@ def drafters(names: Sequence[str], kind: str = "llama", vocab_size: int = 64) ->
         if name in {"longer", "shorter"}
         else store(vocab_size)
         if name == "datastore"
-        else windowed(kind, vocab_size)
-        if name == "window"
         else INSIDE[name](kind, vocab_size)
         if name in INSIDE
         else registry.build("drafter", name, {"name": name})

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftwise.drafters import LMDrafter
 from draftwise.engine import Ending, Generation, RequestParams
-from draftwise.nn import BLOCK
+from draftwise.nn import BLOCK, CausalModel
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams, TreeShape
-from engine.pairs import BUDGETS, POOLS, PROMPTS, plain_greedy, reader, speculator
+from engine.pairs import BUDGETS, POOLS, PROMPTS, plain_greedy, reader, speculator, target
 from engine.scripted import byte_tokenizer
 from models import near_copy
 
@@ -41,7 +42,7 @@ COOL = SamplingParams(temperature=0.7)
 @pytest.mark.parametrize(
     ("policy", "params"), [("random", COOL), ("exp3spec", SAMPLED), ("ucb1", SamplingParams())]
 )
-@pytest.mark.parametrize("pool", ["all", "window+lookup", "eagle", "eagle+good+lookup"])
+@pytest.mark.parametrize("pool", ["all", "eagle", "eagle+good+lookup"])
 def test_a_row_is_the_same_alone_and_in_any_company(
     pool: str, policy: str, params: SamplingParams
 ) -> None:
@@ -131,6 +132,16 @@ def test_storage_follows_the_text() -> None:
     (result,) = generation.results()
     assert len(result.tokens) == 800
     assert result.stats.mean_accepted_tokens > 1.5
+
+
+def test_a_drafter_of_few_positions_drafts_up_to_them() -> None:
+    short = reader(max_position_embeddings=32)
+    short.load_state_dict(near_copy(target().module, 0.02).state_dict())
+    pool = [LMDrafter("short", CausalModel(short, "short"), target())]
+    made = Speculator(target(), None, pool, speculator(["lookup"], "fixed:1").setting)
+    result = made.generate(PROMPTS[2], max_new_tokens=44)
+    assert result.tokens == plain_greedy(PROMPTS[2], 44)
+    assert 0 < result.stats.num_drafted < 20
 
 
 def test_the_router_sends_each_prompt_of_a_batch_to_its_plan(tmp_path: Path) -> None:

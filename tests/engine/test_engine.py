@@ -40,10 +40,7 @@ def ask(made: Speculator, prompt: Sequence[int], num: int = 12, **options: Any) 
 
 
 POOLS_OF_KINDS = [
-    *(
-        ("llama", pool)
-        for pool in ("all", "suffix", "window+lookup", "eagle+good+lookup", "packed")
-    ),
+    *(("llama", pool) for pool in ("all", "suffix", "eagle+good+lookup", "packed")),
     ("mistral-sliding", "all"),
     ("gemma3-mixed", "good+lookup"),
 ]

@@ -87,7 +87,7 @@ TREES = [TreeShape(1, 4), TreeShape(2, 3), TreeShape(4, 16), TreeShape(8, 40)]
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize("pool", ["good", "bad", "suffix", "all", "window+lookup", "eagle"])
+@pytest.mark.parametrize("pool", ["good", "bad", "suffix", "all", "eagle"])
 @pytest.mark.parametrize("tree", TREES, ids=str)
 def test_every_shape_of_tree(tree: TreeShape, pool: str, num_rows: int) -> None:
     made = speculator(POOLS[pool], lengths=(1, 5), trees=(tree,), with_none=False)
@@ -108,7 +108,7 @@ def test_goodput_prices_trees(
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_trees_and_chains_in_one_batch_on_every_kind_of_model(kind: str) -> None:
     made = speculator(
-        [*POOLS["all"], "window", "eagle"],
+        [*POOLS["all"], "eagle"],
         kind=kind,
         feedback="panoramic",
         lengths=(4,),

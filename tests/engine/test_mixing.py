@@ -220,7 +220,7 @@ def test_a_round_that_the_guard_keeps_from_drafting_says_why(
     assert bool(found.num_drafted) == (reason == "")
 
 
-@pytest.mark.parametrize("pool", ["good+lookup", "eagle+good+lookup", "window+lookup"])
+@pytest.mark.parametrize("pool", ["good+lookup", "eagle+good+lookup"])
 def test_batches_of_which_some_rounds_only_decode_are_greedy(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ def switches(pool: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("script", "policy"), [(0, "random"), (1, "goodput"), (2, "ucb1")])
-@pytest.mark.parametrize("pool", ["all", "suffix", "window+lookup", "eagle+good+lookup"])
+@pytest.mark.parametrize("pool", ["all", "suffix", "eagle+good+lookup"])
 def test_answers_are_the_same_whatever_each_request_allows(
     pool: str, policy: str, script: int
 ) -> None:

@@ -19,7 +19,6 @@ from transfers import counting
 TREE = TreeShape(3, 7)
 KINDS: dict[str, tuple[list[str], TreeShape | None]] = {
     "lm": (["good"], None),
-    "window": (["window"], None),
     "eagle": (["eagle"], None),
     "lookup": (["lookup"], None),
     "suffix": (["suffix"], None),

@@ -94,7 +94,7 @@ def test_hub_ids_that_cannot_be_had_are_refused_at_once(monkeypatch: pytest.Monk
     for load in (
         partial(load_model, name), partial(load_tokenizer, name),
         partial(Speculator.from_pretrained, "zoo", f"eagle:{name}"),
-        partial(Speculator.from_pretrained, "zoo", ["lookup", f"a=lm:{name},window=64"]),
+        partial(Speculator.from_pretrained, "zoo", ["lookup", f"a=lm:{name}"]),
     ):  # fmt: skip
         with pytest.raises(DraftwiseError, match=f"no folder {name}, .* cannot be reached now"):
             load()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise.drafters.eagle import EagleDrafter as EagleDrafter, EagleRunner
-    from draftwise.drafters.lm import ROOM, LMDrafter as LMDrafter, LMRunner, Window
+    from draftwise.drafters.lm import LMDrafter as LMDrafter, LMRunner
     from draftwise.drafters.drawing import Chain
     from draftwise.drafters.drawing import without_replacement
     from draftwise.drafters.session import NeuralSession

@@ -330,7 +330,7 @@ def test_drafters_know_what_they_were_loaded_from(pair: tuple[Path, Path]) -> No
     assert sources_of(made, [f"a=lm:{pair[1]}", "lookup"]) == {
         "a": Source("model", str(pair[1])), "lookup": Source("lookup"),
     }  # fmt: skip
-    found = sources_of(made, ["a=lm:/models/small.GGUF,window=64", "lookup"])
+    found = sources_of(made, ["a=lm:/models/small.GGUF", "lookup"])
     assert found["a"] == Source("model", str(pair[1]), "/models/small.GGUF")
     head = SimpleNamespace(name="head", retrieves=False)
     other = SimpleNamespace(drafters=[head])
