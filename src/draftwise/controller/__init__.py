@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from draftwise.controller.goodput import PROBE_TOKENS_PAID, Goodput, ProbeScheduler
     from draftwise.controller.guard import MARGIN, NO_GUARD, ROUNDS, SURE, Guard, Next, Tuning
     from draftwise.controller.mixing import (
-        MODEL as BY_MODEL, NOTHING as BY_NOBODY, RETRIEVAL as BY_RETRIEVAL, Hazards, History,
-        Match, Mixed, Row, divide, follow, hazards_of, match as find_match, mix, survival, worth,
+        MODEL as BY_MODEL, NOTHING as BY_NOBODY, RETRIEVAL as BY_RETRIEVAL, Hazards, divide,
+        hazards_of,
     )
     from draftwise.controller.plans import (
         MeasuredCostModel, PlanCosts, expected_tokens, retrieved_tokens,

@@ -18,12 +18,10 @@ from draftwise.controller import (
     BY_MODEL,
     BY_NOBODY,
     Hazards,
-    History,
-    Row,
     hazards_of,
-    mix,
     new_tables,
 )
+from integrations.vllm.plain_mixing import History, Row, mix
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

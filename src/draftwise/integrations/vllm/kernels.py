@@ -1,4 +1,4 @@
-"""Kernels that choose drafts on the device; ``draftwise.controller.mixing`` is their specification.
+"""Kernels that choose drafts on the device; the tests have their specification in numpy.
 
 ``scan`` compares every place of a text with the text's end, ``recall`` every place of the history
 with the ends of several texts, a block of places in each program; ``mix`` reduces the blocks of a
@@ -326,8 +326,9 @@ class Drafting:
 
     After a call: drafts int64 [slots, num] and confidence float32 [slots, num], by row of the
     batch; facts int32 [slots, 4 * num + FACTS]. memory int32 [slots, 2]: by slot, the outcome of
-    the last draft, and the model's tokens in the present one. ring, owners, newest: the history of
-    ``history`` tokens, as in ``mixing.History``.
+    the last draft, and the model's tokens in the present one. ring, owners: the latest ``history``
+    tokens of earlier answers, -1 before each text and at ``newest``, where the next one begins, and
+    their tenants.
     """
 
     def __init__(
