@@ -46,11 +46,10 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/controller/test_rates.py", "tests/controller/test_goodput.py",
         "tests/controller/test_writer.py", "tests/controller/test_experience.py",
     ),
-    "controller/plans": (
-        "tests/controller/test_pricing.py", "tests/controller/test_goodput.py",
-        "tests/engine/test_costs.py", "tests/engine/test_pace.py", "tests/engine/test_records.py",
+    "controller/goodput": (
+        "tests/controller/test_goodput.py", "tests/controller/test_looks.py",
+        "tests/controller/test_pricing.py",
     ),
-    "controller/goodput": ("tests/controller/test_goodput.py", "tests/controller/test_looks.py"),
 }  # fmt: skip
 """By module: the tests that should kill its mutants; together they run for seconds."""
 

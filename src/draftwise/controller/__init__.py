@@ -19,18 +19,17 @@ if TYPE_CHECKING:
     )
     from draftwise.controller.choice import NUM_PRICES, best_length, choose as choose_drafts
     from draftwise.controller.controller import Controller, Limits
-    from draftwise.controller.costs import Step, StepCosts
-    from draftwise.controller.experience import (
+    from draftwise.controller.costs import MeasuredCostModel, Step, StepCosts
+    from draftwise.controller.rates import (
         PRIOR_VARIANCE, WINDOW, Experience, Recall, features,
     )
-    from draftwise.controller.goodput import PROBE_TOKENS_PAID, Goodput, ProbeScheduler
+    from draftwise.controller.goodput import (
+        PROBE_TOKENS_PAID, Goodput, PlanCosts, ProbeScheduler, expected_tokens, retrieved_tokens,
+    )
     from draftwise.controller.guard import MARGIN, NO_GUARD, ROUNDS, SURE, Guard, Next, Tuning
     from draftwise.controller.mixing import (
         MODEL as BY_MODEL, NOTHING as BY_NOBODY, RETRIEVAL as BY_RETRIEVAL, Hazards, divide,
         hazards_of,
-    )
-    from draftwise.controller.plans import (
-        MeasuredCostModel, PlanCosts, expected_tokens, retrieved_tokens,
     )
     from draftwise.controller.rates import Bins, MatchTable, Rates, bin_of
     from draftwise.controller.writer import GoodputMixer, Prices

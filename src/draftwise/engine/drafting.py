@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from torch import Tensor
 
+from draftwise.controller.costs import CostModel, FixedCostModel, MeasuredCostModel
 from draftwise.controller.guard import NO_GUARD, ROUNDS, Guard
-from draftwise.controller.plans import CostModel, FixedCostModel, MeasuredCostModel
 from draftwise.drafters.protocol import (
     CatchingUpSession,
     Context,

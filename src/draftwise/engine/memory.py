@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from draftwise import checks
-from draftwise.controller.experience import Experience
 from draftwise.controller.goodput import Goodput
+from draftwise.controller.rates import Experience
 from draftwise.files import set_aside, write_text
 from draftwise.protocols import Policy
 from draftwise.state import UnusableState, hold, keep_aside, read_state, state_text
