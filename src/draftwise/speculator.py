@@ -19,13 +19,18 @@ from draftwise.controller.goodput import Goodput
 from draftwise.drafters.protocol import Context, Drafter, ModelDrafter
 from draftwise.engine import options as o
 from draftwise.engine.answer import Answer, Ending
-from draftwise.engine.deciders import Bandits, Controlled
+from draftwise.engine.deciders import (
+    Bandits,
+    Controlled,
+    GuardedStopRule,
+    SharedPolicyState,
+    guarded_process,
+    guarded_stop,
+)
 from draftwise.engine.drafting import pool_of
 from draftwise.engine.engine import Engine
 from draftwise.engine.generation import Generation, Result
-from draftwise.engine.guards import GuardedStopRule, guarded_process, guarded_stop
-from draftwise.engine.memory import SharedPolicyState, check_scope
-from draftwise.engine.options import Options, Params, RequestParams, Single
+from draftwise.engine.options import Options, Params, RequestParams, Single, check_scope
 from draftwise.engine.outputs import Round
 from draftwise.engine.request import Logprobs, Request
 from draftwise.errors import BadValue

@@ -17,8 +17,7 @@ from draftwise import registry
 from draftwise.checks import Option, option
 from draftwise.cli.failures import VOICE, note, own_warnings, refusals, refused_values, say
 from draftwise.cli.load import check_models, loading, read_template
-from draftwise.engine.memory import REQUEST, check_scope
-from draftwise.engine.options import RequestParams
+from draftwise.engine.options import REQUEST, RequestParams, check_scope
 from draftwise.errors import BadValue, DraftwiseError, shown
 from draftwise.files import local_path
 from draftwise.settings import RESEARCH

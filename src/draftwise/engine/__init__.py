@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from draftwise.nn.check import (
         LosslessnessReport as LosslessnessReport, rounding_bound,
     )
-    from draftwise.engine.memory import SharedPolicyState
+    from draftwise.engine.deciders import SharedPolicyState
     from draftwise.engine.options import Options, RequestParams
     from draftwise.engine.outputs import (
         NO_DRAFT as NO_DRAFT, PHASES as PHASES, TARGET, RequestOutput, Round, Stats,

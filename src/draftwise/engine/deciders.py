@@ -1,21 +1,45 @@
-"""What decides for one request: which plan it plays, whether it drafts, and what it learns."""
+"""What decides for one request: which plan it plays, whether it drafts, and what it learns.
+
+Policies, rules, mixers and callbacks may be the user's: an exception in one of them ends its
+request or disables its drafts, and no others. ``SharedPolicyState`` is what requests share.
+"""
 
 from __future__ import annotations
 
 import math
+import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from numbers import Integral
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from draftwise import checks
 from draftwise.bandits.feedback import DueFeedback, FeedbackBuilder
 from draftwise.controller.goodput import Goodput
-from draftwise.engine.guards import GuardedMixer
+from draftwise.controller.rates import Experience
+from draftwise.engine.options import AUTO, REQUEST, SESSION, TASK, check_scope
+from draftwise.errors import BadValue
+from draftwise.files import set_aside, write_text
 from draftwise.protocols import Mixer, Policy, StopRule
-from draftwise.types import PLAIN, Costs, Decision, Evidence, Floats, Plan, RoundFacts, Scores
+from draftwise.state import UnusableState, hold, keep_aside, read_state, state_text
+from draftwise.types import (
+    PLAIN,
+    Costs,
+    Decision,
+    DraftStep,
+    DraftwiseError,
+    Evidence,
+    Floats,
+    Plan,
+    RoundFacts,
+    Scores,
+)
 
 T = TypeVar("T")
 
@@ -173,3 +197,242 @@ class Controlled(Bandits):
     def drafters_to_probe(self, num_rows: int) -> Sequence[str]:
         policy = self.policy
         return self._ask(lambda: tuple(map(str, policy.drafters_to_probe(num_rows))), ())
+
+
+class GuardedCallback:
+    """A callback that is not called again after its first exception, which ``error`` holds.
+
+    checked: converts a result, from the result and the arguments. instead: replaces the callback.
+    """
+
+    def __init__(
+        self, call: Callable[..., Any], checked: Callable[..., Any], instead: Callable[..., Any]
+    ) -> None:
+        self._call, self._checked, self._instead = call, checked, instead
+        self.error: Exception | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        if self.error is None:
+            try:
+                return self._checked(self._call(*args), *args)
+            except Exception as error:
+                self.error = error
+        return self._instead(*args)
+
+    def num_allowed(self, text: Sequence[int], num: int) -> int:
+        """The number of the last ``num`` tokens that a logits processor allows; default: all."""
+        num_allowed = getattr(self._call, "num_allowed", None)
+        if num_allowed is not None and self.error is None:
+            try:
+                return max(0, min(int(num_allowed(text, num)), num))
+            except Exception as error:
+                self.error = error
+        return num
+
+
+def guarded_stop(stop_when: Callable[..., Any]) -> GuardedCallback:
+    """Guard ``stop_when``: a true result or an exception ends the answer."""
+
+    def checked(answer: Any, *_: Any) -> bool:
+        try:
+            return bool(answer)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise BadValue("what stop_when returned", answer, "True or False") from error
+
+    return GuardedCallback(stop_when, checked, lambda *_: True)
+
+
+def guarded_process(process: Callable[..., Any]) -> GuardedCallback:
+    """Guard ``process``, which returns [V] logits: unchanged ones after an exception."""
+
+    def checked(answer: Any, text: Sequence[int], logits: Tensor) -> Tensor:
+        found = torch.as_tensor(answer) if isinstance(answer, np.ndarray) else answer
+        if not isinstance(found, Tensor) or not found.is_floating_point():
+            must = f"the {len(logits)} logits, as a tensor or array of floats"
+            raise BadValue("what process returned", answer, must)
+        if found.shape != logits.shape:
+            raise DraftwiseError(
+                f"process returned logits of the shape {list(found.shape)}, and not "
+                f"{list(logits.shape)}"
+            )
+        return found.to(logits)
+
+    return GuardedCallback(process, checked, lambda text, logits: logits)
+
+
+class GuardedMixer:
+    """A mixer that ends every draft once it, or its request's policy, has raised.
+
+    ask: calls a function and returns its result, or the second argument after an exception.
+    """
+
+    def __init__(self, mixer: Mixer, ask: Callable[[Callable[[], Any], Any], Any]) -> None:
+        self._mixer, self._ask = mixer, ask
+        self.drafter, self.length = str(mixer.drafter), int(mixer.length)
+
+    def pick(
+        self,
+        step: DraftStep,
+        matches: Mapping[str, int],
+        may_draft: bool = True,
+        may_branch: bool = False,
+    ) -> str | None:
+
+        def pick() -> str | None:
+            picked = self._mixer.pick(step, matches, may_draft, may_branch)
+            can = may_draft if picked == self.drafter else picked is None or matches.get(picked)
+            if not can:
+                raise ValueError(f"the mixer picked {picked!r}, which has nothing to write")
+            return picked
+
+        picked: str | None = self._ask(pick, None)
+        return picked
+
+    def num_siblings(self, step: DraftStep, room: int) -> int:
+        num: int = self._ask(lambda: max(0, int(self._mixer.num_siblings(step, room))), 0)
+        return num
+
+    def branch(
+        self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
+    ) -> tuple[str, int]:
+        def branch() -> tuple[str, int]:
+            name, num = self._mixer.branch(depth, confidence, matches, width, room)
+            if num and name not in matches:
+                raise ValueError(f"the mixer picked a branch of {name!r}, which has none")
+            return name, min(int(num), room)
+
+        found: tuple[str, int] = self._ask(branch, ("", 0))
+        return found
+
+
+class GuardedStopRule:
+    """A stop rule that ends every draft after its first exception, with one warning.
+
+    Tokens drawn before that stay: dropping them by value would change the output distribution.
+    """
+
+    def __init__(self, stop_rule: StopRule, rule: str) -> None:
+        self._stop_rule, self._rule, self._is_broken = stop_rule, rule, False
+        self.needs_probs = stop_rule.needs_probs
+        self.never_stops, self.waits_for_hidden = stop_rule.never_stops, stop_rule.waits_for_hidden
+
+    @property
+    def needs_hidden(self) -> int:  # not copied: loading a head sets it
+        return self._stop_rule.needs_hidden
+
+    def should_continue(self, step: DraftStep) -> bool:
+        return self._ask(lambda: bool(self._stop_rule.should_continue(step)), False)
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        self._ask(lambda: self._stop_rule.learn(num_drafted, num_accepted), None)
+
+    def _ask(self, what: Callable[[], T], instead: T) -> T:
+        if not self._is_broken:
+            try:
+                return what()
+            except Exception as error:
+                self._is_broken = True
+                said = f"rule {self._rule!r} raised {error!r}: its request no longer drafts with it"
+                warnings.warn(said, stacklevel=3)
+        return instead
+
+
+class SharedPolicyState:
+    """State that the requests of a speculator share within one scope.
+
+    shared: the memory from which the policy of each request starts, which a file can keep. It is
+    keyed by drafter, so it survives a change of the plans. policy: instead, one policy for all
+    requests, if it is no ``Goodput`` and the scope is ``session`` or
+    ``task:LABEL``. Both are None if every request starts from scratch.
+    """
+
+    def __init__(self, scope: str, policy: Policy, name: str) -> None:
+        self.scope = check_scope(scope)
+        self.policy: Policy | None = None
+        self.shared: Experience | None = None
+        self._name = name
+        if scope != REQUEST and isinstance(policy, Goodput):
+            self.shared = policy.new_memory()
+        elif scope not in {AUTO, REQUEST}:
+            self.policy = policy
+        self._seen: str | None = None
+
+    def save(self, path: str | Path) -> None:
+        """Write the state atomically; other scopes in the file are kept.
+
+        A file that another process changed, or that has another policy, is renamed with a warning.
+        Raises DraftwiseError if nothing can be kept, the folder is missing, or another process
+        holds the file (``hold``); OSError.
+        """
+        kept, path = self._kept(), checks.path("path", path)
+        if not path.parent.is_dir():
+            raise DraftwiseError(f"cannot write {path}: there is no folder {path.parent}")
+        with hold(path, wait_s=10.0):
+            present = self._present(path)
+            saved = present["saved"] | {self.scope: secrets.token_hex(8)}
+            scopes = present["scopes"] | {self.scope: kept.state()}
+            about = {"policy": self._name}
+            write_text(path, state_text(about, {"saved": saved, "scopes": scopes}))
+            self._seen = saved[self.scope]
+
+    def load(self, path: str | Path) -> None:
+        """Read a saved state; a scope that is not in the file starts from scratch.
+
+        Raises DraftwiseError if nothing can be kept, or for a file with another policy, and
+        ``UnusableState`` for a damaged file, another version, or a file without a state.
+        """
+        kept, path = self._kept(), checks.path("path", path)
+        found = self._read(path)
+        if self.scope in found["scopes"]:
+            try:
+                kept.load_state(found["scopes"][self.scope])
+            except Exception as error:
+                why = str(error) if isinstance(error, ValueError) else "its numbers are damaged"
+                raise UnusableState(path, why) from error
+        self._seen = found["saved"].get(self.scope)
+
+    def load_or_set_aside(self, path: Path) -> str | None:
+        """Load a file if it exists; rename an unusable one and return a warning.
+
+        Raises the other errors of ``load``; OSError.
+        """
+        try:
+            if path.exists():
+                self.load(path)
+        except UnusableState as error:
+            return keep_aside(path, error)
+        return None
+
+    def _kept(self) -> Experience:
+        if self.shared is None:
+            raise DraftwiseError(
+                f"the policy {self._name} with the scope {self.scope} keeps nothing between runs: "
+                f"use the policy goodput with the scope {AUTO}, {SESSION} or {TASK}LABEL"
+            )
+        return self.shared
+
+    def _present(self, path: Path) -> dict[str, Any]:
+        """The content of the file; a file that must not be overwritten is renamed."""
+        found: dict[str, Any] = {"saved": {}, "scopes": {}}
+        if path.exists():
+            try:
+                found = self._read(path)
+                if self._seen in {None, found["saved"].get(self.scope)}:
+                    return found
+                why = f"{path} was written by someone else since it was read"
+            except (DraftwiseError, OSError) as error:
+                why = str(error)
+            warnings.warn(f"{why}; it is kept as {set_aside(path)}", stacklevel=3)
+        return found
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        about, found = read_state(path)
+        for key in ("saved", "scopes"):
+            if not isinstance(found.get(key), dict):
+                raise UnusableState(path, f"its {key} are no table")
+        if about.get("policy") != self._name:
+            raise DraftwiseError(
+                f"cannot load {path}: it was learnt with the policy {about.get('policy')}, not "
+                f"{self._name}; use the options it was made with, or another file"
+            )
+        return found

@@ -297,6 +297,18 @@ def _tempered(own: dict[str, Any], do_sample: Any) -> dict[str, Any]:
     return own
 
 
+AUTO, REQUEST, SESSION, TASK = "auto", "request", "session", "task:"
+"""Which requests share what a policy learns."""
+
+
+def check_scope(scope: str) -> str:
+    if scope in {AUTO, REQUEST, SESSION} or scope.removeprefix(TASK) not in {scope, ""}:
+        return scope
+    raise DraftwiseError(
+        f"unknown scope {scope!r}; the scopes are: {AUTO}, {REQUEST}, {SESSION}, {TASK}LABEL"
+    )
+
+
 _SAMPLING = tuple(own.name for own in fields(SamplingParams))
 _BATCH = frozenset({"attention_mask", "num_return_sequences", "trace"})
 _FORMS = (

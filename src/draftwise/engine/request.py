@@ -11,8 +11,7 @@ from torch import Tensor
 
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.answer import Answer
-from draftwise.engine.deciders import Bandits
-from draftwise.engine.guards import GuardedCallback
+from draftwise.engine.deciders import Bandits, GuardedCallback
 from draftwise.engine.outputs import TARGET, RequestOutput, Round, Stats, TokenLogprobs
 from draftwise.engine.verify import is_broken
 from draftwise.protocols import Mixer

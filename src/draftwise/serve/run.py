@@ -17,9 +17,9 @@ import torch
 import uvicorn
 from prometheus_client import disable_created_metrics
 
+from draftwise.engine.deciders import SharedPolicyState
 from draftwise.engine.engine import Engine
 from draftwise.engine.generation import TraceWriter
-from draftwise.engine.memory import SharedPolicyState
 from draftwise.engine.options import eos_tokens
 from draftwise.engine.outputs import Round
 from draftwise.serve.app import make_app
