@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from draftwise.nn.recurrent import LayersByIndex, LibraryStates, States
+from draftwise.nn.recurrent import LibraryStates, States
 
 UNLIMITED = 1 << 30  # tokens: no limit but memory
 BLOCK = 32
@@ -106,7 +106,7 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
         states: States | None = None,
     ) -> None:
         self.states = states or States()
-        Cache.__init__(self, layers=LayersByIndex(self.states))
+        Cache.__init__(self, layers=[])
         self.capacity = capacity
         self.lengths: list[int] = []
         self._storage: list[RowKVCache] = []

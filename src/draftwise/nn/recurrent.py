@@ -427,39 +427,6 @@ def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat([torch.zeros_like(like) if t is None else t for t in tensors])
 
 
-@dataclass(frozen=True, slots=True)
-class _ByNumber:
-    """The recurrent states of one layer, by their number."""
-
-    read: Callable[[Key], Tensor | None]
-    layer: int
-
-    def __getitem__(self, number: int) -> Tensor | None:
-        return self.read(Key(self.layer, number))
-
-
-class _LayerStates:
-    record_past = False  # as ``LibraryStates.is_recording_past``
-
-    def __init__(self, trace: StateCheckpoint, layer: int) -> None:
-        self.conv_states = _ByNumber(trace.conv, layer)
-        self.recurrent_states = _ByNumber(trace.recurrent, layer)
-
-
-class LayersByIndex(list[Any]):
-    """``cache.layers``, whose states layers read by index before transformers 5.21.
-
-    An empty list, since the cache has no layers of the library's own.
-    """
-
-    def __init__(self, states: States) -> None:
-        super().__init__()
-        self._states = states
-
-    def __getitem__(self, layer: Any) -> Any:
-        return _LayerStates(self._states.trace, layer)
-
-
 class LibraryStates:
     """The interface of transformers' ``Cache`` for recurrent layers."""
 
