@@ -51,7 +51,7 @@ ARROWS: dict[str, set[str]] = {
     "zoo": WORDS,
     "engine": WORDS
     | {"chat", "controller", "bandits.feedback", "nn", "drafters.protocol", "state"},
-    "settings": WORDS | {"engine.options", "nn.folder", "nn.hub", "registry", "zoo"},
+    "settings": WORDS | {"engine.options", "nn.folder", "registry", "zoo"},
     "pool": WORDS | {"registry", "settings", "nn", "drafters", "zoo"},
     "speculator": WORDS
     | {"chat", "controller", "nn", "drafters.protocol", "engine", "bandits.feedback", "pool"}

@@ -15,8 +15,7 @@ from draftwise.checks import comma_separated, option
 from draftwise.engine.options import SEED_HELP
 from draftwise.errors import BadValue, DraftwiseError
 from draftwise.files import local_path
-from draftwise.nn.folder import DTYPES, hardware
-from draftwise.nn.hub import find
+from draftwise.nn.folder import DTYPES, find, hardware
 from draftwise.registry import DRAFTERS, FEEDBACKS, POLICIES, PRESETS, REWARDS, STOP_RULES
 
 ZOO = "zoo"

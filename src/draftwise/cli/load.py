@@ -15,8 +15,7 @@ from draftwise.bench.suites import as_messages, read_items
 from draftwise.chat import Message, check_unicode
 from draftwise.cli.failures import NOT_WRITTEN, Said, say, waiting
 from draftwise.files import TRACE_BYTES, read_text
-from draftwise.nn.folder import config_of, has_template, place
-from draftwise.nn.hub import cached, find
+from draftwise.nn.folder import cached, config_of, find, has_template, place
 from draftwise.settings import ZOO, check_drafter
 from draftwise.types import DraftwiseError
 

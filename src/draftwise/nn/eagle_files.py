@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from draftwise.files import STATE_BYTES, local_path, looks_local, read_text, strict_json
 from draftwise.nn.eagle import EagleConfig, EagleHead, lent_rows
-from draftwise.nn.hub import check_hub
+from draftwise.nn.folder import check_hub
 from draftwise.nn.layout import lay_out, multiplies_bfloat16
 from draftwise.nn.load import listed
 from draftwise.nn.model import CausalModel

@@ -18,8 +18,7 @@ from draftwise.errors import shown
 from draftwise.install import hint
 from draftwise.nn.attention import RAGGED, attend_raggedly
 from draftwise.nn.check import check_model
-from draftwise.nn.folder import hardware, place, read_object
-from draftwise.nn.hub import find
+from draftwise.nn.folder import find, hardware, place, read_object
 from draftwise.nn.layout import lay_out
 from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
