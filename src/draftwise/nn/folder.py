@@ -6,7 +6,6 @@ Imports no torch.
 from __future__ import annotations
 
 import json
-import re
 import sys
 import threading
 from importlib.util import find_spec
@@ -110,7 +109,7 @@ def hardware(dtype: Any, device: Any) -> tuple[Any, Any]:
     """A data type and a device; None is ``auto``, and a ``torch.device`` or a GPU's number becomes
     a name.
 
-    Raises DraftwiseError for an unknown data type, and for an unknown or missing device.
+    Raises DraftwiseError for an unknown data type or device.
     """
     dtype = "auto" if dtype is None else dtype
     if device is None:
@@ -137,41 +136,8 @@ def _check_device(device: Any) -> None:
         raise DraftwiseError(
             f"unknown device {device!r}; write {', '.join(DEVICES)}, cuda:1, or map:auto"
         )
-    elif kind == "cuda":
-        _check_cuda(device, int(rest or 0))
     elif kind == "mps" and sys.platform != "darwin":
         raise BadValue("device", device, "cpu, cuda or auto: mps is for Macs")
-
-
-def _check_cuda(device: str, index: int) -> None:
-    """Raise DraftwiseError if torch was built without CUDA, or the driver finds too few GPUs."""
-    spec = find_spec("torch")
-    source = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    told = source.read_text("utf-8") if source and source.is_file() else "cuda = '"
-    built = re.findall(r"(?m)^(cuda|hip)\b[^=]*= '", told)
-    if not built:
-        raise DraftwiseError(
-            f"device {device}: this torch was built without CUDA; write cpu, or install a build "
-            "for your GPU (https://pytorch.org/get-started/locally)"
-        )
-    if "hip" not in built and index >= (num := _num_gpus()):
-        raise DraftwiseError(
-            f"device {device}: the NVIDIA driver finds {num or 'no'} GPU{'s' * (num != 1)} here"
-        )
-
-
-def _num_gpus() -> int:
-    """The number of GPUs that the driver finds; 0 without a driver."""
-    import ctypes
-
-    count = ctypes.c_int(0)
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-            return 0
-    except (OSError, AttributeError):
-        return 0
-    return count.value
 
 
 PATIENCE_S = 2.0  # timeout of connecting to the hub, and of its answer

@@ -105,6 +105,8 @@ def _from_pretrained(source: str, dtype: Dtype, device: Device) -> Any:
         spread = device.removeprefix("map:")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if isinstance(device, str) and device.startswith("cuda"):
+        _refuse_missing_gpu(device)
     try:
         module = _read(find(source), dtype, spread)
         if spread is None:
@@ -118,6 +120,15 @@ def _from_pretrained(source: str, dtype: Dtype, device: Device) -> Any:
         raise
     except Exception as error:
         raise _refusal("causal LM", source, error) from error
+
+
+def _refuse_missing_gpu(device: str) -> None:
+    num = torch.cuda.device_count()
+    if int(device.partition(":")[2] or 0) >= num:
+        raise DraftwiseError(
+            f"device {device}: torch finds {num or 'no'} GPU{'s' * (num != 1)} here; write cpu, or "
+            "install a build for your GPU (https://pytorch.org/get-started/locally)"
+        )
 
 
 def _read(source: str, dtype: Any, spread: Any, revision: str | None = None) -> Any:
