@@ -32,6 +32,7 @@ REMOVED: Mapping[str, str] = {
     "drafter dflash": _HEADS,
     "option window of drafter 'lm'": _WINDOW,
     "option sink of drafter 'lm'": _WINDOW,
+    "reward goodput": "write throughput, or use the policy goodput",
     "drafter smollm2:layer": "write smollm2:eagle, whose tokens are accepted more often",
     "option rules of feedback 'prefix'": _RULES,
     "option rules of feedback 'free'": _RULES,

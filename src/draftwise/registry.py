@@ -64,7 +64,6 @@ REWARDS: Table = {
     "acceptance": ("bandits.rewards:Acceptance", {}),
     "expected-length": ("bandits.rewards:ExpectedLength", {}),
     "throughput": ("bandits.rewards:Throughput", {}),
-    "goodput": ("bandits.rewards:GoodputReward", {}),
 }
 FEEDBACKS: Table = {
     "bandit": ("bandits.feedback:Bandit", {}),

@@ -293,25 +293,6 @@ def test_throughput_survives_a_slow_start_and_a_glitch() -> None:
     assert reward.bound == 2 * bound
 
 
-def test_goodput_reward_by_hand() -> None:
-    """L = 8. Round 1: 1/2, lambda = 3 tokens / 2 s. Round 2: 5 tokens in 1 s gain 3.5, so 1/2 +
-    3.5/18. Then lambda = (3 + 5) / (2 + 1) at discount 1; 1 token in 30 s is far below: 0."""
-    reward = make_reward("goodput:discount=1")
-    assert reward(played(4, 4, 2, seconds=2.0)) == 0.5
-    assert reward(played(4, 4, 4, seconds=1.0)) == pytest.approx(0.5 + 3.5 / 18)
-    assert reward(played(4, 4, 0, seconds=30.0)) == 0
-    assert math.isnan(reward(counterfactual(Plan("a", 2), [0.5, 0.5])))
-
-
-def test_goodput_reward_prefers_the_faster_plan() -> None:
-    """Plan A emits 3 tokens in 1 s, plan B 4 tokens in 2 s, which ``length`` would prefer."""
-    reward, values = make_reward("goodput"), {2: [], 3: []}
-    for _ in range(50):
-        for accepted, seconds in ((2, 1.0), (3, 2.0)):
-            values[accepted].append(reward(played(4, 4, accepted, seconds=seconds)))
-    assert np.mean(values[2]) > np.mean(values[3])
-
-
 @pytest.mark.parametrize("name", sorted(REWARDS))
 def test_every_reward_stays_in_0_to_1_or_says_nan(name: str) -> None:
     rng, reward = np.random.default_rng(0), make_reward(name)
@@ -333,7 +314,7 @@ def test_every_reward_stays_in_0_to_1_or_says_nan(name: str) -> None:
     ("text", "message"),
     [
         ("blend:alpha=1.5", "alpha"), ("throughput:decay=0", "decay"),
-        ("goodput:discount=2", "discount"), ("expected-length:sums", "one of products, exact"),
+        ("expected-length:sums", "one of products, exact"),
         ("length:alpha=1", "its options are: none"), ("speed", "expected-length"),
     ],
 )  # fmt: skip

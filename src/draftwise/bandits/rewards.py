@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from math import nan
 
-from draftwise.checks import probability, share, string
+from draftwise.checks import probability, string
 from draftwise.types import Outcome
 
 
@@ -198,27 +198,3 @@ class Throughput:
         elif rate > self.bound:
             self.bound *= 2.0
         return min(1.0, rate / self.bound)
-
-
-class GoodputReward:
-    """Emitted tokens minus the tokens that the current rate would emit in the round's seconds.
-
-    Source: this project: tokens - lambda * seconds is positive exactly for rounds that raise the
-        rate lambda, so the plan that it values most is the fastest.
-    Update: value = 1/2 + (tokens - lambda * seconds) / (2 (L + 1)), clipped to [0, 1]; then tokens
-        and seconds are added to sums, discounted by ``discount`` in (0, 1], whose ratio is lambda.
-    """
-
-    looks_ahead = False
-
-    def __init__(self, discount: float = 0.97) -> None:
-        self._discount, self.tokens, self.seconds = share("discount", discount), 0.0, 0.0
-
-    def __call__(self, outcome: Outcome) -> float:
-        if outcome.num_accepted is None or outcome.seconds <= 0.0:
-            return nan
-        tokens, seconds = outcome.num_accepted + 1, outcome.seconds
-        gain = tokens - self.tokens / self.seconds * seconds if self.seconds > 0.0 else 0.0
-        self.tokens = self._discount * self.tokens + tokens
-        self.seconds = self._discount * self.seconds + seconds
-        return min(1.0, max(0.0, 0.5 + gain / (2.0 * (outcome.max_length + 1))))
