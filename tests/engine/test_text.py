@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-from draftwise.engine import Answer, Detokenizer, Ending, attributed
+from draftwise.engine import Answer, Detokenizer, Ending, RequestOutput, SourceAttribution
 from engine.vocabularies import BYTES, CHARACTERS, KINDS, added, decoded, made, of_pieces, spelled
 
 
@@ -162,13 +162,20 @@ def test_text_ends_before_the_first_stop_and_tokens_with_the_one_that_completed_
     check()
 
 
+def attributed(kind: str, tokens: list[int], sources: list[str]) -> list[tuple[str, str]]:
+    answer = Answer(Ending(len(tokens)), made(kind), by_token=True)
+    answer.push(tokens)
+    output = RequestOutput(token_texts=answer.token_texts, sources=sources)
+    return SourceAttribution().grow(output, answer.text)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_by_writer_are_one_decode(kind: str) -> None:
     @settings(max_examples=60, deadline=None, derandomize=True, database=None)
     @given(tokens_of(kind))
     @example(spelled("byte fallback", "你好") if kind == "byte fallback" else [])
     def check(tokens: list[int]) -> None:
-        pieces = attributed(made(kind), tokens, [f"drafter {i % 3}" for i in range(len(tokens))])
+        pieces = attributed(kind, tokens, [f"drafter {i % 3}" for i in range(len(tokens))])
         assert "".join(piece for piece, _ in pieces) == decoded(kind, tokens)
 
     check()
@@ -180,7 +187,7 @@ def test_each_byte_fallback_character_has_the_writer_of_its_last_byte() -> None:
     world = made(kind).convert_tokens_to_ids("▁world")
     tokens = [*spelled(kind, "你好"), world]
     sources = ["a", "a", "a", "b", "b", "c", "target"]
-    assert attributed(made(kind), tokens, sources) == [
+    assert attributed(kind, tokens, sources) == [
         ("你", "a"),
         ("好", "c"),
         (" world", "target"),

@@ -25,8 +25,8 @@ from draftwise.cli.show import colours, legend, make_table, painted, percentages
 from draftwise.engine.options import RequestParams
 
 if TYPE_CHECKING:
-    from draftwise.engine.answer import Piece
     from draftwise.engine.generation import Generation, Result
+    from draftwise.engine.outputs import Piece
     from draftwise.speculator import Speculator
 
 Pair = tuple[str, "Result", "Result"]  # kind of prompt; answers of plain decoding and of draftwise
@@ -82,8 +82,7 @@ class Lane:
     """One decoder's growing answer, and the engine's seconds spent on it."""
 
     def __init__(self, title: str, generation: Generation) -> None:
-        from draftwise.engine.answer import SourceAttribution
-        from draftwise.engine.outputs import Stats
+        from draftwise.engine.outputs import SourceAttribution, Stats
 
         self.title, self.generation, self.stats = title, generation, Stats()
         self._outputs, self._text = generation.outputs(), ""

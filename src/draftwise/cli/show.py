@@ -19,8 +19,7 @@ from draftwise.colours import drafter_colours
 from draftwise.types import NONE
 
 if TYPE_CHECKING:
-    from draftwise.engine.answer import Piece
-    from draftwise.engine.outputs import RequestOutput, Stats
+    from draftwise.engine.outputs import Piece, RequestOutput, Stats
 
 Stop = Callable[[], bool]
 
@@ -59,7 +58,7 @@ class Pen:
 
 def stream(outputs: Iterator[RequestOutput], pen: Pen | None, is_stopped: Stop) -> None:
     """Show an answer as it grows, until its end or Ctrl-C. pen: None = show nothing."""
-    from draftwise.engine.answer import SourceAttribution
+    from draftwise.engine.outputs import SourceAttribution
 
     attribution, text = SourceAttribution(), ""
     for output in outputs:

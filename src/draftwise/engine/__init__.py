@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise.engine.answer import Answer, Detokenizer, Ending
-    from draftwise.engine.answer import SourceAttribution, attributed
     from draftwise.engine.deciders import Bandits, Controlled
     from draftwise.engine.engine import Engine as Engine
     from draftwise.engine.generation import Generation, Result
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
     from draftwise.engine.deciders import SharedPolicyState
     from draftwise.engine.options import Options, RequestParams
     from draftwise.engine.outputs import (
-        NO_DRAFT as NO_DRAFT, PHASES as PHASES, TARGET, RequestOutput, Round, Stats,
+        NO_DRAFT as NO_DRAFT, PHASES as PHASES, TARGET, RequestOutput, Round,
+        SourceAttribution, Stats,
     )
     from draftwise.engine.drafting import (
         FEW, FIRST_PIECE, IDLE_S, LARGEST_PIECE, LEAST_PIECE, PrefillBudget,

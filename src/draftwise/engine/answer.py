@@ -1,4 +1,4 @@
-"""The text of an answer: decoding of its tokens, conditions that end it, who wrote which piece."""
+"""The text of an answer: decoding of its tokens, and conditions that end it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from itertools import groupby
 from typing import Any
 
 from draftwise.chat import added_tokens
-from draftwise.engine.outputs import TARGET, RequestOutput
 
 _HELD = "�"  # a decoder's output for the bytes of an incomplete character
 _MOST_TOKENS, _CONTEXT = 64, 8
@@ -281,48 +280,3 @@ def _signed(stop: str, signs: Mapping[str, str]) -> str:
 def _visible(text: str) -> str:
     """The text without signs."""
     return text if text.isascii() else "".join(c for c in text if not "\ud800" <= c <= "\udfff")
-
-
-Piece = tuple[str, str]  # a piece of text, and its drafter or ``target``
-
-
-class SourceAttribution:
-    """Splits the growing text of one answer into pieces by drafter.
-
-    The request needs ``token_texts``.
-    """
-
-    def __init__(self) -> None:
-        self._ends: list[tuple[int, str]] = []  # end offset and drafter of each piece
-        self._num_told = self._num_shown = 0  # characters
-
-    def grow(self, new: RequestOutput, text: str) -> list[Piece]:
-        """The pieces that ``new`` adds to the answer; text: the answer so far, including them."""
-        self._read(new.token_texts, new.sources)
-        return self.finish(text)
-
-    def _read(self, texts: Sequence[str], sources: Sequence[str]) -> None:
-        for text, source in zip(texts, sources, strict=True):
-            self._num_told += len(text)
-            if text:
-                self._ends.append((self._num_told, source))
-
-    def finish(self, text: str) -> list[Piece]:
-        """The pieces of ``text`` that have not been returned yet."""
-        pieces, end = list[Piece](), len(text)
-        while self._num_shown < end:
-            while self._ends and self._ends[0][0] <= self._num_shown:
-                self._ends.pop(0)
-            stop, source = self._ends[0] if self._ends else (end, TARGET)
-            stop = min(stop, end)
-            pieces.append((text[self._num_shown : stop], source))
-            self._num_shown = stop
-        return pieces
-
-
-def attributed(tokenizer: Any, tokens: Sequence[int], sources: Sequence[str]) -> list[Piece]:
-    """The pieces of a finished answer; their concatenation is the text of all tokens."""
-    attribution, answer = SourceAttribution(), Answer(Ending(len(tokens)), tokenizer, by_token=True)
-    answer.push(tokens)
-    attribution._read(answer.token_texts, sources)
-    return attribution.finish(answer.text)

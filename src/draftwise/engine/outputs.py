@@ -1,4 +1,4 @@
-"""What a request has put out: rounds, log-probabilities, statistics, deltas."""
+"""What a request has put out: rounds, log-probabilities, statistics, deltas, who wrote what."""
 
 from __future__ import annotations
 
@@ -257,3 +257,37 @@ class RequestOutput:
             getattr(self, name).extend(getattr(later, name))
         self.prompt_logprobs = later.prompt_logprobs or self.prompt_logprobs
         self.finish_reason, self.stats, self.error = later.finish_reason, later.stats, later.error
+
+
+Piece = tuple[str, str]  # a piece of text, and its drafter or ``target``
+
+
+class SourceAttribution:
+    """Splits the growing text of one answer into pieces of one drafter, or the target, each.
+
+    The request needs ``token_texts``.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[tuple[int, str]] = []  # end offset and drafter of each piece
+        self._num_told = self._num_shown = 0  # characters
+
+    def grow(self, new: RequestOutput, text: str) -> list[Piece]:
+        """The pieces that ``new`` adds to the answer; text: the answer so far, including them."""
+        for told, source in zip(new.token_texts, new.sources, strict=True):
+            self._num_told += len(told)
+            if told:
+                self._ends.append((self._num_told, source))
+        return self.finish(text)
+
+    def finish(self, text: str) -> list[Piece]:
+        """The pieces of ``text`` that have not been returned yet."""
+        pieces, end = list[Piece](), len(text)
+        while self._num_shown < end:
+            while self._ends and self._ends[0][0] <= self._num_shown:
+                self._ends.pop(0)
+            stop, source = self._ends[0] if self._ends else (end, TARGET)
+            stop = min(stop, end)
+            pieces.append((text[self._num_shown : stop], source))
+            self._num_shown = stop
+        return pieces

@@ -18,8 +18,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from draftwise.engine.answer import SourceAttribution
-from draftwise.engine.outputs import RequestOutput, Stats, TokenLogprobs
+from draftwise.engine.outputs import RequestOutput, SourceAttribution, Stats, TokenLogprobs
 from draftwise.serve import schemas
 from draftwise.serve.calls import CallParser
 from draftwise.serve.schemas import BaseRequest, ChatRequest, CompletionRequest, Refused

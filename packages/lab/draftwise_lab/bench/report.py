@@ -10,8 +10,8 @@ from typing import Any
 from draftwise.bench import DEFAULT, Suite
 from draftwise.bench.results import cautions, extent, interval
 from draftwise.colours import drafter_colours
-from draftwise.engine.answer import attributed
-from draftwise.engine.outputs import TARGET
+from draftwise.engine.answer import Answer, Ending
+from draftwise.engine.outputs import TARGET, RequestOutput, SourceAttribution
 from draftwise.types import NONE
 from draftwise_lab.bench import charts
 from draftwise_lab.bench.records import TRACE, ContestRun
@@ -93,7 +93,10 @@ def _answer(run: ContestRun, suite: Suite, tokenizer: Any, colours: Mapping[str,
     asked = "\n".join(["..."] * (len(lines) > _PROMPT_LINES) + lines[-_PROMPT_LINES:])
     tokens = [token for ids in run.tokens for token in ids]
     pieces = []
-    for piece, source in attributed(tokenizer, tokens, _sources(run)):
+    told = Answer(Ending(len(tokens)), tokenizer, by_token=True)
+    told.push(tokens)
+    output = RequestOutput(token_texts=told.token_texts, sources=_sources(run))
+    for piece, source in SourceAttribution().grow(output, told.text):
         text = escape(piece)
         if source in colours:
             tint = f"{colours[source]}{_TINT}"
