@@ -1,6 +1,6 @@
 """What decides for one request: which plan it plays, whether it drafts, and what it learns.
 
-Policies, rules, mixers and callbacks may be the user's: an exception in one of them ends its
+Policies, rules and callbacks may be the user's: an exception in one of them ends its
 request or disables its drafts, and no others. ``SharedPolicyState`` is what requests share.
 """
 
@@ -191,8 +191,7 @@ class Controlled(Bandits):
 
     @property
     def mixer(self) -> Mixer | None:
-        policy = self.policy
-        return self._ask(lambda: policy.mixer and GuardedMixer(policy.mixer, self._ask), None)
+        return None if self.is_idle else self.policy.mixer
 
     def drafters_to_probe(self, num_rows: int) -> Sequence[str]:
         policy = self.policy
@@ -258,51 +257,6 @@ def guarded_process(process: Callable[..., Any]) -> GuardedCallback:
         return found.to(logits)
 
     return GuardedCallback(process, checked, lambda text, logits: logits)
-
-
-class GuardedMixer:
-    """A mixer that ends every draft once it, or its request's policy, has raised.
-
-    ask: calls a function and returns its result, or the second argument after an exception.
-    """
-
-    def __init__(self, mixer: Mixer, ask: Callable[[Callable[[], Any], Any], Any]) -> None:
-        self._mixer, self._ask = mixer, ask
-        self.drafter, self.length = str(mixer.drafter), int(mixer.length)
-
-    def pick(
-        self,
-        step: DraftStep,
-        matches: Mapping[str, int],
-        may_draft: bool = True,
-        may_branch: bool = False,
-    ) -> str | None:
-
-        def pick() -> str | None:
-            picked = self._mixer.pick(step, matches, may_draft, may_branch)
-            can = may_draft if picked == self.drafter else picked is None or matches.get(picked)
-            if not can:
-                raise ValueError(f"the mixer picked {picked!r}, which has nothing to write")
-            return picked
-
-        picked: str | None = self._ask(pick, None)
-        return picked
-
-    def num_siblings(self, step: DraftStep, room: int) -> int:
-        num: int = self._ask(lambda: max(0, int(self._mixer.num_siblings(step, room))), 0)
-        return num
-
-    def branch(
-        self, depth: int, confidence: float, matches: Mapping[str, int], width: int, room: int
-    ) -> tuple[str, int]:
-        def branch() -> tuple[str, int]:
-            name, num = self._mixer.branch(depth, confidence, matches, width, room)
-            if num and name not in matches:
-                raise ValueError(f"the mixer picked a branch of {name!r}, which has none")
-            return name, min(int(num), room)
-
-        found: tuple[str, int] = self._ask(branch, ("", 0))
-        return found
 
 
 class GuardedStopRule:
