@@ -51,8 +51,7 @@ class Bandits:
     warning. There is no guard, and there are no prices and no probes.
     """
 
-    is_guarded = False  # whether the guard may suspend the drafts
-    probes = False  # whether drafters that did not draft are scored where that is worth its time
+    is_controlled = False  # whether the guard may suspend its drafts, and it probes drafters
 
     def __init__(
         self, request: int, policy: Policy, feedback: FeedbackBuilder, plans: Sequence[Plan],
@@ -177,8 +176,7 @@ class Bandits:
 class Controlled(Bandits):
     """draftwise's own way: prices tokens, mixes drafters in a draft, probes, and has a guard."""
 
-    is_guarded = True
-    probes = True
+    is_controlled = True
     policy: Goodput
 
     @property
@@ -187,15 +185,14 @@ class Controlled(Bandits):
 
     @property
     def advantage(self) -> float:
-        return self._ask(lambda: float(self.policy.advantage), 0.0)
+        return self._ask(lambda: self.policy.advantage, 0.0)
 
     @property
     def mixer(self) -> Mixer | None:
         return None if self.is_idle else self.policy.mixer
 
     def drafters_to_probe(self, num_rows: int) -> Sequence[str]:
-        policy = self.policy
-        return self._ask(lambda: tuple(map(str, policy.drafters_to_probe(num_rows))), ())
+        return self._ask(lambda: self.policy.drafters_to_probe(num_rows), [])
 
 
 class GuardedCallback:

@@ -124,13 +124,13 @@ class Drafting:
     def propose(self, states: Sequence[RoundState]) -> None:
         """Draft for each request."""
         groups: dict[str, list[tuple[RoundState, DraftTask]]] = {}
-        guarded = [state for state in states if state.request.decider.is_guarded]
+        guarded = [state for state in states if state.request.decider.is_controlled]
         padded = LONGEST_PLAN
         if len(guarded) > 1 and not self._pool.target.packs:  # one long draft pads all rows
             longest = [state.plan.num_tokens for state in guarded]
             padded = int(np.median(longest))
         for state in states:
-            most = padded if state.request.decider.is_guarded else LONGEST_PLAN
+            most = padded if state.request.decider.is_controlled else LONGEST_PLAN
             if most and not state.waits and (task := self._task(state, most)) is not None:
                 writer = state.plan if task.mix is None else task.mix.mixer
                 groups.setdefault(writer.drafter, []).append((state, task))

@@ -397,7 +397,7 @@ class Engine:
         seconds = self._pool.cost_clock() - start
         scores = any(request.decider.scores_prompt for request in done)
         self._loop.prefilled(start - cost_start, seconds if scores else 0.0)
-        if guarded := [request for request in done if request.decider.is_guarded]:
+        if guarded := [request for request in done if request.decider.is_controlled]:
             self._loop.begin(len(guarded), seconds)
         for request in done:
             request.check_callbacks()

@@ -267,7 +267,7 @@ def choose(requests: Sequence[Request], margin: float = 1.0, rests: str = "") ->
         reason = rests if request.context.is_drafted else "off"
         if not reason:
             decision = decider.choose()
-            if decider.is_guarded and margin > 1.0 and decider.advantage < margin:
+            if decider.is_controlled and margin > 1.0 and decider.advantage < margin:
                 reason = "guard"
         if reason:
             decision = decider.plain

@@ -180,7 +180,7 @@ class PrefillScheduler:
         groups: dict[bool | None, list[Request]] = {True: [], False: [], None: []}
         for request in requests:
             # panoramic feedback scores whole prompts in any case
-            free = False if request.decider.probes else None
+            free = False if request.decider.is_controlled else None
             groups[True if request.decider.reads_everything else free].append(request)
         for everything, group in groups.items():
             found = score({r.id: names for r in group}, group, everything)
