@@ -16,7 +16,7 @@ import numpy as np
 from shared.script import run, show
 
 from draftwise.retrieval.corpus import Store, replacing, write
-from draftwise.retrieval.match import most_frequent_path
+from draftwise.retrieval.index import most_frequent_path
 
 LENGTH = 8
 

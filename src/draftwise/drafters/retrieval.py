@@ -15,15 +15,16 @@ from draftwise.errors import BadValue
 from draftwise.nn.attention import pruned
 from draftwise.nn.sampling import DeviceRead, together
 from draftwise.retrieval.corpus import Store
-from draftwise.retrieval.index import History, RetrievalIndex
-from draftwise.retrieval.kernels import LONGEST_CONTEXT, LONGEST_MATCH, MatchRule
-from draftwise.retrieval.match import (
+from draftwise.retrieval.index import (
     NO_MATCH,
+    History,
     Match,
+    RetrievalIndex,
     TokenTree,
     continuation_tree,
     most_frequent_path,
 )
+from draftwise.retrieval.kernels import LONGEST_CONTEXT, LONGEST_MATCH, MatchRule
 from draftwise.types import Draft, DraftStep, DraftwiseError, Scores, TreeShape
 
 READ_MOST = 8192  # tokens that a session indexes in a round: about 15 ms without numba

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from draftwise.retrieval.kernels import (
         CATCH_UP, LONGEST_CONTEXT, LONGEST_MATCH, NUM_ORDERS, PATIENCE, MatchRule, Proposals,
     )
-    from draftwise.retrieval.match import (
+    from draftwise.retrieval.index import (
         NO_MATCH, Match, TokenTree, continuation_tree, most_frequent_path,
     )
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from draftwise.files import local_path
 from draftwise.files import replacing as complete_file
+from draftwise.retrieval.index import Rows
 from draftwise.retrieval.kernels import LONGEST_MATCH
-from draftwise.retrieval.match import Rows
 from draftwise.types import DraftwiseError
 
 _MAGIC, _VERSION = b"draftwds", 1
