@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from draftwise.checks import optional, whole
+from draftwise.drafters.drawing import DraftInput, DraftModelRunner, TreeLevel
 from draftwise.drafters.protocol import Context, ModelDrafter
-from draftwise.drafters.runner import DraftInput, DraftModelRunner, TreeLevel
 from draftwise.drafters.session import NeuralSession
 from draftwise.nn.cache import HiddenStates, RaggedCache
 from draftwise.nn.eagle import EagleHead, read

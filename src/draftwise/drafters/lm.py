@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from draftwise.drafters.drawing import DraftInput, DraftModelRunner, TreeLevel
 from draftwise.drafters.protocol import Context, ModelDrafter
-from draftwise.drafters.runner import DraftInput, DraftModelRunner, TreeLevel
 from draftwise.drafters.session import NeuralSession
 from draftwise.nn.model import CausalModel, Logits
 from draftwise.nn.sampling import Shared

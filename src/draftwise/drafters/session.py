@@ -11,13 +11,16 @@ from torch import Tensor
 
 from draftwise.drafters.drawing import (
     Chain,
+    DraftInput,
     DraftLogits,
+    DraftModelRunner,
+    TreeLevel,
     draw_on_device,
     draw_stepwise,
+    grow,
     prefill_logits,
 )
 from draftwise.drafters.protocol import MAX_TARGETS, Context, DraftTask, joined, score_known
-from draftwise.drafters.runner import DraftInput, DraftModelRunner, TreeLevel, grow
 from draftwise.nn.attention import pruned
 from draftwise.nn.sampling import DeviceRead, Dists, together, warped
 from draftwise.types import Draft, Scores
