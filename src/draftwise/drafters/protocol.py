@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from draftwise.bandits.stop_rules import Fixed
+from draftwise.nn.cache import HiddenStates
 from draftwise.nn.sampling import DeviceRead, Dists, Occurrences, SampledSpan
 from draftwise.protocols import Mixer, StopRule
 from draftwise.types import Draft, Ints, SamplingParams, Scores, TreeShape
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from draftwise.nn.cache import HiddenStates
 
 MAX_TARGETS = 64  # target distributions of verified tokens that are kept per request, for scores
 
