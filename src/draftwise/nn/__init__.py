@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from draftwise.nn.library import missing as missing_in_transformers
     from draftwise.nn.load import load_model, load_tokenizer
     from draftwise.nn.model import (
-        CausalModel, Logits, cache_argument, served_positions,
+        CausalModel, KernelRecorder, Logits, cache_argument, keeps_states, served_positions,
+        shadow as shadow_of,
     )
     from draftwise.nn.recurrent import (
-        FAMILIES, MOST_STEPS, STEPS, Call, Family, KernelRecorder, States, bound_arguments,
-        keeps_states, shadow as shadow_of, states_after,
+        FAMILIES, MOST_STEPS, STEPS, Call, Family, States, bound_arguments, states_after,
     )
     from draftwise.nn.sampling import (
         Occurrences, Shared, SampledSpan, draw, warped,

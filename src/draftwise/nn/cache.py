@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from draftwise.nn.recurrent import LibraryStates, States
+from draftwise.nn.recurrent import Key, States
 
 UNLIMITED = 1 << 30  # tokens: no limit but memory
 BLOCK = 32
@@ -91,7 +91,7 @@ class RowSpan:
         return self.start + self.count
 
 
-class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
+class RaggedCache(Cache):  # type: ignore[misc]
     """A KV cache whose rows have separate lengths and storage, and are opened and closed singly.
 
     ``lengths``: valid tokens of each row, 0 if closed; no forward attends beyond them, so rollback
@@ -242,6 +242,31 @@ class RaggedCache(LibraryStates, Cache):  # type: ignore[misc]
 
     get_max_length = get_max_cache_shape  # its name since transformers 5.20
 
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """A copy of the last inputs of a convolution, [R, C, K]."""
+        return self.states.trace.conv(Key(layer_idx, state_idx))
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        key, size = Key(layer_idx, state_idx), kwargs.get("conv_kernel_size")
+        return self.states.trace.put_conv(key, conv_states, size)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.states.trace.recurrent(Key(layer_idx, state_idx))
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        return self.states.trace.put_recurrent(Key(layer_idx, state_idx), recurrent_states)
+
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
+        return self.states.trace.has_previous
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """False: ``StateCheckpoint`` stores earlier inputs, and layers get copies."""
+        return False
+
     def _num_slots(self, num_tokens: int) -> int:
         block = max(BLOCK, num_tokens // 8)
         return min(-(-num_tokens // block) * block, self.capacity)
@@ -273,7 +298,7 @@ class HiddenStateHooks:
 
     The hooks' states are compared once with ``output_hidden_states``, which is used instead if they
     differ or the layers are not in one list. view: called in place of the module
-    (``nn.recurrent``).
+    (``nn.model``).
     """
 
     def __init__(self, module: Any, view: Any, num_layers: int) -> None:
