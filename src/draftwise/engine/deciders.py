@@ -192,7 +192,7 @@ class Controlled(Bandits):
         return None if self.is_idle else self.policy.mixer
 
     def drafters_to_probe(self, num_rows: int) -> Sequence[str]:
-        return self._ask(lambda: self.policy.drafters_to_probe(num_rows), [])
+        return self._ask(lambda: tuple(self.policy.drafters_to_probe(num_rows)), ())
 
 
 class GuardedCallback:
