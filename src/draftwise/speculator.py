@@ -18,7 +18,6 @@ from draftwise.chat import Prompt
 from draftwise.controller.goodput import Goodput
 from draftwise.drafters.protocol import Context, Drafter, ModelDrafter
 from draftwise.engine import options as o
-from draftwise.engine.answer import Answer, Ending
 from draftwise.engine.deciders import (
     Bandits,
     Controlled,
@@ -31,7 +30,7 @@ from draftwise.engine.drafting import pool_of
 from draftwise.engine.engine import Engine
 from draftwise.engine.generation import Generation, Result
 from draftwise.engine.options import Options, Params, RequestParams, Single, check_scope
-from draftwise.engine.outputs import Round
+from draftwise.engine.outputs import Answer, Ending, Round
 from draftwise.engine.request import Logprobs, Request
 from draftwise.errors import BadValue
 from draftwise.nn.layout import is_packed, pack_again

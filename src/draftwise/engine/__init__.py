@@ -9,7 +9,7 @@ from draftwise.lazy import exports
 if TYPE_CHECKING:
     # fmt: off
     # isort: off
-    from draftwise.engine.answer import Answer, Detokenizer, Ending
+    from draftwise.engine.outputs import Answer, Detokenizer, Ending
     from draftwise.engine.deciders import Bandits, Controlled
     from draftwise.engine.engine import Engine as Engine
     from draftwise.engine.generation import Generation, Result

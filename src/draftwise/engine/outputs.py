@@ -1,12 +1,16 @@
-"""What a request has put out: rounds, log-probabilities, statistics, deltas, who wrote what."""
+"""What a request puts out: the text of its answer, and rounds, statistics and deltas."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 
+from draftwise.chat import added_tokens
 from draftwise.types import Floats, Plan, Scores
 
 TARGET = "target"  # the source of a bonus token, which the target generated
@@ -291,3 +295,274 @@ class SourceAttribution:
             pieces.append((text[self._num_shown : stop], source))
             self._num_shown = stop
         return pieces
+
+
+_HELD = "�"  # a decoder's output for the bytes of an incomplete character
+_MOST_TOKENS, _CONTEXT = 64, 8
+"""Maximum tokens without a boundary, and context tokens kept at a forced one: a character has at
+most four bytes, each of which may be a token."""
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+class Detokenizer:
+    """Decodes tokens as they come, as the continuation of a prompt.
+
+    The text, together with that of ``flush``, is what one decode of prompt and tokens adds to the
+    prompt's: decoders drop the first space of a text, and an answer is not the first text. Byte
+    tokens (``<0xE4>``) are decoded as UTF-8, each broken character as one U+FFFD, where a
+    decoder may replace the sound characters beside it, too. Only an incomplete character at the
+    end is held back.
+    State: the tokens since the second-to-last boundary, at first the prompt's last ones, and the
+    number of their characters that were returned. Cost: one decode of these tokens per push,
+    independent of the text's length.
+    """
+
+    def __init__(
+        self, tokenizer: Any, prompt: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer, self._skips = tokenizer, skip_special_tokens
+        self._tokens: list[int] = list(prompt[-_MOST_TOKENS:])
+        self._num_settled = len(self._tokens)  # up to the last boundary, as context for later ones
+        self._num_bytes = sum(map(self._is_byte, self._tokens)) if tokenizer else 0
+        before = self._decode(self._tokens) if tokenizer and self._tokens else ""
+        self._mark = before if before.endswith(_HELD) else ""  # an answer may complete it
+        self._num_shown = len(before) - bool(self._mark)  # characters that were returned
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Append tokens; return the new text that no later token can change."""
+        if self._tokenizer is None:
+            return ""
+        for token in tokens:
+            self._append(token)
+        text = self._read()
+        is_half = text.endswith(_HELD)
+        piece = text[self._num_shown : len(text) - is_half]
+        if is_half:
+            self._num_shown += len(piece)
+            if len(self._tokens) > _MOST_TOKENS:  # only the last character is incomplete
+                self._move_to(len(self._tokens) - _CONTEXT)
+                self._num_shown -= 1
+        elif piece:  # without text (a special token) the boundary stays
+            self._move_to(self._num_settled)
+        return piece
+
+    def flush(self) -> str:
+        """Return the text that was held back; it is final."""
+        if self._tokenizer is None:
+            return ""
+        text = self._read(is_last=True)
+        piece, self._num_shown = text[self._num_shown :], len(text)
+        return piece
+
+    def _append(self, token: int) -> None:
+        if self._is_byte(token):
+            self._num_bytes += 1
+        elif self._is_skipped(token):
+            return
+        self._tokens.append(token)
+
+    def _is_skipped(self, token: int) -> bool:
+        """Whether this is a special token after a byte, which it does not cut from the next one."""
+        if not (self._num_bytes and self._is_byte(self._tokens[-1])):
+            return False
+        return self._decode([*self._tokens, token]) == self._decode(self._tokens)
+
+    def _read(self, is_last: bool = False) -> str:
+        text = self._decode(self._tokens)
+        if self._mark and (is_last or text != self._mark):
+            # the prompt's last mark belongs to the prompt, unless the answer completed it
+            self._num_shown += text.startswith(self._mark)
+            self._mark = ""
+        return text
+
+    def _move_to(self, start: int) -> None:
+        """Start the context at token ``start``; all text was returned."""
+        self._num_settled = len(self._tokens) - start
+        self._tokens = self._tokens[start:]
+        self._num_bytes = sum(map(self._is_byte, self._tokens)) if self._num_bytes else 0
+        self._num_shown = len(self._decode(self._tokens))
+
+    def _is_byte(self, token: int) -> bool:
+        name = getattr(self._tokenizer, "convert_ids_to_tokens", lambda _: "")(token)
+        return isinstance(name, str) and bool(_BYTE.fullmatch(name)) and self._has_bytes
+
+    @cached_property
+    def _has_bytes(self) -> bool:
+        """Whether the decoder takes byte tokens for bytes; the names alone do not say so."""
+        ids = self._tokenizer.convert_tokens_to_ids(["<0x41>", "<0xEF>", "<0xBF>", "<0xBD>"])
+        return None not in ids and self._tokenizer.decode(ids).endswith(f"A{_HELD}")
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(
+            self._sound(tokens) if self._num_bytes else tokens,
+            skip_special_tokens=self._skips,
+            clean_up_tokenization_spaces=False,
+        )
+        return text
+
+    def _sound(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens, with the bytes of U+FFFD for each broken character of a run of bytes."""
+        found = list[int]()
+        for are_bytes, run in groupby(tokens, self._is_byte):
+            if are_bytes:
+                names = self._tokenizer.convert_ids_to_tokens(list(run))
+                text = bytes(int(name[3:5], 16) for name in names).decode("utf-8", "replace")
+                run = self._tokenizer.convert_tokens_to_ids([f"<0x{b:02X}>" for b in text.encode()])
+            found += run
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Conditions that end an answer; fields of the same name are those of ``RequestParams``."""
+
+    max_new_tokens: int
+    eos: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    stop_when: Callable[[Sequence[int]], bool] | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+    includes_stop: bool = False
+    is_complete: Callable[[str], bool] | None = None
+    """Whether a text has the requested form; an answer does not end before it has."""
+
+
+class Answer:
+    """The output of one request. Its text ends before a stop string or end token, its tokens with
+    the one that completes the string. A possible start of a stop string is held back, so shown text
+    is final.
+
+    prompt: tokens that the answer continues; they are never searched for stop strings. by_token:
+    whether to record ``token_texts``, the text that each token added, without regard to stop
+    strings; a character belongs to the token of its last byte.
+    """
+
+    def __init__(
+        self,
+        ending: Ending,
+        tokenizer: Any,
+        prompt: Sequence[int] = (),
+        *,
+        by_token: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._ending = ending
+        self._detokenizer = Detokenizer(tokenizer, prompt, skip_special_tokens)
+        names = _named(ending.stop, tokenizer) if skip_special_tokens else {}
+        # special tokens have no text; a sign is a lone surrogate, which no decoder writes
+        self._signs = {token: chr(0xD800 + n) for n, token in enumerate(names)}
+        self._stops = {stop: stop for stop in ending.stop} | {
+            _signed(stop, {names[token]: sign for token, sign in self._signs.items()}): stop
+            for stop in ending.stop
+        }
+        self._longest = max(map(len, self._stops), default=1)
+        self._by_token = by_token or bool(ending.stop) or ending.stop_when is not None
+        self._by_token |= ending.is_complete is not None and bool(ending.stop_token_ids)
+        self._has_texts = by_token
+        self.num_tokens = 0
+        self._tokens: list[int] = []
+        self.token_texts: list[str] = []
+        self.text, self._waiting = "", ""
+        self.finish_reason: str | None = None
+
+    @property
+    def num_left(self) -> int:
+        return self._ending.max_new_tokens - self.num_tokens
+
+    def push(self, tokens: Sequence[int]) -> int:
+        before = self.num_tokens
+        step = 1 if self._by_token else max(1, len(tokens))
+        for start in range(0, len(tokens), step):
+            self._take(tokens[start : start + step])
+            if self.finish_reason:
+                break
+        return self.num_tokens - before
+
+    def finish(self, reason: str) -> None:
+        self.finish_reason = reason
+        last = self._detokenizer.flush()
+        self.text += _visible(self._waiting) + last
+        self._waiting = ""
+        if self.token_texts:
+            self.token_texts[-1] += last
+
+    def _take(self, tokens: Sequence[int]) -> None:
+        taken = list(tokens[: self.num_left])
+        end = next((i for i, token in enumerate(taken) if self._ends_at(token)), None)
+        taken = taken if end is None else taken[: end + 1]
+        self.num_tokens += len(taken)
+        self._tokens.extend(taken)
+        is_told = end is None or self._ending.includes_stop
+        self._tell(taken if is_told else taken[:-1])
+        if self.finish_reason is not None:
+            return
+        if end is not None:
+            self.finish("eos" if taken[-1] in self._ending.eos else "stop")
+        elif self.num_left == 0:
+            self.finish("length")
+        elif self._ending.stop_when is not None and self._ending.stop_when(self._tokens):
+            self.finish("stop")
+
+    def _ends_at(self, token: int) -> bool:
+        own = self._ending
+        if token in own.eos:
+            return True
+        if token not in own.stop_token_ids:
+            return False
+        return own.is_complete is None or own.is_complete(self.text + _visible(self._waiting))
+
+    def _tell(self, tokens: Sequence[int]) -> None:
+        """Append the text of these tokens."""
+        sign = self._signs.get(tokens[0], "") if self._signs and tokens else ""
+        # what a stop string names ends a character that is still incomplete
+        piece = self._detokenizer.flush() if sign else self._detokenizer.push(tokens)
+        if self._has_texts:
+            self.token_texts.append(piece)
+        self._show(piece + sign)
+
+    def _show(self, piece: str) -> None:
+        """Append text, except a possible start of a stop string; end before a complete one."""
+        text = self._waiting + piece
+        if (found := self._stop_in(text)) is not None:
+            place, stop = found
+            shown = _visible(text[:place]) + (stop if self._ending.includes_stop else "")
+            self.text, self._waiting = self.text + shown, ""
+            self.finish_reason = "stop"
+            return
+        cut = max(0, len(text) - self._longest + 1)
+        while cut < len(text) and not any(stop.startswith(text[cut:]) for stop in self._stops):
+            cut += 1
+        self.text, self._waiting = self.text + _visible(text[:cut]), text[cut:]
+
+    def _stop_in(self, text: str) -> tuple[int, str] | None:
+        """The place of the first stop string that ends in new text, and the string as given."""
+        places = [
+            (place, given)
+            for stop, given in self._stops.items()
+            if (place := text.find(stop, max(0, len(self._waiting) - len(stop) + 1))) >= 0
+        ]
+        is_complete = self._ending.is_complete or (lambda _: True)
+        fitting = (
+            one for one in sorted(places) if is_complete(self.text + _visible(text[: one[0]]))
+        )
+        return next(fitting, None)
+
+
+def _named(stops: Sequence[str], tokenizer: Any) -> dict[int, str]:
+    """The special tokens whose names stand in a stop string."""
+    if not stops or tokenizer is None:
+        return {}
+    texts, special = added_tokens(tokenizer)
+    found = {i: texts[i] for i in sorted(special) if texts[i]}
+    return {i: name for i, name in found.items() if any(name in stop for stop in stops)}
+
+
+def _signed(stop: str, signs: Mapping[str, str]) -> str:
+    """A stop string with signs for the names of special tokens, longer names first."""
+    for name in sorted(signs, key=len, reverse=True):
+        stop = stop.replace(name, signs[name])
+    return stop
+
+
+def _visible(text: str) -> str:
+    """The text without signs."""
+    return text if text.isascii() else "".join(c for c in text if not "\ud800" <= c <= "\udfff")

@@ -10,9 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.engine.answer import Answer
 from draftwise.engine.deciders import Bandits, GuardedCallback
-from draftwise.engine.outputs import TARGET, RequestOutput, Round, Stats, TokenLogprobs
+from draftwise.engine.outputs import TARGET, Answer, RequestOutput, Round, Stats, TokenLogprobs
 from draftwise.engine.verify import is_broken
 from draftwise.protocols import Mixer
 from draftwise.types import NONE, PLAIN, Decision, Draft, Floats, Plan, RoundFacts, Scores, Verdict

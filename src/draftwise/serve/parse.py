@@ -22,7 +22,7 @@ from draftwise.chat import (
     has_template,
     render,
 )
-from draftwise.engine.answer import Detokenizer
+from draftwise.engine.outputs import Detokenizer
 from draftwise.errors import shown
 from draftwise.registry import POLICIES, preset
 from draftwise.serve import schemas

@@ -10,8 +10,7 @@ from typing import Any
 from draftwise.bench import DEFAULT, Suite
 from draftwise.bench.results import cautions, extent, interval
 from draftwise.colours import drafter_colours
-from draftwise.engine.answer import Answer, Ending
-from draftwise.engine.outputs import TARGET, RequestOutput, SourceAttribution
+from draftwise.engine.outputs import TARGET, Answer, Ending, RequestOutput, SourceAttribution
 from draftwise.types import NONE
 from draftwise_lab.bench import charts
 from draftwise_lab.bench.records import TRACE, ContestRun
