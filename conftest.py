@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests never download
@@ -54,16 +54,6 @@ def pytest_configure() -> None:
             file.write_text(text, "utf-8")
 
 
-HYBRID = ("test_recurrent", "qwen3_next", "falcon_h1", "mamba2", "bamba", "lfm2")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the slow documentation pages first, so that no worker is left waiting for one.
-
-    Hybrid models are not served with a transformers before 5.21.
-    """
+    """Start the slow documentation pages first, so that no worker is left waiting for one."""
     items.sort(key=lambda item: item.path.name != "test_docs_typed.py")
-    if tuple(map(int, version("transformers").split(".")[:2])) < (5, 21):
-        for item in items:
-            if any(kind in item.nodeid for kind in HYBRID):
-                item.add_marker(pytest.mark.skip(reason="needs transformers 5.21"))

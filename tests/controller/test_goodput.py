@@ -471,7 +471,7 @@ def test_a_mixed_draft_is_judged_up_to_where_the_text_left_it(
     departed: int, accepted: list[int]
 ) -> None:
     """Through the first rejection, or through the token instead of which a branch was taken."""
-    tokens, row = judged(departed)["tokens"], bin_of(0.7)
+    tokens, row = judged(departed)["own"], bin_of(0.7)
     discounts = [0.995**age for age in reversed(range(len(accepted)))]
     assert tokens["den"][row] == pytest.approx(sum(discounts))
     assert tokens["num"][row] == pytest.approx(np.dot(accepted, discounts))
@@ -488,9 +488,9 @@ def test_a_drawn_token_added_to_a_match_counts_where_it_differs_and_is_kept(
     left the draft there was the drawn token kept."""
     found = judged(departed)["added"]
     discounts = [0.995**age for age in reversed(range(len(added)))]
-    assert found["seen"][3] == pytest.approx(sum(discounts))
-    assert found["kept"][3] == pytest.approx(np.dot(added, discounts))
-    assert sum(found["seen"]) == found["seen"][3]
+    assert found["den"][3] == pytest.approx(sum(discounts))
+    assert found["num"][3] == pytest.approx(np.dot(added, discounts))
+    assert sum(found["den"]) == found["den"][3]
 
 
 @pytest.mark.parametrize(
@@ -512,12 +512,12 @@ def test_a_branch_is_judged_by_the_ratio_of_the_token_that_was_emitted_instead(
     ratios = np.array([0.25, 0.75, 0.5])[:num]
     scores = {"lookup": Scores(start, np.zeros(num), ratios, np.full(num, 9))}
     found = judged(departed, scores=scores)["branches"]
-    assert found["kept"] == [0.0] * 4 + [sum(expected)] + [0.0] * 2
-    assert found["seen"] == [0.0] * 4 + [float(len(expected))] + [0.0] * 2
+    assert found["num"] == [0.0] * 4 + [sum(expected)] + [0.0] * 2
+    assert found["den"] == [0.0] * 4 + [float(len(expected))] + [0.0] * 2
 
 
 def test_a_departure_without_scores_of_the_match_judges_no_branch() -> None:
-    assert sum(judged(1)["branches"]["seen"]) == 0.0
+    assert sum(judged(1)["branches"]["den"]) == 0.0
 
 
 def test_there_is_no_mixer_where_nothing_is_mixed() -> None:

@@ -135,9 +135,6 @@ def bin_of(confidence: float) -> int:
     return bisect_right(CONFIDENCES, confidence)
 
 
-_OWN = ("num", "den", "next_num", "next_den")  # field names in a state
-
-
 @dataclass(slots=True)
 class Ratios:
     """Discounted means of alphas by row, each shrunk to a prior of ``weight`` alphas.
@@ -161,6 +158,21 @@ class Ratios:
         """The mean of a row; prior: replaces the row's prior."""
         prior = self.priors[row] if prior is None else prior
         return (self.num[row] + self.weight * prior) / (self.den[row] + self.weight)
+
+    def state(self) -> dict[str, list[float]]:
+        return {"num": [*self.num], "den": [*self.den]}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of ``state``; ValueError, and no change, if it does not fit."""
+        if set(state) != {"num", "den"}:
+            raise ValueError(f"a table holds {sorted(state)}, and not num and den")
+        num, den = ([float(value) for value in state[name]] for name in ("num", "den"))
+        if not len(num) == len(den) == len(self.priors):
+            raise ValueError(f"a table has {len(num)} rows, and not {len(self.priors)}")
+        for part, whole in zip(num, den, strict=True):
+            if not 0.0 <= part <= whole + 1e-6 < math.inf:
+                raise ValueError(f"a table says {part} accepted out of {whole}")
+        self.num, self.den = num, den
 
 
 @dataclass(slots=True)
@@ -228,28 +240,12 @@ class Bins:
         return first + (1.0 - first) * self.others.rate(num - 1) if num else first
 
     def state(self) -> dict[str, Any]:
-        sums = self.own.num, self.own.den, self.after.num, self.after.den
-        return {
-            "tokens": dict(zip(_OWN, map(list, sums), strict=True)),
-            **{name: {"kept": [*r.num], "seen": [*r.den]} for name, r in self._further().items()},
-        }
+        return {name: getattr(self, name).state() for name in self.__slots__}
 
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Bins:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Restore the result of ``state``; ValueError if it does not fit."""
-        bins = cls()
-        sums = tallies(state["tokens"], _OWN, len(_CENTRES))
-        bins.own.num, bins.own.den, bins.after.num, bins.after.den = sums
-        for name, ratios in bins._further().items():
-            ratios.num, ratios.den = tallies(state[name], ("kept", "seen"), len(ratios.priors))
-        return bins
-
-    def _further(self) -> dict[str, Ratios]:
-        """All ratios except ``own`` and ``after``, by their names in a state."""
-        return {
-            "siblings": self.ranks, "branches": self.branches, "added": self.added,
-            "firsts": self.firsts, "others": self.others,
-        }  # fmt: skip
+        for name in self.__slots__:
+            getattr(self, name).load(state[name])
 
 
 def depth_of(shape: TreeShape, length: int) -> int:
@@ -293,34 +289,6 @@ class MatchTable(Ratios):
         _, one, two, four, eight, sixteen, more = self.rates
         rungs = [one, two, four, four, *[eight] * 4, *[sixteen] * 8, *[more] * (num - 16)]
         return rungs[:num]
-
-    def state(self) -> dict[str, Any]:
-        return {"num": [*self.num], "den": [*self.den]}
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> MatchTable:
-        """Restore the result of ``state``; ValueError if it does not fit."""
-        table = cls()
-        table.num, table.den = tallies(state, ("num", "den"), NUM_MATCHES)
-        return table
-
-
-def tallies(state: Mapping[str, Any], names: Sequence[str], length: int) -> list[list[float]]:
-    """The named lists, in pairs ``num, den`` with 0 <= num <= den; otherwise ValueError.
-
-    >>> tallies({"num": [1], "den": [2]}, ("num", "den"), 1)
-    [[1.0], [2.0]]
-    """
-    if set(state) != set(names):
-        raise ValueError(f"a table holds {sorted(state)}, and not {sorted(names)}")
-    found = [[float(value) for value in state[name]] for name in names]
-    for num, den in zip(found[::2], found[1::2], strict=True):
-        if not len(num) == len(den) == length:
-            raise ValueError(f"a table has {len(num)} rows, and not {length}")
-        for part, whole in zip(num, den, strict=True):
-            if not 0.0 <= part <= whole + 1e-6 < math.inf:
-                raise ValueError(f"a table says {part} accepted out of {whole}")
-    return found
 
 
 NUM_FEATURES = 1024  # number of hashed token features; a constant one is added
@@ -443,8 +411,11 @@ class Experience:
             if name in state["drafters"]:
                 fresh._load_drafter(row, state["drafters"][name])
         kept = set(self.names)
-        fresh.bins = {n: Bins.of(s) for n, s in state["bins"].items() if n in kept}
-        fresh.tables = {n: MatchTable.of(s) for n, s in state["tables"].items() if n in kept}
+        fresh.bins = {name: Bins() for name in state["bins"] if name in kept}
+        fresh.tables = {name: MatchTable() for name in state["tables"] if name in kept}
+        for kind, made in (("bins", fresh.bins), ("tables", fresh.tables)):
+            for name, table in made.items():
+                table.load(state[kind][name])
         vars(self).update(vars(fresh))
 
     def _drafter_state(self, row: int) -> dict[str, Any]:
