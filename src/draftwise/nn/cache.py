@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
-from draftwise.nn.recurrent import Key, States
+from draftwise.nn.recurrent import Key, StateCheckpoint, States
 
 UNLIMITED = 1 << 30  # tokens: no limit but memory
 BLOCK = 32
@@ -91,6 +91,39 @@ class RowSpan:
         return self.start + self.count
 
 
+@dataclass(frozen=True, slots=True)
+class _ByNumber:
+    """The recurrent states of one layer, by their number."""
+
+    read: Callable[[Key], Tensor | None]
+    layer: int
+
+    def __getitem__(self, number: int) -> Tensor | None:
+        return self.read(Key(self.layer, number))
+
+
+class _LayerStates:
+    record_past = False  # as ``RaggedCache.is_recording_past``
+
+    def __init__(self, trace: StateCheckpoint, layer: int) -> None:
+        self.conv_states = _ByNumber(trace.conv, layer)
+        self.recurrent_states = _ByNumber(trace.recurrent, layer)
+
+
+class LayersByIndex(list[Any]):
+    """``cache.layers``, whose states layers read by index before transformers 5.21.
+
+    An empty list, since the cache has no layers of the library's own.
+    """
+
+    def __init__(self, states: States) -> None:
+        super().__init__()
+        self._states = states
+
+    def __getitem__(self, layer: Any) -> Any:
+        return _LayerStates(self._states.trace, layer)
+
+
 class RaggedCache(Cache):  # type: ignore[misc]
     """A KV cache whose rows have separate lengths and storage, and are opened and closed singly.
 
@@ -106,7 +139,7 @@ class RaggedCache(Cache):  # type: ignore[misc]
         states: States | None = None,
     ) -> None:
         self.states = states or States()
-        Cache.__init__(self, layers=[])
+        Cache.__init__(self, layers=LayersByIndex(self.states))
         self.capacity = capacity
         self.lengths: list[int] = []
         self._storage: list[RowKVCache] = []

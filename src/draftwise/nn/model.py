@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 
 from draftwise.nn.attention import (
     AttentionInputs,
@@ -254,9 +253,6 @@ class Caller:
         self._cache_name, names = cache_argument(module)
         self.can_keep = "logits_to_keep" in names
         self.has_states = keeps_states(module)
-        if self.has_states and not hasattr(Cache, "get_conv_state"):
-            kind = module.__class__.__name__
-            raise DraftwiseError(f"{kind} has recurrent layers, which need transformers 5.21")
         self._watch = KernelRecorder()
         self.view = shadow(module, self._watch)
         pairs = zip(module.modules(), self.view.modules(), strict=True)
