@@ -233,7 +233,8 @@ def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str
         if equals and key in options:
             given[last := key] = value
         elif last and Path in _kinds(options[last]):
-            refuse_removed(f"option {key} of {owner}")
+            if equals:
+                refuse_removed(f"option {key} of {owner}")
             given[last] += "," + part
         elif part.strip() and not given and first and _may_be_bare(part, options[first]):
             given[last := first] = part

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     # fmt: off
     # isort: off
     from draftwise.controller.acceptance import (
-        AFTER, AFTER_FOUND, AFTER_KIND, AFTER_MATCH, DISCOUNT, FOUND, GROUP, KIND, LAST,
-        LENGTH, MATCH, MODEL, OFFERED, OWN, PLAYED_MATCH, PLAYED_MODEL, ROOM, Slots, Tables,
-        bucket_of, learn as learn_acceptance, new_slots, new_tables, take as take_proposals,
+        AFTER, AFTER_FOUND, AFTER_KIND, AFTER_MATCH, DISCOUNT, FOUND, GROUP, HIGHEST, KIND,
+        LAST, LENGTH, LOWEST, MATCH, MODEL, OFFERED, OWN, PLAYED_MATCH, PLAYED_MODEL, ROOM, Slots,
+        Tables, bucket_of, learn as learn_acceptance, new_slots, new_tables, take as take_proposals,
     )
     from draftwise.controller.batches import (
         CREDIT as BATCH_CREDIT, SKIPPED, TOGETHER, Batches,

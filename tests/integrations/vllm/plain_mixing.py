@@ -12,8 +12,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.controller import BY_MODEL, BY_NOBODY, BY_RETRIEVAL, Hazards, bucket_of
-from draftwise.controller.acceptance import HIGHEST, LOWEST
+from draftwise.controller import (
+    BY_MODEL,
+    BY_NOBODY,
+    BY_RETRIEVAL,
+    HIGHEST,
+    LOWEST,
+    Hazards,
+    bucket_of,
+)
 from draftwise.retrieval import LONGEST_MATCH
 from draftwise.types import Floats, Ints
 
