@@ -239,6 +239,18 @@ def test_what_scoring_takes_is_repaid_by_a_surplus_before_the_next(
     assert not guard.is_in_debt
 
 
+def test_savings_do_not_pay_for_probes_of_running_requests() -> None:
+    guard, num_probes = Guard(ROUNDS), 0
+    for _ in range(NUM_STEPS):
+        guard.observe(2.0, 1.0, 1.0)  # saves a second
+        guard.earn_probes(1.0)
+        if guard.has_probe_share:
+            guard.charge_probe(0.2)
+            num_probes += 1
+    share = 0.2 * num_probes / NUM_STEPS
+    assert 0.9 * ROUNDS.probe_share < share <= ROUNDS.probe_share + 0.2 / NUM_STEPS
+
+
 @pytest.mark.parametrize("num", [1, 4, 16, 64])
 @pytest.mark.parametrize("gain", [0.2, 0.6, 0.95])
 def test_drafts_that_promise_much_and_keep_nothing_lose_one_overdraft(

@@ -7,7 +7,8 @@ allowed while the account is positive.
 
 Probing drafters that do not draft has an account of its own, so that useless drafters never shut
 out useful ones: it receives a small share of the time, and what drafts earn above the credit repays
-its debts. Nothing is probed while it is in debt.
+its debts. Nothing is probed while it is in debt. Probes of running requests never take more than
+the share: what is saved pays for scoring drafters on new prompts, whose first drafts it improves.
 
 Bound: the account starts at a credit of a few plain steps, never exceeds it, and receives a small
 share of the time. One step can overdraw it by what that loses. Over any period drafting therefore
@@ -73,7 +74,7 @@ class Guard:
 
     def __init__(self, tuning: Tuning = Tuning()) -> None:
         self.tuning = tuning
-        self.balance = self.probe_s = 0.0
+        self.balance = self.probe_s = self._probe_share_s = 0.0
         self.num_idle = self.num_steps = self.num_drafts = 0
         self._next_plain, self._plain_budget_s = tuning.first_plain, 0.0
         self._last_s = self._last_plain_s = 0.0
@@ -129,6 +130,11 @@ class Guard:
         self.spent_s += seconds
         self.recent_spent_s += seconds
 
+    def charge_probe(self, seconds: float) -> None:
+        """Charge seconds that probes of running requests took."""
+        self._probe_share_s -= seconds
+        self.charge(seconds)
+
     def pass_time(self, seconds: float) -> None:
         """Record seconds that plain decoding takes, too, such as prefill: only for the speeds."""
         self.plain_s += seconds
@@ -182,6 +188,11 @@ class Guard:
         """Whether probes, and scoring drafters on prompts, have to wait."""
         return self.probe_s < 0.0
 
+    @property
+    def has_probe_share(self) -> bool:
+        """Whether running requests may be probed."""
+        return self.probe_s > 0.0 and self._probe_share_s > 0.0
+
     def may_probe(self, seconds: float, price_s: float) -> bool:
         """Whether a probe of price_s is due, after a step in which nothing was drafted."""
         self.earn_probes(seconds)
@@ -193,6 +204,7 @@ class Guard:
     def earn_probes(self, seconds: float) -> None:
         """Let probes take their share of the seconds."""
         self.probe_s += self.tuning.probe_share * seconds
+        self._probe_share_s += self.tuning.probe_share * seconds
 
     def next_step(self, num_requests: int, is_unmeasured: bool) -> Next:
         """What the next step of an engine does that writes its drafts token by token.

@@ -148,11 +148,11 @@ class Loop:
         """Collect scores, and probe if that is due; return the seconds without and with probes."""
         start, guard = self._pool.cost_clock(), self._pool.guard
         # unlike the scores of a prompt, which start a request, a probe needs a share earned before
-        has_probed = self._drafting.probe(drafted, guard.probe_s > 0.0)
+        has_probed = self._drafting.probe(drafted, guard.has_probe_share)
         seconds = self._pool.cost_clock() - start
         if not has_probed:
             return seconds, 0.0
-        guard.charge(seconds)
+        guard.charge_probe(seconds)
         return 0.0, seconds
 
     def _verify(self, states: Sequence[RoundState]) -> None:
