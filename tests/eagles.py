@@ -8,16 +8,13 @@ from typing import Any
 
 import torch
 
-from draftwise.nn import CausalModel, EagleConfig, EagleHead, HiddenStates, default_taps
-from draftwise_lab.train import (
-    Text,
-    TrainingSettings,
-    draft_vocabulary,
-    eagle_loss,
-    fit,
-    new_head,
-    observed_batches,
-)
+from draftwise.nn.cache import HiddenStates
+from draftwise.nn.eagle import EagleConfig, EagleHead
+from draftwise.nn.eagle_files import default_taps
+from draftwise.nn.model import CausalModel
+from draftwise_lab.train.data import Text, observed_batches
+from draftwise_lab.train.eagle import draft_vocabulary, eagle_loss, new_head
+from draftwise_lab.train.loop import TrainingSettings, fit
 
 
 def eagle_config(target: CausalModel, generation: int = 3, **changes: Any) -> EagleConfig:

@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from draftwise.nn import RAGGED, attend_raggedly
+from draftwise.nn.attention import RAGGED, attend_raggedly
 
 VOCAB = 64
 
@@ -94,8 +94,7 @@ def tiny_model(kind: str = "llama", seed: int = 0, attention: str = "sdpa", **ch
 @cache
 def head_home(hidden_size: int = 32, num_layers: int = 2) -> Path:
     """A drafter's folder with a random acceptance head whose predictions vary between states."""
-    from draftwise_lab.train import AcceptanceHead
-    from draftwise_lab.train import save_acceptance_head as save
+    from draftwise_lab.train.head import AcceptanceHead, save
 
     with torch.random.fork_rng():
         torch.manual_seed(3)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.drafters import Context, DraftTask
-from draftwise.engine import overlap, ratio
-from draftwise.nn import answered
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.engine.verify import overlap, ratio
+from draftwise.nn.sampling import answered
 from draftwise.types import Draft, Scores
 
 

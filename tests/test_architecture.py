@@ -1,4 +1,4 @@
-"""Checks imports between packages, modules that must not load torch, and imports of the tests.
+"""Checks imports between packages, and modules that must not load torch.
 
 The import graph is acyclic. An import that is not in the table fails here: move code rather than
 extend the table.
@@ -7,16 +7,12 @@ extend the table.
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import subprocess
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-from types import ModuleType
-
-import pytest
 
 import draftwise
 
@@ -28,13 +24,12 @@ TEST_FILES = sorted(file for folder in TESTS for file in folder.rglob("*.py"))
 FILES = sorted(ROOT.rglob("*.py"))
 
 WORDS = {
-    "errors", "checks", "types", "protocols", "files", "colours", "install", "lazy", "compiled",
+    "errors", "checks", "types", "protocols", "files", "colours", "install", "compiled",
 }  # fmt: skip
 ARROWS: dict[str, set[str]] = {
     "install": {"errors"},
     "errors": set(),
     "colours": set(),
-    "lazy": set(),
     "compiled": set(),
     "checks": {"errors"},
     "types": {"errors", "checks"},
@@ -64,18 +59,11 @@ ARROWS: dict[str, set[str]] = {
     "cli": WORDS
     | {"__version__", "chat", "drafters", "retrieval", "engine", "nn", "registry", "zoo"}
     | {"pool", "settings", "speculator", "bench", "serve", "integrations", "state"},
-    "__init__": {"types", "lazy", "registry", "engine", "speculator", "integrations"},
+    "__init__": {"types", "registry", "engine", "speculator", "integrations"},
     "__main__": {"cli"},
 }
 """The rooms of the package, and what each may import."""
 WITHOUT_TORCH = WORDS | {"chat", "bandits", "retrieval", "controller", "registry", "settings"}
-DOORS = {
-    "draftwise.bandits.feedback", "draftwise.bandits.rewards", "draftwise.bandits.stop_rules",
-    "draftwise.integrations.transformers", "draftwise.integrations.vllm",
-}  # fmt: skip
-"""Subpackages with a public interface of their own."""
-INSIDE = "draftwise.integrations."
-"""The package whose modules are tested directly: engines load these modules by their full names."""
 
 
 def room_of(file: Path) -> str:
@@ -125,10 +113,6 @@ def named_by_calls(file: Path) -> set[str]:
     }
 
 
-def is_lazy(file: Path) -> bool:
-    return "exports(__name__)" in file.read_text(encoding="utf-8")
-
-
 def is_allowed(imported: str, room: str) -> bool:
     parts = imported.split(".")[1:]
     names = {*parts[:1], ".".join(parts[:2])}
@@ -147,12 +131,12 @@ def test_imports_run_one_way() -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    """Type hints and calls of ``import_module`` are imports; lazy exports of a package are not."""
+    """Type hints and calls of ``import_module`` are imports."""
     graph = {
         name: {
             each
             for each in (imports_of(file, with_names=True) | named_by_calls(file)) & MODULES.keys()
-            if each != name and not (is_lazy(file) and each.startswith(f"{name}."))
+            if name not in {each, "draftwise"}  # whose names are imported on first use
         }
         for name, file in MODULES.items()
     }
@@ -188,34 +172,20 @@ print(sorted(name for name in ("torch", "transformers", "matplotlib") if name in
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_tests_import_packages_not_their_modules() -> None:
-    """Tests import from package interfaces: where a package defines a name may change."""
-    deep = [
-        (file.name, name)
-        for file in TEST_FILES
-        for name in imports_of(file, with_names=True) & MODULES.keys()
-        if name.count(".") > 1 and name not in DOORS and not name.startswith(INSIDE)
+def test_names_are_imported_from_the_module_that_defines_them() -> None:
+    """Packages export nothing (but ``draftwise`` itself): there is one way to import a name."""
+    packages = {name for name, file in MODULES.items() if file.name == "__init__.py"}
+    files = [*MODULES.values(), *TEST_FILES, *(LAB.parent / "benchmarks").rglob("*.py")]
+    wrong = [
+        f"{file}: {node.module}.{alias.name}"
+        for file in files
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.ImportFrom) and node.module in packages - {"draftwise"}
+        for alias in node.names
+        if f"{node.module}.{alias.name}" not in MODULES
+        and alias.name not in MODULES[node.module].read_text("utf-8")
     ]
-    assert deep == []
-
-
-def test_every_lazy_export_is_there() -> None:
-    packages = [file for file in MODULES.values() if file.name == "__init__.py" and is_lazy(file)]
-    assert len(packages) > 5
-    for package in packages:
-        door = importlib.import_module(name_of(package))
-        listed = [
-            alias.asname or alias.name
-            for block in tree_of(package).body
-            if isinstance(block, ast.If)
-            for node in block.body
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        ]
-        assert listed
-        assert not [name for name in listed if isinstance(getattr(door, name), ModuleType)]
-        with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-            door.nonsense  # noqa: B018
+    assert wrong == []
 
 
 def test_public_names() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.engine import draw, is_broken, mass, overlap, ratio, residual
+from draftwise.engine.verify import draw, is_broken, mass, overlap, ratio, residual
 from draftwise.types import Dist
 
 EVERY = settings(max_examples=150, deadline=None, derandomize=True)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from draftwise.bandits import PETC, SequentialHalving
+from draftwise.bandits.simple import PETC, SequentialHalving
 from draftwise.registry import make_policy
 from draftwise.types import Decision, Feedback
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.bandits import FixedPlan, Random, Tally, draw
+from draftwise.bandits.base import Tally, draw
+from draftwise.bandits.simple import FixedPlan, Random
 from draftwise.types import Decision, Feedback
 
 

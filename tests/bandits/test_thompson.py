@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from draftwise.bandits import (
+from draftwise.bandits.thompson import (
     ThompsonBernoulli,
     ThompsonGaussian,
     argmax_law,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.bandits import (
+from draftwise.bandits.ucb import (
     UCB1,
     DiscountedUCB,
     SlidingUCB,

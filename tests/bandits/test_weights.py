@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.bandits import (
+from draftwise.bandits.base import instant_regrets
+from draftwise.bandits.weights import (
     EXP3,
     AdaNormalHedge,
     EXP3Spec,
     Hedge,
     NormalHedge,
     adanormalhedge_weights,
-    instant_regrets,
     normalhedge_precision,
     normalhedge_weights,
 )

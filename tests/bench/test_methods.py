@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftwise.bench import parse_method, with_plain
+from draftwise.bench.suites import parse_method, with_plain
 from draftwise.registry import PRESETS
 from draftwise.types import DraftwiseError
 

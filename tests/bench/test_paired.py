@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.bench import Timing, ratio, turns
+from draftwise.bench.results import Timing, ratio, turns
 
 
 def timing(seed: int, speedup: float, num: int = 30, noise: float = 0.1) -> Timing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.bench import Run, cautions, make_sheet, summary
+from draftwise.bench.results import Run, cautions, make_sheet, summary
 
 SECONDS = {
     "plain": {"a": 4.0, "b": 4.0},

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from draftwise import zoo
-from draftwise.bench import load_suite
-from draftwise.cli import read_batch
+from draftwise.bench.suites import load_suite
+from draftwise.cli.load import read_batch
 from draftwise.types import DraftwiseError
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from cli.conftest import run_command
-from draftwise.engine import LosslessnessReport, rounding_bound
-from draftwise.nn import CausalModel
+from draftwise.nn.check import LosslessnessReport, rounding_bound
+from draftwise.nn.model import CausalModel
 from models import CONFIGS, tiny_model
 
 PROMPT, NUM = [3, 1, 4, 1, 5, 9, 2, 6], 40

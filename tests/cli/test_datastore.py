@@ -9,7 +9,7 @@ import pytest
 
 from cli.conftest import run_command
 from cli.models_on_disk import VOCAB, make_target, save_model
-from draftwise.retrieval import DatastoreFile as Store
+from draftwise.retrieval.corpus import Store
 
 
 def build(corpus: Path, target: Path, out: Path) -> Store:

@@ -13,12 +13,12 @@ from rich.text import Text
 
 from cli.conftest import Ran, run_command
 from draftwise import zoo
-from draftwise.bench import usual_items
-from draftwise.cli import Lane, Stage, colours
-from draftwise.cli import demo_report as report
-from draftwise.cli import run_race as race
+from draftwise.bench.suites import usual_items
+from draftwise.cli.demo import Lane, Stage, race, report
+from draftwise.cli.show import colours
 from draftwise.colours import PALETTE
-from draftwise.engine import RequestOutput, Result, Stats
+from draftwise.engine.generation import Result
+from draftwise.engine.outputs import RequestOutput, Stats
 
 PROMPTS = {"letters": ["abc abc", "1\n2\n3\n4\n5\nxyz xyz"], "mixed": ["abc 123", "1 2 3"]}
 

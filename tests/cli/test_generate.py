@@ -11,7 +11,7 @@ import pytest
 
 from chatting import save_chat_model
 from cli.conftest import Run, run_command
-from draftwise.cli import Pen
+from draftwise.cli.show import Pen
 from small_disk import files_of_at_most
 
 KEYS = {

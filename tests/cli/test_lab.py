@@ -9,8 +9,9 @@ from importlib.metadata import entry_points
 import pytest
 
 from cli.conftest import run_command
-from draftwise.cli import LAB_COMMANDS, LAB_GROUP, find_part
-from draftwise.install import lab_hint
+from draftwise.cli import LAB_COMMANDS
+from draftwise.install import GROUP as LAB_GROUP
+from draftwise.install import find_part, lab_hint
 from modules import module_of
 
 LAB = module_of(find_part)

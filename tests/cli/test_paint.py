@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from draftwise.cli import colours, painted, percentages, total
-from draftwise.engine import SourceAttribution, Stats
+from draftwise.cli.show import colours, painted, percentages, total
+from draftwise.engine.outputs import SourceAttribution, Stats
 
 
 def _round(texts: list[str], source: str) -> Any:

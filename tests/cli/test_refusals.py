@@ -9,7 +9,7 @@ import pytest
 from cli.conftest import Run, run_command
 from cli.models_on_disk import POSITIONS, make_target, save_model
 from draftwise import DraftwiseError, registry, zoo
-from draftwise.cli import check_models
+from draftwise.cli.load import check_models
 from draftwise.install import zoo_hint
 from draftwise.registry import PRESETS
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import run_command
-from draftwise.bench import Run
-from draftwise.cli import paste, verdict
+from draftwise.bench.results import Run
+from draftwise.cli.bench import paste, verdict
 
 
 def run(method: str, item: int, num: int, seconds: float, first: int = 0) -> Run:

@@ -11,7 +11,8 @@ import torch
 
 from draftwise import registry
 from draftwise.bandits.stop_rules import Fixed
-from draftwise.drafters import Context, Drafter, DraftTask, LMRunner
+from draftwise.drafters.lm import LMRunner
+from draftwise.drafters.protocol import Context, Drafter, DraftTask
 from draftwise.registry import DRAFTERS
 from draftwise.types import Draft, DraftStep, SamplingParams
 from eagles import features_of

@@ -12,9 +12,9 @@ import pytest
 from cli.conftest import run_command
 from cli.models_on_disk import make_target, save_model, save_pair
 from draftwise import DraftwiseError, Speculator
-from draftwise.drafters import LMDrafter
+from draftwise.drafters.lm import LMDrafter
 from draftwise.files import local_path
-from draftwise.nn import load_model
+from draftwise.nn.load import load_model
 from draftwise.registry import make_policy, parse_options
 from draftwise.settings import check_drafter, lm_options, name_and_spec
 

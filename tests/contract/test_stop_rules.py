@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from draftwise import Draft, make_stop_rule, verify
-from draftwise.drafters import Context, DraftTask
-from draftwise.engine import draw
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.engine.verify import draw
 from draftwise.protocols import StopRule
 from draftwise.registry import STOP_RULES
 from draftwise.types import DraftStep, SamplingParams

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from draftwise.controller import (
+from draftwise.controller.acceptance import (
     AFTER_FOUND,
     AFTER_KIND,
     AFTER_MATCH,
@@ -25,11 +25,11 @@ from draftwise.controller import (
     PLAYED_MODEL,
     Slots,
     Tables,
-    learn_acceptance,
     new_slots,
     new_tables,
-    take_proposals,
 )
+from draftwise.controller.acceptance import learn as learn_acceptance
+from draftwise.controller.acceptance import take as take_proposals
 
 MOST = 4
 NONE = np.zeros(0, np.int64)

@@ -8,15 +8,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from draftwise.controller import (
-    BATCH_CREDIT,
-    SKIPPED,
-    TOGETHER,
-    Batches,
-    Controller,
-    Limits,
-    Step,
-)
+from draftwise.controller.batches import CREDIT as BATCH_CREDIT
+from draftwise.controller.batches import SKIPPED, TOGETHER, Batches
+from draftwise.controller.controller import Controller, Limits
+from draftwise.controller.costs import Step
 
 LENGTH = 96
 

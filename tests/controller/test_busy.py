@@ -9,17 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from draftwise.controller import (
-    ROUNDS,
-    SURE,
-    Controller,
-    Guard,
-    Limits,
-    MeasuredCostModel,
-    Next,
-    Step,
-    StepCosts,
-)
+from draftwise.controller.controller import Controller, Limits
+from draftwise.controller.costs import MeasuredCostModel, Step, StepCosts
+from draftwise.controller.guard import ROUNDS, SURE, Guard, Next
 
 NUM_STEPS, NOISE = 2000, 0.03
 LEAST_S = 1.0 + 0.8 * NOISE  # mean of a plain step of 1 s, with noise

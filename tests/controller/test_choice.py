@@ -9,22 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.controller import (
+from draftwise.controller.acceptance import (
     AFTER,
     AFTER_FOUND,
     FOUND,
     MODEL,
-    NUM_PRICES,
     OFFERED,
     OWN,
     PLAYED_MATCH,
     PLAYED_MODEL,
     ROOM,
     Slots,
-    best_length,
-    choose_drafts,
     new_slots,
 )
+from draftwise.controller.choice import NUM_PRICES, best_length
+from draftwise.controller.choice import choose as choose_drafts
 from draftwise.types import Floats
 
 LENGTH = 4

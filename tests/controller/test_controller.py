@@ -12,14 +12,9 @@ from typing import Any
 import pytest
 
 from controller.kinds import interpreted
-from draftwise.controller import (
-    MARGIN,
-    Controller,
-    Guard,
-    Limits,
-    Step,
-    Tuning,
-)
+from draftwise.controller.controller import Controller, Limits
+from draftwise.controller.costs import Step
+from draftwise.controller.guard import MARGIN, Guard, Tuning
 
 CREDIT, SHARE, PROBE_SHARE = Tuning().credit, Tuning().share, Tuning().probe_share
 

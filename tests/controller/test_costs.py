@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from draftwise.controller import Step, StepCosts
+from draftwise.controller.costs import Step, StepCosts
 
 Seconds = Callable[[int, int, int, int], float]
 

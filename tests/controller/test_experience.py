@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from draftwise.controller import PRIOR_VARIANCE, Experience, Goodput, Recall, features
+from draftwise.controller.goodput import Goodput
+from draftwise.controller.rates import PRIOR_VARIANCE, Experience, Recall, features
 from draftwise.types import NONE, Costs, Decision, Feedback, Plan, RoundFacts, Scores
 
 SUMS, TALES = range(100, 140), range(500, 540)

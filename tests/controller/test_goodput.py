@@ -10,13 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.controller import (
-    PROBE_TOKENS_PAID,
-    Goodput,
-    GoodputMixer,
-    MatchTable,
-    bin_of,
-)
+from draftwise.controller.goodput import PROBE_TOKENS_PAID, Goodput
+from draftwise.controller.rates import MatchTable, bin_of
+from draftwise.controller.writer import GoodputMixer
 from draftwise.types import (
     NONE,
     Costs,

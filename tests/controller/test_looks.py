@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.controller import PROBE_TOKENS_PAID, Goodput, PlanCosts, ProbeScheduler
+from draftwise.controller.goodput import PROBE_TOKENS_PAID, Goodput, PlanCosts, ProbeScheduler
 from draftwise.types import NONE, Costs, Decision, Feedback, Plan, RoundFacts, Scores
 from modules import module_of
 

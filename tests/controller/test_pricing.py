@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.controller import PlanCosts, expected_tokens, retrieved_tokens
+from draftwise.controller.goodput import PlanCosts, expected_tokens, retrieved_tokens
 from draftwise.types import NONE, Costs, Plan
 
 PLANS = [Plan(NONE, 0), Plan("a", 1), Plan("a", 3), Plan("b", 2)]

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from draftwise.controller import MatchTable, Rates, bucket_of
+from draftwise.controller.acceptance import bucket_of
+from draftwise.controller.rates import MatchTable, Rates
 
 UNITS = st.floats(0, 1)
 EVENTS = st.lists(

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from draftwise.controller import Bins, GoodputMixer, Prices, bin_of
+from draftwise.controller.rates import Bins, bin_of
+from draftwise.controller.writer import GoodputMixer, Prices
 from draftwise.types import DraftStep
 
 NAN = float("nan")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftwise.drafters import LookupDrafter, RetrievalSession
-from draftwise.engine import Bandits, Controlled
+from draftwise.drafters.retrieval import LookupDrafter, RetrievalSession
+from draftwise.engine.deciders import Bandits, Controlled
 from draftwise.types import Draft
 
 

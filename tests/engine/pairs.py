@@ -13,17 +13,15 @@ import numpy as np
 import torch
 
 from draftwise import registry
-from draftwise.drafters import (
-    DatastoreDrafter,
-    Drafter,
-    EagleDrafter,
-    LMDrafter,
-)
-from draftwise.engine import Engine, Request
-from draftwise.nn import CausalModel
+from draftwise.drafters.eagle import EagleDrafter
+from draftwise.drafters.lm import LMDrafter
+from draftwise.drafters.protocol import Drafter
+from draftwise.drafters.retrieval import DatastoreDrafter
+from draftwise.engine.engine import Engine
+from draftwise.engine.request import Request
+from draftwise.nn.model import CausalModel
 from draftwise.registry import Preset, Table
-from draftwise.retrieval import replacing
-from draftwise.retrieval import write_datastore as write
+from draftwise.retrieval.corpus import replacing, write
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape
 from eagles import eagle_head, taught_head

@@ -12,9 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from draftwise.controller import NO_GUARD, Goodput
-from draftwise.drafters import LMDrafter
-from draftwise.nn import UNLIMITED, Logits, RaggedCache
+from draftwise.controller.goodput import Goodput
+from draftwise.controller.guard import NO_GUARD
+from draftwise.drafters.lm import LMDrafter
+from draftwise.nn.cache import UNLIMITED, RaggedCache
+from draftwise.nn.model import Logits
 from draftwise.registry import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import Decision, DraftStep, Feedback, Floats

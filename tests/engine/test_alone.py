@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from draftwise import Speculator
-from draftwise.engine import Request
+from draftwise.engine.request import Request
 from draftwise.registry import Preset
 from draftwise.types import Decision, DraftwiseError, SamplingParams, Scores, TreeShape
 from engine.faults import NONSENSE, Faulty, Odd, each, raising

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from draftwise.drafters import NeuralSession
-from draftwise.engine import FEW, LEAST_PIECE
+from draftwise.drafters.session import NeuralSession
+from draftwise.engine.drafting import FEW, LEAST_PIECE
 from draftwise.types import Decision
 from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
 from engine.test_engine import LONG, ask, run

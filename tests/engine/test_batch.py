@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.drafters import LMDrafter
-from draftwise.engine import Ending, Generation, RequestParams
-from draftwise.nn import BLOCK, CausalModel
+from draftwise.drafters.lm import LMDrafter
+from draftwise.engine.generation import Generation
+from draftwise.engine.options import RequestParams
+from draftwise.engine.outputs import Ending
+from draftwise.nn.cache import BLOCK
+from draftwise.nn.model import CausalModel
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams, TreeShape
 from engine.pairs import BUDGETS, POOLS, PROMPTS, plain_greedy, reader, speculator, target

@@ -14,7 +14,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from draftwise import DraftwiseError, Speculator
-from draftwise.nn import load_model
+from draftwise.nn.load import load_model
 from draftwise.registry import preset
 from models import tiny_model
 

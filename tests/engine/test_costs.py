@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwise.controller import MeasuredCostModel, Step
+from draftwise.controller.costs import MeasuredCostModel, Step
 from engine.pairs import PROMPTS, speculator
 
 A_TOKEN, CONTEXT_TOKEN = 0.03, 1e-4

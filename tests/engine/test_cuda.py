@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from draftwise import Speculator, zoo
-from draftwise.nn import CausalModel
+from draftwise.nn.model import CausalModel
 from draftwise.registry import POLICIES, STOP_RULES
 from engine.pairs import spec
 

@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from draftwise.bandits.stop_rules import Fixed
-from draftwise.controller import PROBE_TOKENS_PAID
-from draftwise.drafters import Context, DraftTask, EagleRunner
-from draftwise.nn import CausalModel, HiddenStates, SampledSpan, warped
+from draftwise.controller.goodput import PROBE_TOKENS_PAID
+from draftwise.drafters.eagle import EagleRunner
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.nn.cache import HiddenStates
+from draftwise.nn.model import CausalModel
+from draftwise.nn.sampling import SampledSpan, warped
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
-from draftwise_lab.train import save_head
+from draftwise_lab.train.save import save_head
 from eagles import eagle_head, features_of
 from engine.pairs import PROMPTS, eagle, eagle_target, plain_greedy, reader, speculator
 from modules import module_of
@@ -154,8 +157,8 @@ def test_q_is_what_the_head_says_with_the_targets_own_states() -> None:
     (draft,) = session.propose([DraftTask(context, 1, Fixed())])
     (scores,) = session.score([context], everything=True)
     head, states = eagle().head, context.features.get(eagle().head.config.taps, 0, len(text) - 1)
-    from draftwise.nn import RaggedCache
-    from draftwise.nn import read_head as read
+    from draftwise.nn.cache import RaggedCache
+    from draftwise.nn.eagle import read
 
     (found,) = read(head, RaggedCache(1, 80), [0], [text[1:]], [head.fuse(states)])
     q = head.logits(found).softmax(-1).numpy()

@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from draftwise.chat import Prompt
-from draftwise.engine import Answer, Ending
+from draftwise.engine.outputs import Answer, Ending
 from draftwise.speculator import Speculator
 from engine.pairs import PROMPTS, plain_greedy, speculator
 from engine.scripted import PROMPT, VOCAB, byte_tokenizer, scripted

@@ -15,9 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.drafters import NeuralSession, RetrievalSession
-from draftwise.engine import LEAST_PIECE, Request, RequestOutput
-from draftwise.nn import RAGGED, CausalModel
+from draftwise.drafters.retrieval import RetrievalSession
+from draftwise.drafters.session import NeuralSession
+from draftwise.engine.drafting import LEAST_PIECE
+from draftwise.engine.outputs import RequestOutput
+from draftwise.engine.request import Request
+from draftwise.nn.attention import RAGGED
+from draftwise.nn.model import CausalModel
 from draftwise.registry import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from draftwise.drafters import LMDrafter
-from draftwise.nn import CausalModel
+from draftwise.drafters.lm import LMDrafter
+from draftwise.nn.model import CausalModel
 from draftwise.registry import Preset
 from draftwise.speculator import Speculator
 from draftwise.types import SamplingParams, TreeShape

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from draftwise import Draft, verify
-from draftwise.engine import draw
+from draftwise.engine.verify import draw
 from engine.exact import VOCAB, Law, Model, World, completed, law, model, own_law, texts_of
 from modules import module_of
 

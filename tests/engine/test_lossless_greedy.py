@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from draftwise.engine import Loop, RoundState
+from draftwise.engine.loop import Loop
+from draftwise.engine.request import RoundState
 from draftwise.errors import DraftwiseError
-from draftwise.nn import RaggedCache
+from draftwise.nn.cache import RaggedCache
 from draftwise.registry import FEEDBACKS, POLICIES, REWARDS, STOP_RULES
 from draftwise.speculator import Speculator
 from draftwise.types import TreeShape

@@ -31,9 +31,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from draftwise.drafters import Chain
-from draftwise.engine import verify_batch
-from draftwise.nn import rejection_sample
+from draftwise.drafters.drawing import Chain
+from draftwise.engine.loop import verify_batch
+from draftwise.nn.verify import rejection_sample
 from draftwise.registry import STOP_RULES
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, SamplingParams, TreeShape

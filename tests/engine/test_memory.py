@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from draftwise import DraftwiseError, Speculator
-from draftwise.controller import Goodput
+from draftwise.controller.goodput import Goodput
 from draftwise.state import UnusableState, hold
 from engine.pairs import POOLS, speculator
 from small_disk import files_of_at_most

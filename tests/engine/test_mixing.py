@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.controller import Goodput, MeasuredCostModel
-from draftwise.drafters import Context, without_replacement
-from draftwise.engine import Loop, Round
+from draftwise.controller.costs import MeasuredCostModel
+from draftwise.controller.goodput import Goodput
+from draftwise.drafters.drawing import without_replacement
+from draftwise.drafters.protocol import Context
+from draftwise.engine.loop import Loop
+from draftwise.engine.outputs import Round
 from draftwise.speculator import Speculator
 from draftwise.types import NONE, Costs, Decision, Feedback, SamplingParams, TreeShape
 from engine.pairs import PROMPTS, drafters, plain_greedy, speculator

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from draftwise.controller import Goodput
-from draftwise.drafters import NeuralSession, RetrievalSession
-from draftwise.engine import FIRST_PIECE, IDLE_S, LARGEST_PIECE, LEAST_PIECE, PrefillBudget
+from draftwise.controller.goodput import Goodput
+from draftwise.drafters.retrieval import RetrievalSession
+from draftwise.drafters.session import NeuralSession
+from draftwise.engine.drafting import FIRST_PIECE, IDLE_S, LARGEST_PIECE, LEAST_PIECE, PrefillBudget
 from engine.pairs import POOLS, PROMPTS, plain_greedy, speculator
 from engine.test_engine import LONG, ask, run
 

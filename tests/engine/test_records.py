@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.engine import NO_DRAFT, Round
+from draftwise.engine.outputs import NO_DRAFT, Round
 from draftwise.speculator import Speculator
 from engine.pairs import BUDGETS, POOLS, PROMPTS, lm, plain_greedy, speculator
 from engine.scripted import Playlist

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.drafters import Context, RetrievalSession
-from draftwise.engine import Request
+from draftwise.drafters.protocol import Context
+from draftwise.drafters.retrieval import RetrievalSession
+from draftwise.engine.request import Request
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams, TreeShape
 from engine.pairs import POOLS, PROMPTS, plain_greedy, run, speculator

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-from draftwise.engine import Answer, Detokenizer, Ending, RequestOutput, SourceAttribution
+from draftwise.engine.outputs import Answer, Detokenizer, Ending, RequestOutput, SourceAttribution
 from engine.vocabularies import BYTES, CHARACTERS, KINDS, added, decoded, made, of_pieces, spelled
 
 

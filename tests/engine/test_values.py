@@ -13,7 +13,7 @@ import torch
 
 from bad_values import BAD_BATCH, BAD_REQUEST, BAD_SAMPLING
 from draftwise import DraftwiseError, SamplingParams, Speculator
-from draftwise.engine import Options, RequestParams
+from draftwise.engine.options import Options, RequestParams
 from draftwise.errors import BadValue
 from draftwise.settings import DEFAULTS
 from engine.pairs import POOLS, PROMPTS, plain_greedy, run, speculator

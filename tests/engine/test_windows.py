@@ -10,11 +10,8 @@ import pytest
 import torch
 import transformers as hf
 
-from draftwise.nn import (
-    attend_raggedly,
-    tiny_config,
-    tiny_module,
-)
+from draftwise.nn.attention import attend_raggedly
+from draftwise.nn.tiny import tiny_config, tiny_module
 from draftwise.speculator import Speculator
 from models import near_copy
 

@@ -42,7 +42,8 @@ from transformers.generation import (
 
 import draftwise
 from draftwise import DraftwiseError
-from draftwise.nn import cache_argument, tiny_config, tiny_module
+from draftwise.nn.model import cache_argument
+from draftwise.nn.tiny import tiny_config, tiny_module
 from engine.scripted import byte_tokenizer
 from models import SMALL, VOCAB, tiny_model
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cli.models_on_disk import VOCAB, make_target, save_model
 from draftwise import DraftwiseError, Speculator
-from draftwise.nn import load_model, load_tokenizer
+from draftwise.nn.load import load_model, load_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT's, about embeddings that it saves
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])

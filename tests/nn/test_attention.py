@@ -11,7 +11,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations import sdpa_attention
 
-from draftwise.nn import RAGGED, CausalModel, attend_raggedly, load_model
+from draftwise.nn.attention import RAGGED, attend_raggedly
+from draftwise.nn.load import load_model
+from draftwise.nn.model import CausalModel
 from models import tiny_model
 from modules import module_of
 

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwise.nn import BLOCK, RAGGED, CausalModel, Masks, RaggedCache
+from draftwise.nn.attention import RAGGED, Masks
+from draftwise.nn.cache import BLOCK, RaggedCache
+from draftwise.nn.model import CausalModel
 from engine.pairs import reader
 from models import CONFIGS
 from modules import module_of

@@ -15,7 +15,7 @@ from torch import Tensor
 from cli.conftest import run_command
 from cli.models_on_disk import make_target, save_model
 from draftwise import DraftwiseError, Speculator
-from draftwise.nn import load_model
+from draftwise.nn.load import load_model
 from models import near_copy
 
 Weights = dict[str, Tensor]

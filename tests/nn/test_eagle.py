@@ -15,8 +15,9 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from draftwise.nn import EagleConfig, EagleHead, HiddenStates, RaggedCache, branches
-from draftwise.nn import read_head as read
+from draftwise.nn.attention import branches
+from draftwise.nn.cache import HiddenStates, RaggedCache
+from draftwise.nn.eagle import EagleConfig, EagleHead, read
 from eagles import eagle_head
 from engine.pairs import target
 

@@ -11,9 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftwise.nn import CausalModel, EagleHead, load_head
+from draftwise.nn.eagle import EagleHead
+from draftwise.nn.eagle_files import load_head
+from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
-from draftwise_lab.train import new_head, save_head
+from draftwise_lab.train.eagle import new_head
+from draftwise_lab.train.save import save_head
 from eagles import eagle_head
 from engine.pairs import reader, target
 from modules import module_of

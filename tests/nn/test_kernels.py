@@ -11,7 +11,7 @@ from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from draftwise.nn import FAMILIES, STEPS, Call, Family, bound_arguments, states_after
+from draftwise.nn.recurrent import FAMILIES, STEPS, Call, Family, bound_arguments, states_after
 
 ROWS, TOKENS, HEADS, SIZE, STATE = 2, 6, 4, 8, 5
 MODULES: dict[str, Any] = {

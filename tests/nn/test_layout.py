@@ -11,16 +11,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from draftwise.compiled import HAS_NUMBA
-from draftwise.nn import (
-    CausalModel,
-    Prepacked,
-    lay_out,
-    load_head,
-    load_model,
-    put_back,
-    weights_of,
-)
-from draftwise_lab.train import new_head, save_head
+from draftwise.nn.eagle_files import load_head
+from draftwise.nn.layout import Prepacked, lay_out, put_back, weights_of
+from draftwise.nn.load import load_model
+from draftwise.nn.model import CausalModel
+from draftwise_lab.train.eagle import new_head
+from draftwise_lab.train.save import save_head
 from modules import module_of
 
 layout = module_of(lay_out)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from draftwise.nn import missing_in_transformers
+from draftwise.nn.library import missing as missing_in_transformers
 
 ROOT = Path(transformers.__file__).parent
 NAMED = {

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 
 from cli.models_on_disk import make_target, save_model
 from draftwise import DraftwiseError, Speculator
-from draftwise.nn import load_model, load_tokenizer
+from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.pool import load_drafters
 from draftwise.registry import preset
 

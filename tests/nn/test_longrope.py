@@ -10,7 +10,8 @@ import torch
 import transformers as hf
 
 from draftwise import DraftwiseError, Speculator
-from draftwise.nn import UNLIMITED, served_positions
+from draftwise.nn.cache import UNLIMITED
+from draftwise.nn.model import served_positions
 from models import SMALL, near_copy
 
 SWITCH, NEW = 24, 40

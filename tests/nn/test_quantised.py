@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 from draftwise import Speculator
-from draftwise.nn import lay_out, load_model
+from draftwise.nn.layout import lay_out
+from draftwise.nn.load import load_model
 from models import near_copy, tiny_model
 from modules import module_of
 

@@ -10,17 +10,11 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from draftwise import Speculator
-from draftwise.nn import (
-    MOST_STEPS,
-    CausalModel,
-    KernelRecorder,
-    RaggedCache,
-    check_model,
-    keeps_states,
-    tiny_config,
-    tiny_module,
-)
-from draftwise.nn import shadow_of as shadow
+from draftwise.nn.cache import RaggedCache
+from draftwise.nn.check import check_model
+from draftwise.nn.model import CausalModel, KernelRecorder, keeps_states, shadow
+from draftwise.nn.recurrent import MOST_STEPS
+from draftwise.nn.tiny import tiny_config, tiny_module
 
 TYPES = {
     "qwen3_next": False,  # gated delta

@@ -20,8 +20,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from draftwise.nn import Occurrences, warped
-from draftwise.nn import SampledSpan as Span
+from draftwise.nn.sampling import Occurrences, warped
+from draftwise.nn.sampling import SampledSpan as Span
 from draftwise.types import SamplingParams
 
 

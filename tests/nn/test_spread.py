@@ -13,7 +13,7 @@ from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 
 from cli.models_on_disk import make_target, save_model, save_tokenizer
 from draftwise import DraftwiseError, Speculator
-from draftwise.nn import load_model, load_tokenizer
+from draftwise.nn.load import load_model, load_tokenizer
 from models import near_copy, tiny_model
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

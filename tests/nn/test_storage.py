@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftwise.nn import RaggedCache, RowKVCache, RowSpan
+from draftwise.nn.cache import RaggedCache, RowKVCache, RowSpan
 
 
 class Told:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING
 
-from draftwise.nn import CausalModel, HiddenStateHooks, tiny_config, tiny_module
+from draftwise.nn.cache import HiddenStateHooks
+from draftwise.nn.model import CausalModel
+from draftwise.nn.tiny import tiny_config, tiny_module
 
 KINDS = ["llama", "gpt2", "gpt_neox", "opt", "gemma3_text", "qwen3_next", "falcon_h1", "mamba2"]
 TEXT = [[5, 6, 7, 8, 9], [3, 4]]

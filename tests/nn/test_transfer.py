@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.nn import DraftTreeBatch, draw, fetch, overlaps, ratios, rejection_sample, warped
-from draftwise.nn import SampledSpan as Span
+from draftwise.nn.sampling import SampledSpan as Span
+from draftwise.nn.sampling import draw, fetch, warped
+from draftwise.nn.verify import DraftTreeBatch, overlaps, ratios, rejection_sample
 from draftwise.types import SamplingParams
 from transfers import counting
 

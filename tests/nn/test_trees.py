@@ -10,14 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MptConfig
 
-from draftwise.nn import (
-    AttentionInputs,
-    CausalModel,
-    branches,
-    check_model,
-    draft_branches,
-    tree_masks,
-)
+from draftwise.nn.attention import AttentionInputs, branches, draft_branches, tree_masks
+from draftwise.nn.check import check_model
+from draftwise.nn.model import CausalModel
 from draftwise.types import Draft
 from models import CONFIGS, VOCAB, tiny_model
 from modules import module_of

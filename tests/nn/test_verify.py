@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise import verify
-from draftwise.engine import draw as draw_one
-from draftwise.engine import overlap, ratio
-from draftwise.nn import DraftTreeBatch, draw, masses, overlaps, ratios, rejection_sample
+from draftwise.engine.verify import draw as draw_one
+from draftwise.engine.verify import overlap, ratio
+from draftwise.nn.sampling import draw
+from draftwise.nn.verify import DraftTreeBatch, masses, overlaps, ratios, rejection_sample
 from draftwise.types import Draft
 from modules import module_of
 

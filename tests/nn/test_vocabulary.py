@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from cli.models_on_disk import VOCAB, make_target, save_model
 from draftwise import DraftwiseError, Speculator
-from draftwise.nn import Shared, load_model
+from draftwise.nn.load import load_model
+from draftwise.nn.sampling import Shared
 from draftwise.pool import load_drafters
 from models import near_copy
 

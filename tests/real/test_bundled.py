@@ -12,7 +12,7 @@ import pytest
 from draftwise import settings
 from draftwise.settings import BUNDLED, check_drafter
 from draftwise.types import DraftwiseError
-from draftwise_lab.train import RUN, Runs, make_prompts, runs, runs_of
+from draftwise_lab.train.prompts import RUN, Runs, make_prompts, runs, runs_of
 from draftwise_zoo import PRETRAINED, RETRIEVAL, drafter_specs, own_folders, own_specs
 from modules import module_of
 

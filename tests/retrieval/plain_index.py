@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.retrieval import (
+from draftwise.retrieval.index import PROMPT_TAIL, SLICE, capacity_for
+from draftwise.retrieval.kernels import (
     CATCH_UP,
     LONGEST_CONTEXT,
     LONGEST_MATCH,
     NUM_ORDERS,
     PATIENCE,
-    PROMPT_TAIL,
-    SLICE,
     MatchRule,
     Proposals,
-    capacity_for,
 )
 
 FACTOR, SPREAD = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93

@@ -11,11 +11,11 @@ import pytest
 
 from draftwise import registry
 from draftwise.bandits.stop_rules import Fixed
-from draftwise.drafters import Context, DatastoreDrafter, DraftTask
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.drafters.retrieval import DatastoreDrafter
 from draftwise.pool import load_drafters
-from draftwise.retrieval import LONGEST_MATCH, replacing, sort_suffixes
-from draftwise.retrieval import DatastoreFile as Store
-from draftwise.retrieval import write_datastore as write
+from draftwise.retrieval.corpus import Store, replacing, sort_suffixes, write
+from draftwise.retrieval.kernels import LONGEST_MATCH
 from draftwise.types import DraftwiseError, SamplingParams
 from engine.pairs import target
 from retrieval.test_suffix import DEPTH, assert_is_best_tree, chain, common, path_of

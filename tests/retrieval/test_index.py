@@ -16,15 +16,9 @@ from hypothesis import strategies as st
 
 from controller.kinds import interpreted
 from draftwise.compiled import HAS_NUMBA, warm_up
-from draftwise.controller import Controller, Limits
-from draftwise.retrieval import (
-    DEFAULT_RULE,
-    SLICE,
-    MatchRule,
-    Proposals,
-    RetrievalIndex,
-    most_frequent_path,
-)
+from draftwise.controller.controller import Controller, Limits
+from draftwise.retrieval.index import DEFAULT_RULE, SLICE, RetrievalIndex, most_frequent_path
+from draftwise.retrieval.kernels import MatchRule, Proposals
 from modules import module_of
 from retrieval.plain_index import PlainIndex
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from draftwise.bandits.stop_rules import Fixed
-from draftwise.drafters import Context, DraftTask, LookupDrafter
-from draftwise.retrieval import LONGEST_MATCH
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.drafters.retrieval import LookupDrafter
+from draftwise.retrieval.kernels import LONGEST_MATCH
 from draftwise.types import SamplingParams
 from sessions import opened
 

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from draftwise.bandits.stop_rules import Fixed, MaxConfidence
-from draftwise.drafters import Context, DraftTask, RetrievalSession, SuffixDrafter
-from draftwise.retrieval import LONGEST_MATCH, TokenTree, most_frequent_path
-from draftwise.retrieval import continuation_tree as tree
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.drafters.retrieval import RetrievalSession, SuffixDrafter
+from draftwise.retrieval.index import TokenTree, most_frequent_path
+from draftwise.retrieval.index import continuation_tree as tree
+from draftwise.retrieval.kernels import LONGEST_MATCH
 from draftwise.types import SamplingParams
 from sessions import opened
 

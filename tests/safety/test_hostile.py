@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from cli.models_on_disk import make_target, save_model
-from draftwise.engine import SharedPolicyState
+from draftwise.engine.deciders import SharedPolicyState
 from draftwise.files import check_size, read_text, strict_json
-from draftwise.nn import load_model, load_tokenizer, read_weights
+from draftwise.nn.eagle_files import read_weights
+from draftwise.nn.load import load_model, load_tokenizer
 from draftwise.registry import make_policy
 from draftwise.types import PLAIN, DraftwiseError
-from draftwise_lab.train import load_acceptance_head
+from draftwise_lab.train.head import load as load_acceptance_head
 
 CODE = "from pathlib import Path\nPath({!r}).touch()\n"
 

@@ -9,7 +9,8 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from draftwise.serve import ServerSettings, make_service
+from draftwise.serve.run import make_service
+from draftwise.serve.settings import ServerSettings
 from draftwise.speculator import Speculator
 from models import byte_level, tiny_model
 from serve.live import Live, Said, serving
@@ -83,7 +84,7 @@ class Chat:
         parser = self.live.service.parser
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        from draftwise.serve import ChatRequest
+        from draftwise.serve.schemas import ChatRequest
 
         body = ChatRequest.model_validate({"messages": messages, **fields})
         (asked,) = parser.chat(body)

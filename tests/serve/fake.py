@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.controller import Guard
-from draftwise.engine import Answer, Ending, RequestOutput, Round, Stats
+from draftwise.controller.guard import Guard
+from draftwise.engine.outputs import Answer, Ending, RequestOutput, Round, Stats
 from draftwise.types import PLAIN, Costs, DraftwiseError, Plan
 from engine.scripted import VOCAB, byte_tokenizer
 

@@ -14,16 +14,13 @@ from typing import Any
 
 import uvicorn
 
-from draftwise.serve import (
-    Codec,
-    Grammars,
-    Metrics,
-    RequestParser,
-    ServerSettings,
-    Service,
-    Worker,
-    make_app,
-)
+from draftwise.serve.app import make_app
+from draftwise.serve.constraint import Grammars
+from draftwise.serve.metrics import Metrics
+from draftwise.serve.parse import Codec, RequestParser
+from draftwise.serve.service import Service
+from draftwise.serve.settings import ServerSettings
+from draftwise.serve.worker import Worker
 from engine.scripted import VOCAB
 from serve.fake import PLANS, Fake
 

@@ -17,13 +17,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel
 
-from draftwise.serve import (
-    ChatRequest,
-    CompletionRequest,
-    ServerSettings,
-    make_service,
-    num_predicted,
-)
+from draftwise.serve.responses import num_predicted
+from draftwise.serve.run import make_service
+from draftwise.serve.schemas import ChatRequest, CompletionRequest
+from draftwise.serve.settings import ServerSettings
 from draftwise.types import DraftwiseError, SamplingParams
 from serve.chatml import TEMPLATE, Chat, chatting, speculator
 

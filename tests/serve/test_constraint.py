@@ -13,7 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwise.serve import Grammars, ResponseFormat, StructuredOutputs, grammar_of, json_grammar
+from draftwise.serve.constraint import Grammars, grammar_of, json_grammar
+from draftwise.serve.schemas import ResponseFormat, StructuredOutputs
 from draftwise.types import DraftwiseError
 from engine.scripted import VOCAB, byte_tokenizer
 

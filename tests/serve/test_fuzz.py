@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from draftwise.serve import ChatRequest, CompletionRequest
+from draftwise.serve.schemas import ChatRequest, CompletionRequest
 from serve.fake import Fake
 from serve.live import Live, fake_service, serving
 

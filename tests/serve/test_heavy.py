@@ -16,16 +16,10 @@ from typing import Any
 
 import pytest
 
-from draftwise.serve import (
-    LARGE_BODY,
-    MAX_GRAMMAR_CHARS,
-    CompletionRequest,
-    Grammars,
-    give_back,
-    json_grammar,
-    make_app,
-    uncollected,
-)
+from draftwise.serve.app import make_app, uncollected
+from draftwise.serve.constraint import Grammars, json_grammar
+from draftwise.serve.schemas import MAX_GRAMMAR_CHARS, CompletionRequest
+from draftwise.serve.service import LARGE_BODY, give_back
 from draftwise.types import DraftwiseError
 from engine.scripted import VOCAB
 from modules import module_of
@@ -166,7 +160,7 @@ def test_nothing_of_a_request_waits_for_the_collector(
 
 GIVE_BACK = """
 from pathlib import Path
-from draftwise.serve import give_back
+from draftwise.serve.service import give_back
 
 def own_kib():
     lines = Path("/proc/self/status").read_text().splitlines()

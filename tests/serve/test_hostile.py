@@ -17,14 +17,9 @@ from typing import Any
 
 import pytest
 
-from draftwise.serve import (
-    MAX_BIASES,
-    MAX_KEYS,
-    MAX_PLANS,
-    CallParser,
-    ServerSettings,
-    hosts_of,
-)
+from draftwise.serve.calls import CallParser
+from draftwise.serve.schemas import MAX_BIASES, MAX_KEYS, MAX_PLANS
+from draftwise.serve.settings import ServerSettings, hosts_of
 from draftwise.speculator import Learning, Speculator
 from engine.scripted import byte_tokenizer
 from models import tiny_model
@@ -327,7 +322,7 @@ def test_health_tells_of_a_thread_that_has_ended(monkeypatch: pytest.MonkeyPatch
 STUCK_SERVER = """
 import sys, threading
 from draftwise.serve import run, worker
-from draftwise.serve import bind
+from draftwise.serve.settings import bind
 from serve.fake import Fake
 from serve.live import fake_service
 worker.LAST_STEP_S = 0.5

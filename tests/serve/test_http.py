@@ -13,7 +13,9 @@ import pytest
 from starlette.types import Message
 from tokenizers.processors import TemplateProcessing
 
-from draftwise.serve import Codec, EventStream, ServerSettings
+from draftwise.serve.parse import Codec
+from draftwise.serve.responses import EventStream
+from draftwise.serve.settings import ServerSettings
 from modules import module_of
 from serve.fake import Fake, expected
 from serve.live import Live, fake_service, serving

@@ -11,7 +11,8 @@ from typing import Any
 import openai
 import pytest
 
-from draftwise.serve import ServerSettings, make_service
+from draftwise.serve.run import make_service
+from draftwise.serve.settings import ServerSettings
 from draftwise.speculator import Speculator
 from engine.scripted import byte_tokenizer
 from models import near_copy, tiny_model

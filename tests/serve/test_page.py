@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from draftwise.serve import PAGE, ServerSettings
+from draftwise.serve.app import PAGE
+from draftwise.serve.settings import ServerSettings
 from serve.browser import CHROMIUM, DRIVER, Browser, browsing
 from serve.fake import Fake
 from serve.live import fake_service, serving

@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 
 from cli.conftest import run_command
-from draftwise.cli import read_template
-from draftwise.serve import Closing, Server, ServerSettings, bind, make_app
-from draftwise.serve import listen_on as listen
+from draftwise.cli.load import read_template
+from draftwise.serve.app import make_app
+from draftwise.serve.run import Server
+from draftwise.serve.settings import ServerSettings, bind, listen
+from draftwise.serve.worker import Closing
 from draftwise.types import DraftwiseError
 from serve.fake import Fake
 from serve.live import Live, Said, fake_service

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from draftwise.engine import SharedPolicyState
+from draftwise.engine.deciders import SharedPolicyState
 from draftwise.registry import make_policy
-from draftwise.serve import StateSaver
+from draftwise.serve.run import StateSaver
 from draftwise.types import PLAIN
 
 EVERY_S = 20.0

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from draftwise.serve import CallParser, Tool, calls_schema
+from draftwise.serve.calls import CallParser, calls_schema
+from draftwise.serve.schemas import Tool
 from serve.test_clients import CALL, TEXTS
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from draftwise.engine import RequestOutput
-from draftwise.serve import Busy, Closing, GenerationRequest, Observer, RequestHandle, Worker
+from draftwise.engine.outputs import RequestOutput
+from draftwise.serve.worker import Busy, Closing, GenerationRequest, Observer, RequestHandle, Worker
 from serve.fake import Fake, expected
 
 

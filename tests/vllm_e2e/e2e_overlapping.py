@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from draftwise import zoo
-from draftwise.controller import BY_MODEL, BY_NOBODY
+from draftwise.controller.mixing import MODEL as BY_MODEL
+from draftwise.controller.mixing import NOTHING as BY_NOBODY
 from draftwise.integrations.vllm import plugin
 from draftwise.integrations.vllm.ahead import NUM_FACTS, Report
 from vllm_e2e.jobs import DRAFT_MODEL

@@ -180,7 +180,7 @@ def faults() -> dict[str, Any]:
         return fail(AsyncAdapter, name)
 
     def of_controller() -> None:
-        from draftwise.controller import Controller
+        from draftwise.controller.controller import Controller
 
         fail(Controller, "observe")
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from shared.claims import Row, played, report
 
-from draftwise_lab.sim import DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B, PAPERS, averages, setting
+from draftwise_lab.sim.match import averages
+from draftwise_lab.sim.presets import DOMAINS, HEDGESPEC_LLAMA, HEDGESPEC_QWEN8B, PAPERS, setting
 
 FULL, SKIPS = "panoramic:per_token=true", "panoramic:per_token=true,every=12,warmup=6,hybrid=6"
 HEDGE = f"normalhedge/expected-length/{FULL}"

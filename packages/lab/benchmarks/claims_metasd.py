@@ -14,13 +14,41 @@ from shared.claims import Row, played, regret_of, report
 
 from draftwise.registry import make_reward
 from draftwise.types import Floats, Outcome, Plan
-from draftwise_lab import sim
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.environments import TruncatedGeometric
+from draftwise_lab.sim.match import (
+    Match,
+    Reference,
+    best_plans,
+    fixed_path,
+    half_width,
+    look_back,
+    make_match,
+    policy_seed,
+    run_match,
+    stop_rules_of,
+)
+from draftwise_lab.sim.match import play as play_all
+from draftwise_lab.sim.presets import (
+    METASD_EAGLE_OVERHEAD,
+    METASD_LENGTH,
+    PAPERS,
+    Setting,
+    from_speedups,
+    mean_tokens,
+    metasd_table,
+    metasd_world,
+    multilingual_overhead,
+)
+from draftwise_lab.sim.presets import setting as sim_setting
+from draftwise_lab.sim.regret import best_plan_curve
+from draftwise_lab.sim.request import SimulatedRequest
 
-SPS, EAGLE = sim.multilingual_overhead(), sim.METASD_EAGLE_OVERHEAD
+SPS, EAGLE = multilingual_overhead(), METASD_EAGLE_OVERHEAD
 UCB = "ucb1:beta=0.01/divergence"
 TASKS = ("Code", "Trans", "Sum", "QA", "Math")
 ALPHAS = {"a": 0.8, "b": 0.6, "c": 0.5, "d": 0.4}
-COSTS = sim.CostTable({1: (1.0,)}, other_s=0.05)
+COSTS = CostTable({1: (1.0,)}, other_s=0.05)
 WORLDS: dict[str, tuple[float, int]] = {
     "3": (SPS, 200), "4": (EAGLE, 200), "8": (EAGLE, 200), "10": (SPS, 500), "11 SpS": (SPS, 200),
     "11 EAGLE": (EAGLE, 200), "12": (SPS, 200), "14": (SPS, 200), "15": (SPS, 200),
@@ -29,14 +57,14 @@ WORLDS: dict[str, tuple[float, int]] = {
 """By table: a round's overhead in forwards, and tokens per answer."""
 UCB_SPEEDUPS = {
     name: {task: row[-1] for task, row in found.items()}
-    for name, found in sim.PAPERS["metasd"]["tables"].items()
+    for name, found in PAPERS["metasd"]["tables"].items()
 }
 
 
 def of_table(name: str, labels: Sequence[str], seeds: int) -> dict[tuple[str, str], Row]:
     overhead, tokens = WORLDS[name]
-    world = sim.metasd_world(name, overhead)
-    return played(world, labels, seeds, lengths=[sim.METASD_LENGTH], tokens=tokens)
+    world = metasd_world(name, overhead)
+    return played(world, labels, seeds, lengths=[METASD_LENGTH], tokens=tokens)
 
 
 def printed_tables(seeds: int) -> list[Row]:
@@ -44,7 +72,7 @@ def printed_tables(seeds: int) -> list[Row]:
     rows = []
     for name in WORLDS:
         found = of_table(name, [UCB], seeds)
-        for task, alone in sim.metasd_table(name).items():
+        for task, alone in metasd_table(name).items():
             ucb, row = UCB_SPEEDUPS[name][task], found[task, UCB]
             rows.append({
                 "table": name, "task": task, "here": row["speedup"], "ci95": row["speedup_ci95"],
@@ -57,7 +85,7 @@ def printed_tables(seeds: int) -> list[Row]:
 def bandits(seeds: int) -> list[Row]:
     """Tables 3 and 4: other policies; table 7: BE in place of BD. Geometric means over tasks."""
     rows = []
-    for name, printed in sim.PAPERS["metasd"]["policies"].items():
+    for name, printed in PAPERS["metasd"]["policies"].items():
         found = of_table(name, list(printed), seeds)
         for label, paper in printed.items():
             here = [found[task, label]["speedup"] for task in TASKS]
@@ -80,7 +108,7 @@ def router(seeds: int) -> list[Row]:
     for name, (kind, inside, perturbed) in printed.items():
         found = of_table(name, [UCB], seeds)
         ucb = float(np.mean([found[task, UCB]["speedup"] for task in TASKS]))
-        alone = sim.metasd_table(name).values()
+        alone = metasd_table(name).values()
         right = float(np.mean([max(a) for a in alone]))
         wrong = float(np.mean([(sum(a) - max(a)) / (len(a) - 1) for a in alone]))
         rows += [
@@ -96,7 +124,7 @@ def router(seeds: int) -> list[Row]:
 def lengths(seeds: int) -> list[Row]:
     """Figure 2: accepted tokens and speed by N_max on Code, for the best drafter and MetaSD-UCB."""
     drafters = [f"drafter{i}" for i in range(1, 6)]
-    world = sim.from_speedups({"Code": sim.metasd_table("3")["Code"]}, SPS, drafters)
+    world = from_speedups({"Code": metasd_table("3")["Code"]}, SPS, drafters)
     rows = []
     for length in (1, 2, 3, 5, 7, 10, 15):
         found = played(world, [UCB], seeds, lengths=[length], tokens=200)
@@ -120,7 +148,7 @@ def region(seeds: int) -> list[Row]:
         g = (s * grid ** (s - 1)).sum(axis=0)
         h = (s * (grid ** (s - 1) - grid ** (2 * n - s))).sum(axis=0)
         inside = grid[h >= g * g / (4 * n * grid)]
-        mean = np.array([sim.mean_tokens(a, n) - 1 for a in grid])
+        mean = np.array([mean_tokens(a, n) - 1 for a in grid])
         second = sum((2 * j - 1) * grid**j for j in range(1, n + 1))
         top = float(grid[np.argmax(second - mean**2)])
         rows.append({
@@ -137,7 +165,7 @@ def theorems(seeds: int) -> list[Row]:
     labels = [f"ucb1:beta={beta}/divergence" for beta in (0.5, 0.6, 1.0, 2.0)]
     labels += ["petc:c=8/divergence", "sequential-halving/divergence"]
     for tokens, eos in ((500, 0.0), (2000, 0.0), (8000, 0.0), (8000, 1 / 500), (8000, 1 / 2000)):
-        world = sim.TruncatedGeometric({"tgd": ALPHAS}, COSTS, eos)
+        world = TruncatedGeometric({"tgd": ALPHAS}, COSTS, eos)
         found = played(world, labels, max(seeds // 2, 4), lengths=[4], tokens=tokens)
         text = f"{tokens} tokens" if not eos else f"end drawn, {1 / eos:.0f} on average"
         row: Row = {"answer": text}
@@ -148,21 +176,19 @@ def theorems(seeds: int) -> list[Row]:
 
 
 def switches(
-    world: sim.TruncatedGeometric, labels: Sequence[str], seeds: int, tokens: int
+    world: TruncatedGeometric, labels: Sequence[str], seeds: int, tokens: int
 ) -> dict[str, tuple[Floats, Floats]]:
     """Rounds lost to the best plan and number of drafter switches, by policy and seed."""
-    match = sim.make_match(
-        sim.Setting("claim", lambda _: world, (4,), tuple(labels), tokens), list(labels)
-    )
+    match = make_match(Setting("claim", lambda _: world, (4,), tuple(labels), tokens), list(labels))
     found: dict[str, list[tuple[float, float]]] = {label: [] for label in labels}
     for seed in range(seeds):
-        best = sim.best_plans(match, sim.look_back(match, seed))
+        best = best_plans(match, look_back(match, seed))
         for domain, text in match.texts(seed):
             for one in match.contestants:
-                ends, _ = sim.fixed_path(text, best[domain, one.label][0], {})
-                reference = sim.Reference(ends, 0)
-                stream = sim.policy_seed(seed, text.name, one.label)
-                rows = list(sim.play_all(text, one, world.costs, reference, stream, {}))
+                ends, _ = fixed_path(text, best[domain, one.label][0], {})
+                reference = Reference(ends, 0)
+                stream = policy_seed(seed, text.name, one.label)
+                rows = list(play_all(text, one, world.costs, reference, stream, {}))
                 changed = np.diff([row["plan_index"] for row in rows]) != 0
                 found[one.label].append((rows[-1]["regret"], changed.sum()))
     return {label: tuple(np.array(pairs, float).T) for label, pairs in found.items()}
@@ -170,7 +196,7 @@ def switches(
 
 def switching(seeds: int) -> list[Row]:
     """Equation 49: rounds lost to the best plan, plus one round for each switch of drafter."""
-    world = sim.TruncatedGeometric({"tgd": ALPHAS}, COSTS)
+    world = TruncatedGeometric({"tgd": ALPHAS}, COSTS)
     labels = [f"{name}/divergence" for name in ("petc:c=8", "sequential-halving", "ucb1:beta=0.5")]
     rows = []
     for tokens in (500, 2000, 8000):
@@ -178,7 +204,7 @@ def switching(seeds: int) -> list[Row]:
         row: Row = {"tokens": tokens}
         for label, (regret, num) in found.items():
             name = label.partition("/")[0]
-            row |= {name: float(np.mean(regret + num)), f"{name} ci": sim.half_width(regret + num)}
+            row |= {name: float(np.mean(regret + num)), f"{name} ci": half_width(regret + num)}
             row[f"{name} switches"] = float(np.mean(num))
         rows.append(row)
     return rows
@@ -207,9 +233,9 @@ def rewards(seeds: int) -> list[Row]:
     """
     kinds, rows = {"BE": "length", "BD": "divergence"}, []
     labels = {name: f"ucb1:beta=0.01/{spec}" for name, spec in kinds.items()}
-    setting = sim.setting("metasd-multilingual")
-    match = sim.make_match(setting, list(labels.values()), with_trails=True)
-    outcome = sim.run_match(match, range(seeds))
+    setting = sim_setting("metasd-multilingual")
+    match = make_match(setting, list(labels.values()), with_trails=True)
+    outcome = run_match(match, range(seeds))
     for domain in match.environment.domains:
         rounds = [_rounds_alone(match, domain, plan, range(seeds)) for plan in match.plans]
         for name, spec in kinds.items():
@@ -223,7 +249,7 @@ def rewards(seeds: int) -> list[Row]:
                 if index != best
             ]
             runs = [r for r in outcome.runs if (r.domain, r.policy) == (domain, labels[name])]
-            share = sim.best_plan_curve(runs).means
+            share = best_plan_curve(runs).means
             rows.append({
                 "domain": domain, "reward": name, "mean": float(means[best]),
                 "variance": float(spreads[best]), "R": " ".join(f"{r:.2f}" for r in signals),
@@ -232,13 +258,13 @@ def rewards(seeds: int) -> list[Row]:
     return rows
 
 
-def _rounds_alone(match: sim.Match, domain: str, plan: Plan, seeds: Sequence[int]) -> list[Outcome]:
+def _rounds_alone(match: Match, domain: str, plan: Plan, seeds: Sequence[int]) -> list[Outcome]:
     """The inputs of the reward in every round of a drafter that plays alone."""
     found = []
     for seed in seeds:
         [text] = match.environment.texts(domain, seed, match.tokens, match.longest)
-        costs, stop_rules = match.environment.costs, sim.stop_rules_of(match.plans)
-        request = sim.SimulatedRequest(text, match.plans, costs, stop_rules)
+        costs, stop_rules = match.environment.costs, stop_rules_of(match.plans)
+        request = SimulatedRequest(text, match.plans, costs, stop_rules)
         while text.limit - request.position > plan.length:
             e = request.play(plan)
             a = e.drafted_alphas

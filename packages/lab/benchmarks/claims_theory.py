@@ -8,9 +8,20 @@ from functools import cache
 import numpy as np
 from shared.claims import Row, played, regret_of, report
 
-from draftwise_lab import sim
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.environments import Cycles, IndependentAlphas, TruncatedGeometric
+from draftwise_lab.sim.match import make_match, run_match
+from draftwise_lab.sim.presets import setting
+from draftwise_lab.sim.regret import (
+    exp3spec_bound,
+    fixed_mats,
+    geometric_lower_bound,
+    metasd_leading_term,
+    regret_curve,
+    ucbspec_bound,
+)
 
-LENGTH, COSTS = 4, sim.CostTable({1: (1.0,)}, other_s=0.05)
+LENGTH, COSTS = 4, CostTable({1: (1.0,)}, other_s=0.05)
 ARGMAX = "ucb1:beta=1e-6/expected-length/panoramic"
 """Follow the leader: UCB1 without a bonus, with every drafter scored in every round."""
 LONGER = (500, 1000, 2000, 4000, 8000)
@@ -18,13 +29,13 @@ LONGER = (500, 1000, 2000, 4000, 8000)
 
 def adversarial(seeds: int) -> list[Row]:
     """BanditSpec, theorem 5.3: rounds lost to the best plan on adversarial sequences."""
-    world = sim.setting("adversarial").make(None)
+    world = setting("adversarial").make(None)
     rows = []
     for tokens in (500, 2000, 8000):
         found = played(world, ["exp3spec", "ucbspec"], seeds, lengths=[LENGTH], tokens=tokens)
         for domain in world.domains:
             exp3, best = found[domain, "exp3spec"], found[domain, "best fixed plan"]
-            bound = sim.exp3spec_bound(LENGTH, 2, tokens, best["rounds"])
+            bound = exp3spec_bound(LENGTH, 2, tokens, best["rounds"])
             rows.append({
                 "text": domain, "tokens": tokens, "best plan's rounds": best["rounds"],
                 "EXP3Spec": exp3["regret"], "ci95": exp3["regret_ci95"],
@@ -37,13 +48,13 @@ def growing(seeds: int) -> list[Row]:
     """BanditSpec 4.3, 4.5, 5.3 and MetaSD 2: regret in rounds by text length, and the bounds. On
     the preset ``geometric``. A logarithm grows by equal steps from row to row."""
     labels, tokens = ("ucbspec", "exp3spec", "ucb1:beta=1/divergence", "normalhedge"), 32_000
-    match = sim.make_match(sim.setting("geometric"), list(labels), tokens=tokens, with_trails=True)
-    outcome, world = sim.run_match(match, range(seeds)), match.environment
-    assert isinstance(world, sim.TruncatedGeometric)
+    match = make_match(setting("geometric"), list(labels), tokens=tokens, with_trails=True)
+    outcome, world = run_match(match, range(seeds)), match.environment
+    assert isinstance(world, TruncatedGeometric)
     alphas = list(world.means["tgd"].values())
-    mats = sim.fixed_mats(list(outcome.hindsight["tgd"].values())).tolist()
+    mats = fixed_mats(list(outcome.hindsight["tgd"].values())).tolist()
     curves = {
-        c.label: sim.regret_curve([r for r in outcome.runs if r.policy == c.label], 4096)
+        c.label: regret_curve([r for r in outcome.runs if r.policy == c.label], 4096)
         for c in match.contestants
     }
     rows = []
@@ -52,10 +63,10 @@ def growing(seeds: int) -> list[Row]:
         for label, curve in curves.items():
             index = int(np.searchsorted(curve.xs, own).clip(0, len(curve.xs) - 1))
             row[label], row[f"{label} ci95"] = float(curve.means[index]), float(curve.halves[index])
-        row["ucbspec upper"] = sim.ucbspec_bound(mats, LENGTH, own)
-        row["any, lower"] = sim.geometric_lower_bound(alphas, LENGTH, own)
-        row["exp3spec upper"] = sim.exp3spec_bound(LENGTH, len(mats), own, own / max(mats))
-        row["metasd leading term"] = sim.metasd_leading_term(alphas, LENGTH, own)
+        row["ucbspec upper"] = ucbspec_bound(mats, LENGTH, own)
+        row["any, lower"] = geometric_lower_bound(alphas, LENGTH, own)
+        row["exp3spec upper"] = exp3spec_bound(LENGTH, len(mats), own, own / max(mats))
+        row["metasd leading term"] = metasd_leading_term(alphas, LENGTH, own)
         rows.append(row)
     return rows
 
@@ -64,7 +75,7 @@ def argmax(seeds: int) -> list[Row]:
     """docs/lab/regret.md: follow the leader with full feedback against the default policy."""
     rows = []
     for gap in (0.2, 0.1, 0.05):
-        world = sim.IndependentAlphas({"tgd": {"a": 0.7, "b": 0.7 - gap, "c": 0.4}}, COSTS, 0.1)
+        world = IndependentAlphas({"tgd": {"a": 0.7, "b": 0.7 - gap, "c": 0.4}}, COSTS, 0.1)
         for tokens in LONGER:
             labels = [ARGMAX, "ucbspec", f"goodput@{LENGTH}"]
             found = played(world, labels, max(4, seeds), lengths=[LENGTH], tokens=tokens)
@@ -80,7 +91,7 @@ def misled(seeds: int) -> list[Row]:
     del seeds
     rows = []
     for tokens in LONGER:
-        world = sim.setting("adversarial").make(None)
+        world = setting("adversarial").make(None)
         labels = [ARGMAX, "exp3spec", f"goodput@{LENGTH}"]
         found = played(world, labels, 4, lengths=[LENGTH], tokens=tokens)
         for domain in world.domains:
@@ -89,7 +100,7 @@ def misled(seeds: int) -> list[Row]:
             for name, label in zip(names, labels, strict=True):
                 row[name] = found[domain, label]["regret"]
             rows.append(row)
-    trap = sim.Cycles({"trap": trap_of(1000)}, COSTS)
+    trap = Cycles({"trap": trap_of(1000)}, COSTS)
     for tokens in (500, 1000):
         found = played(trap, [ARGMAX, f"goodput@{LENGTH}"], 1, lengths=[LENGTH], tokens=tokens)
         rows.append({
@@ -113,7 +124,7 @@ def trap_of(tokens: int) -> dict[str, list[float]]:
 
 def immediate_costs(seeds: int) -> list[Row]:
     """SpecDec++, theorem 4.2: the MDP's costs and the seconds of every fixed length."""
-    world = sim.TruncatedGeometric({"tgd": {"a": 0.7}}, sim.CostTable({1: (1.0,)}, other_s=0.2))
+    world = TruncatedGeometric({"tgd": {"a": 0.7}}, CostTable({1: (1.0,)}, other_s=0.2))
     rows = []
     for length in (1, 2, 4, 8):
         found = played(world, ["fixed:0"], seeds, lengths=[length], tokens=400)["tgd", "fixed:0"]

@@ -18,7 +18,10 @@ import numpy as np
 from shared.claims import played
 from shared.script import rounded, run
 
-from draftwise_lab.sim import REGIMES, CostTable, Recorded, Text, half_width
+from draftwise_lab.sim.costs import REGIMES, CostTable
+from draftwise_lab.sim.match import half_width
+from draftwise_lab.sim.text import Text
+from draftwise_lab.sim.traces import Recorded
 
 LENGTH, TENTHS, GENERALIST = 5, 10, "generalist"
 POLICIES = ("exp3spec", "ucbspec", "normalhedge/expected-length/panoramic:per_token=true")

@@ -27,8 +27,9 @@ import numpy as np
 from shared.script import run, show
 
 from draftwise.compiled import warm_up
-from draftwise.controller import Controller, Limits, Step
-from draftwise.retrieval import RetrievalIndex
+from draftwise.controller.controller import Controller, Limits
+from draftwise.controller.costs import Step
+from draftwise.retrieval.index import RetrievalIndex
 
 WARM_UP = 60
 RIGHT = 0.7
@@ -168,7 +169,7 @@ def growth(num: int, length: int, num_steps: int) -> dict[str, Any]:
 COMPILE = """
 import time
 from draftwise.compiled import warm_up
-from draftwise.controller import Controller
+from draftwise.controller.controller import Controller
 Controller
 begin_s = time.process_time()
 wall_s = warm_up()

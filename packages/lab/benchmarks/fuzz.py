@@ -37,7 +37,8 @@ from transformers import CONFIG_MAPPING
 from draftwise import Speculator
 from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.retrieval import LookupDrafter
-from draftwise.engine import Engine, Request
+from draftwise.engine.engine import Engine
+from draftwise.engine.request import Request
 from draftwise.nn.check import check_model
 from draftwise.nn.model import CausalModel
 from draftwise.nn.tiny import tiny_config, tiny_module

@@ -30,27 +30,29 @@ import numpy as np
 from gpu_replay import NUM_REQUESTS, SIMPLE, AdaptiveVerification, Fixed, Prices, Row, Source, Text
 from shared.script import run, show
 
-from draftwise.controller import (
-    BY_MODEL,
-    BY_RETRIEVAL,
-    Controller,
-    Limits,
-    Step,
-    bucket_of,
-    survival,
-    worth,
-)
-from draftwise.controller import (
-    Row as Known,
-)
+from draftwise.controller.acceptance import HIGHEST, LOWEST, bucket_of
+from draftwise.controller.controller import Controller, Limits
+from draftwise.controller.costs import Step
+from draftwise.controller.mixing import MODEL as BY_MODEL
+from draftwise.controller.mixing import RETRIEVAL as BY_RETRIEVAL
 from draftwise.integrations.vllm.ahead import NUM_FACTS, Reports
 from draftwise.integrations.vllm.demand import Demand
-from draftwise.retrieval import RetrievalIndex
+from draftwise.retrieval.index import RetrievalIndex
 
 SCHEDULING_MS, KERNELS_MS = 0.15, 0.03
 HEAD = 5
 """The longest draft of the head."""
 K = gpu_replay.LONGEST
+
+
+def survival(hazards: np.ndarray, factor: float) -> np.ndarray:
+    """[n] probabilities that all tokens up to each one are accepted."""
+    return np.cumprod(1.0 - np.clip(hazards * float(factor), LOWEST, HIGHEST))
+
+
+def worth(alive: np.ndarray, price: float, room: int) -> float:
+    """Expected tokens of a draft beyond what its tokens cost, at the best length up to ``room``."""
+    return float(np.maximum(alive[:room] - price, 0.0).sum())
 
 
 class Device:
@@ -97,14 +99,13 @@ class Device:
     def choose(
         self, row: Row, facts: np.ndarray, hazards: Any, factors: Sequence[float], price: float
     ) -> tuple[int, list[int], np.ndarray]:
-        """Who drafts, the tokens, and their survival: ``mixing.mix`` on given proposals."""
+        """Who drafts, the tokens, and their survival: as the kernels choose, on given proposals."""
         num = max(int(facts[-1]), 0)
         own, after = (t[: int((t >= 0).sum())] for t in (facts[:K], facts[K : 2 * K]))
         match, after_match = int(facts[4 * K]), int(facts[4 * K + 3])
-        known = Known(self.outcomes[row.name], (float(factors[0]), float(factors[1])))
         buckets = [bucket_of(match + j) for j in range(K)]
         own_alive = survival(hazards.matches[int(facts[4 * K + 2]), buckets], factors[1])
-        model = survival(hazards.model[known.outcome, bucket_of(match)], factors[0])
+        model = survival(hazards.model[self.outcomes[row.name], bucket_of(match)], factors[0])
         buckets = [bucket_of(after_match + j) for j in range(K)]
         late = survival(hazards.matches[1 + min(num, 3), buckets], factors[1])
         head = facts[2 * K : 2 * K + num].tolist()

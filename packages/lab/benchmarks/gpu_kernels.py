@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from shared.script import options, show
 
-from draftwise.controller import hazards_of, new_tables
+from draftwise.controller.acceptance import new_tables
+from draftwise.controller.mixing import hazards_of
 
 K, HEAD, REPEATS = 16, 3, 50
 

@@ -32,7 +32,9 @@ import numpy as np
 from shared.script import run, show
 
 from draftwise.compiled import warm_up
-from draftwise.controller import Controller, Limits, Step, StepCosts, acceptance, choice
+from draftwise.controller import acceptance, choice
+from draftwise.controller.controller import Controller, Limits
+from draftwise.controller.costs import Step, StepCosts
 from draftwise.protocols import Policy
 from draftwise.registry import make_policy
 from draftwise.types import Decision, Feedback

@@ -24,7 +24,8 @@ from shared.script import run, show
 from draftwise import Speculator, zoo
 from draftwise.bench.suites import load_suite
 from draftwise.retrieval.corpus import replacing, write
-from draftwise_lab.train import new_head, save_head
+from draftwise_lab.train.eagle import new_head
+from draftwise_lab.train.save import save_head
 from draftwise_zoo import RETRIEVAL, drafter_specs, own_specs
 
 DRAFT_VOCAB = 8192  # of random heads, as of the bundled one

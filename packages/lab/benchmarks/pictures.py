@@ -20,7 +20,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draftwise import Speculator, zoo
-from draftwise.engine import PHASES, RoundState, loop
+from draftwise.engine import loop
+from draftwise.engine.outputs import PHASES
+from draftwise.engine.request import RoundState
 
 HERE = Path(__file__).parents[3] / "docs" / "pictures"
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"

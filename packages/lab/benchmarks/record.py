@@ -19,11 +19,11 @@ from shared.script import options, quiet, track
 
 from draftwise import SamplingParams, Speculator, zoo
 from draftwise.bandits.stop_rules import Fixed
-from draftwise.controller import WINDOW
+from draftwise.controller.rates import WINDOW
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.engine.verify import overlap, ratio
 from draftwise.nn.sampling import SampledSpan, answered, warped
-from draftwise_lab.zoo import heldout_stream
+from draftwise_lab.zoo.corpus import heldout_stream
 
 DEPTH, PROMPT, PROBE_TOKENS = 16, 16, 32
 """Tokens of a copied draft, scored prompt tokens, and tokens that prompt scoring processes."""

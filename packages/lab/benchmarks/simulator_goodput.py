@@ -20,7 +20,19 @@ import numpy as np
 from shared.script import run, show
 
 from draftwise.types import Floats, Ints
-from draftwise_lab import sim
+from draftwise_lab.sim.costs import REGIMES
+from draftwise_lab.sim.match import (
+    Match,
+    Outcome,
+    TextSums,
+    averages,
+    make_match,
+    results,
+    run_match,
+    sums_by_text,
+)
+from draftwise_lab.sim.presets import Setting, setting
+from draftwise_lab.sim.traces import trace_setting
 
 LENGTHS = (2, 4, 6, 8)
 SKIPPING = "panoramic:every=12,warmup=6,hybrid=6"
@@ -39,13 +51,13 @@ LENGTH_POLICIES = {
 GOODPUT = "goodput"
 
 
-def cases(options: argparse.Namespace) -> Iterator[tuple[str, sim.Setting]]:
+def cases(options: argparse.Namespace) -> Iterator[tuple[str, Setting]]:
     """Yield the trace under three cost regimes, then the presets."""
-    for regime in sim.REGIMES if options.trace else ():
-        chosen = sim.trace_setting(Path(options.trace), regime)
+    for regime in REGIMES if options.trace else ():
+        chosen = trace_setting(Path(options.trace), regime)
         yield regime, replace(chosen, lengths=tuple(range(17)))
     for name in options.preset:
-        chosen = sim.setting(name)
+        chosen = setting(name)
         longest = range(5) if name == "banditspec-load" else range(17)
         yield name, replace(chosen, lengths=tuple(longest), rules=("fixed",))
 
@@ -57,14 +69,14 @@ def labels_of(name: str) -> dict[str, list[str]]:
     return {t: [label.format(k) for k in LENGTHS] for t, label in DRAFTER_POLICIES.items()}
 
 
-def score(seconds: Floats, found: sim.TextSums, places: Ints | slice = slice(None)) -> float:
+def score(seconds: Floats, found: TextSums, places: Ints | slice = slice(None)) -> float:
     """Geometric mean over domains of plain seconds over the policy's, on the texts ``places``."""
     names, mine, base = found.domains[places], seconds[places], found.plain_s[places]
     ratios = [base[names == n].sum() / mine[names == n].sum() for n in np.unique(found.domains)]
     return float(np.exp(np.mean(np.log(ratios))))
 
 
-def compare(found: sim.TextSums, one: Floats, other: Floats) -> tuple[float, float]:
+def compare(found: TextSums, one: Floats, other: Floats) -> tuple[float, float]:
     """Speed of ``one`` relative to ``other``, and half the interval of that ratio."""
     rng = np.random.default_rng(0)
     groups = [np.flatnonzero(found.domains == name) for name in np.unique(found.domains)]
@@ -73,8 +85,8 @@ def compare(found: sim.TextSums, one: Floats, other: Floats) -> tuple[float, flo
     return score(one, found) / score(other, found), 1.96 * float(np.std(ratios, ddof=1))
 
 
-def summarise(name: str, match: sim.Match, outcome: sim.Outcome) -> dict[str, Any]:
-    found, average = sim.sums_by_text(outcome), sim.averages(sim.results(match, outcome))
+def summarise(name: str, match: Match, outcome: Outcome) -> dict[str, Any]:
+    found, average = sums_by_text(outcome), averages(results(match, outcome))
     scores = {label: row["speedup"] for label, row in average.items()}
     tuned = {
         title: max((scores[label], label) for label in labels)
@@ -115,8 +127,8 @@ def compare_all(args: argparse.Namespace) -> dict[str, Any]:
     found = []
     for name, chosen in cases(args):
         labels = [label for group in labels_of(name).values() for label in group]
-        match = sim.make_match(chosen, [*labels, GOODPUT])
-        found.append(summarise(name, match, sim.run_match(match, range(args.seeds), args.jobs)))
+        match = make_match(chosen, [*labels, GOODPUT])
+        found.append(summarise(name, match, run_match(match, range(args.seeds), args.jobs)))
     show({one["case"]: row_of(one) for one in found})
     return {"cases": found}
 

@@ -31,7 +31,7 @@ from draftwise.types import Costs
 from draftwise_lab.train import head as training
 from draftwise_lab.train.data import Text
 from draftwise_lab.train.speedup import MAX_LENGTH, measure_costs
-from draftwise_lab.zoo import Answers, load_tokenizer
+from draftwise_lab.zoo.corpus import Answers, load_tokenizer
 
 DOMAINS = {
     "in domain": ("sql", "translate", "edit", "prose"), "out of domain": ("python", "math"),

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from bench.test_contest_results import made_up
 
-from draftwise.cli import colours
+from draftwise.cli.show import colours
 from draftwise.colours import PALETTE, drafter_colours
-from draftwise.serve import PAGE
-from draftwise_lab.bench import STYLE, report_colours
+from draftwise.serve.app import PAGE
+from draftwise_lab.bench.report import STYLE, report_colours
 
 NAMES = [f"drafter{index}" for index in range(len(PALETTE))]
 BACKGROUNDS = sorted(set(re.findall(r"--(?:back|card): (#[0-9a-f]{6})", STYLE + PAGE.text)))

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from draftwise.types import Costs, Evidence
-from draftwise_lab.sim import CostTable, Retrieval, Text, Track, runs_of
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.text import Retrieval, Text, Track, runs_of
 
 COSTS = CostTable({1: (1.0, 1.5, 2.0)}, {"a": 0.25, "b": 0.125, "r": 0.0625}, score_share=0.5)
 """Powers of two, so that sums are exact."""

@@ -6,7 +6,7 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -18,19 +18,7 @@ from draftwise.cli.failures import refusals as refusals
 from draftwise.cli.failures import standing_streams
 from draftwise.errors import DraftwiseError
 from draftwise.install import LAB_COMMANDS, lab_part
-from draftwise.lazy import exports
 
-if TYPE_CHECKING:
-    # fmt: off
-    # isort: off
-    from draftwise.cli.demo import Lane, Pair, Stage, race as run_race, report as demo_report
-    from draftwise.cli.failures import Output, refused_values, say
-    from draftwise.cli.load import check_models, read_batch, read_template
-    from draftwise.cli.show import Bars, Pen, colours, painted, percentages, total
-    from draftwise.cli.bench import paste, verdict
-    from draftwise.install import GROUP as LAB_GROUP, find_part
-
-__getattr__, __dir__ = exports(__name__)
 COMMANDS: Mapping[str, str] = {
     "try": "Measure in a minute whether draftwise pays on a model and your prompts.",
     "generate": "Complete a prompt with speculative decoding.",

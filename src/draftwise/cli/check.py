@@ -20,7 +20,7 @@ from draftwise.cli.show import Bars, make_table
 from draftwise.registry import Preset
 
 if TYPE_CHECKING:
-    from draftwise.engine import LosslessnessReport
+    from draftwise.nn.check import LosslessnessReport
     from draftwise.speculator import Speculator
 
 LENGTHS = (1, 2, 4, 8, 15)  # draft lengths; the verifying forwards have 2 to 16 tokens
@@ -67,7 +67,7 @@ def check(
         if is_chat or any(one.is_chat for one in given):
             check_chat(wanted.target)
     base = o.load(wanted)
-    from draftwise.engine import LosslessnessReport
+    from draftwise.nn.check import LosslessnessReport
 
     if prompts is None:
         is_chat = has_template(base.tokenizer)

@@ -14,14 +14,13 @@ import torch
 
 from draftwise import make_stop_rule
 from draftwise.bandits.stop_rules import read_head
-from draftwise.drafters import Context, DraftTask, LMDrafter
-from draftwise.nn import CausalModel
+from draftwise.drafters.lm import LMDrafter
+from draftwise.drafters.protocol import Context, DraftTask
+from draftwise.nn.model import CausalModel
 from draftwise.registry import preset
 from draftwise.speculator import Speculator
 from draftwise.types import DraftStep, DraftwiseError, SamplingParams
-from draftwise_lab.train import AcceptanceHead
-from draftwise_lab.train import load_acceptance_head as load
-from draftwise_lab.train import save_acceptance_head as save
+from draftwise_lab.train.head import AcceptanceHead, load, save
 from engine.pairs import PROMPTS, lm, plain_greedy, speculator, target
 from models import head_home, near_copy
 from sessions import opened

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.engine import Ending, Generation, RequestParams, RoundState
+from draftwise.engine.generation import Generation
+from draftwise.engine.options import RequestParams
+from draftwise.engine.outputs import Ending
+from draftwise.engine.request import RoundState
 from draftwise.registry import STOP_RULES, preset
 from draftwise.speculator import Speculator
 from draftwise.types import Plan, SamplingParams

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from draftwise.controller import Controller, Limits
+from draftwise.controller.controller import Controller, Limits
 from draftwise.integrations.vllm.adapter import Adapter
 
 Model = Callable[[Sequence[int]], int]

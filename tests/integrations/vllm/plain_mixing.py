@@ -12,16 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwise.controller import (
-    BY_MODEL,
-    BY_NOBODY,
-    BY_RETRIEVAL,
-    HIGHEST,
-    LOWEST,
-    Hazards,
-    bucket_of,
-)
-from draftwise.retrieval import LONGEST_MATCH
+from draftwise.controller.acceptance import HIGHEST, LOWEST, bucket_of
+from draftwise.controller.mixing import MODEL as BY_MODEL
+from draftwise.controller.mixing import NOTHING as BY_NOBODY
+from draftwise.controller.mixing import RETRIEVAL as BY_RETRIEVAL
+from draftwise.controller.mixing import Hazards
+from draftwise.retrieval.kernels import LONGEST_MATCH
 from draftwise.types import Floats, Ints
 
 Int32 = NDArray[np.int32]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from draftwise.controller import Step
+from draftwise.controller.costs import Step
 from integrations.vllm.fakes import FakeEngine, FakeRequest, params
 
 CYCLE = [5, 9, 2, 7, 7, 1, 3]

@@ -14,13 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.controller import (
-    BY_MODEL,
-    BY_NOBODY,
-    Hazards,
-    hazards_of,
-    new_tables,
-)
+from draftwise.controller.acceptance import new_tables
+from draftwise.controller.mixing import MODEL as BY_MODEL
+from draftwise.controller.mixing import NOTHING as BY_NOBODY
+from draftwise.controller.mixing import Hazards, hazards_of
 from integrations.vllm.plain_mixing import History, Row, mix
 
 if not torch.cuda.is_available():

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.controller import BY_MODEL, BY_NOBODY, BY_RETRIEVAL, Controller, Limits, Step, divide
+from draftwise.controller.controller import Controller, Limits
+from draftwise.controller.costs import Step
+from draftwise.controller.mixing import MODEL as BY_MODEL
+from draftwise.controller.mixing import NOTHING as BY_NOBODY
+from draftwise.controller.mixing import RETRIEVAL as BY_RETRIEVAL
+from draftwise.controller.mixing import divide
 from draftwise.integrations.vllm.ahead import NUM_FACTS, AsyncAdapter, Report, Reports
 from integrations.vllm.fakes import params
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from draftwise.controller import Guard, StepCosts
+from draftwise.controller.costs import StepCosts
+from draftwise.controller.guard import Guard
 from draftwise.errors import DraftwiseError
 from draftwise.integrations import vllm as room
 from draftwise.integrations.vllm import metrics, plugin

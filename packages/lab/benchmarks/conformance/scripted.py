@@ -19,18 +19,13 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from draftwise import Speculator, zoo
-from draftwise.serve import (
-    ChatRequest,
-    GenerationRequest,
-    RequestParser,
-    Server,
-    ServerSettings,
-    StructuredOutputs,
-    bind,
-    listen_on,
-    make_app,
-    make_service,
-)
+from draftwise.serve.app import make_app
+from draftwise.serve.parse import RequestParser
+from draftwise.serve.run import Server, make_service
+from draftwise.serve.schemas import ChatRequest, StructuredOutputs
+from draftwise.serve.settings import ServerSettings, bind
+from draftwise.serve.settings import listen as listen_on
+from draftwise.serve.worker import GenerationRequest
 
 TEMPLATE = """\
 {% if tools %}{{ tools | tojson }} Call as <tool_call>{"name": ...}</tool_call>{% endif %}\

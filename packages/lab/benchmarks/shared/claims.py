@@ -12,7 +12,9 @@ from typing import Any
 from shared.results import save
 from shared.script import options, rounded, show
 
-from draftwise_lab import sim
+from draftwise_lab.sim.environments import Environment
+from draftwise_lab.sim.match import make_match, results, run_match
+from draftwise_lab.sim.presets import Setting
 
 Row = dict[str, Any]
 
@@ -34,11 +36,11 @@ def regret_of(row: Row, name: str) -> Row:
 
 
 def played(
-    world: sim.Environment, labels: Sequence[str], seeds: int, *, lengths: Sequence[int],
+    world: Environment, labels: Sequence[str], seeds: int, *, lengths: Sequence[int],
     tokens: int,
 ) -> dict[tuple[str, str], Row]:  # fmt: skip
     """Results of ``draftwise simulate`` by domain and policy."""
-    setting = sim.Setting("claim", lambda _: world, tuple(lengths), tuple(labels), tokens)
-    match = sim.make_match(setting, list(labels))
-    rows = sim.results(match, sim.run_match(match, range(seeds)))
+    setting = Setting("claim", lambda _: world, tuple(lengths), tuple(labels), tokens)
+    match = make_match(setting, list(labels))
+    rows = results(match, run_match(match, range(seeds)))
     return {(row["domain"], row["policy"]): row for row in rows}

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from draftwise.bench import versions
+from draftwise.bench.results import versions
 from draftwise_lab.bench.commit import commit
 
 COMMIT = commit() or ""

@@ -15,28 +15,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench import (
-    DEFAULT,
-    PLAIN,
-    Asked,
-    Contestant,
-    Encoder,
-    Item,
-    Method,
-    OurContestant,
+from draftwise.bench.results import (
     Row,
     Run,
     Sheet,
-    Suite,
-    TimedReply,
-    as_run,
+    command,
+    environment,
     make_sheet,
     ratio,
     summary,
     turns,
 )
-from draftwise.bench import contest as turns_of
-from draftwise.bench.results import command, environment
+from draftwise.bench.session import Asked, Contestant, Encoder, OurContestant, TimedReply, as_run
+from draftwise.bench.session import contest as turns_of
+from draftwise.bench.suites import DEFAULT, PLAIN, Item, Method, Suite
 from draftwise.drafters.lm import LMDrafter
 from draftwise.files import write_text
 from draftwise.registry import PRESETS

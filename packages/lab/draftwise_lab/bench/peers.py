@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from draftwise.bench import PLAIN, Method, drafter_and_length, parse_method, with_plain
+from draftwise.bench.suites import PLAIN, Method, drafter_and_length, parse_method, with_plain
 from draftwise.chat import Prompt
 from draftwise.checks import probability
 from draftwise.registry import PRESETS
@@ -22,7 +22,7 @@ from draftwise.types import DraftwiseError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from draftwise.bench import Asked, TimedReply
+    from draftwise.bench.session import Asked, TimedReply
     from draftwise.speculator import Speculator
 
 TRANSFORMERS, LOOKUP = "transformers", "lookup"
@@ -155,7 +155,7 @@ class PeerContestant:
     def answer(self, prompt: Prompt, seed: int) -> TimedReply:
         import torch
 
-        from draftwise.bench import TimedReply
+        from draftwise.bench.session import TimedReply
 
         counter = _RoundCounter()
         ids = torch.tensor([list(prompt.tokens)], device=self._model.device)

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench import Run, Suite, load_suite
+from draftwise.bench.results import Run
+from draftwise.bench.suites import Suite, load_suite
 from draftwise.checks import known
 from draftwise.engine.outputs import Round
 from draftwise.files import write_text

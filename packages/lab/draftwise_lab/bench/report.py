@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench import DEFAULT, Suite
 from draftwise.bench.results import cautions, extent, interval
+from draftwise.bench.suites import DEFAULT, Suite
 from draftwise.colours import drafter_colours
 from draftwise.engine.outputs import TARGET, Answer, Ending, RequestOutput, SourceAttribution
 from draftwise.types import NONE

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.bench import Asked
-from draftwise.drafters import EagleDrafter, LMDrafter
+from draftwise.bench.session import Asked
+from draftwise.drafters.eagle import EagleDrafter
+from draftwise.drafters.lm import LMDrafter
 from draftwise.registry import MAX_LENGTH, Preset
 from draftwise.settings import name_and_spec
 from draftwise.speculator import Speculator

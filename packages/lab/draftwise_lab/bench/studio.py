@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwise.bench import Item, Run
+from draftwise.bench.results import Run
+from draftwise.bench.suites import Item
 from draftwise_lab.bench.report import write_report
 from draftwise_lab.bench.scout import look, scout
 

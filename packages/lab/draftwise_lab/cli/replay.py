@@ -140,7 +140,7 @@ def _after_a_run(
         if any(one.is_chat for one in given):
             check_chat(wanted.target)
     base = o.load(wanted)
-    from draftwise.bench import Asked
+    from draftwise.bench.session import Asked
     from draftwise.engine.options import encode_all
     from draftwise.pool import resolve_target
     from draftwise_lab.bench.scout import Question, scout, sources_of, time_batches

@@ -23,8 +23,9 @@ from transformers.generation.candidate_generator import (
 from cli.conftest import run_command
 from draftwise import Speculator
 from draftwise.types import PLAIN, Plan
-from draftwise_lab.bench import Source, advise, batch_table, choose, sources_of
-from draftwise_lab.sim import costs_by_batch
+from draftwise_lab.bench.advice import Source, advise, batch_table, choose
+from draftwise_lab.bench.scout import sources_of
+from draftwise_lab.sim.traces import costs_by_batch
 
 VLLM_VERSIONS = "0.30.0 to 0.33.0"
 VLLM_FIELDS = {

@@ -12,7 +12,8 @@ from benches import Bench
 
 from cli.conftest import run_command
 from draftwise.colours import drafter_colours
-from draftwise_lab.bench import SECTIONS, file_name
+from draftwise_lab.bench.report import SECTIONS
+from draftwise_lab.bench.studio import file_name
 
 ROW = {"tok_per_s", "mat", "speedup", "lossless"}
 
@@ -116,7 +117,7 @@ def test_the_table_has_every_method(bench: Bench) -> None:
 def test_ctrl_c_keeps_what_was_measured(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftwise_lab.cli import StageBars
+    from draftwise_lab.cli.options import StageBars
 
     def update(self: StageBars, stage: str, done: int, total: int) -> None:
         if stage == "measuring" and done == total // 2:

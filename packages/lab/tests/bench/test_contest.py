@@ -8,18 +8,13 @@ from pathlib import Path
 import pytest
 
 from draftwise import Speculator
-from draftwise.bench import Asked, Contestant, Encoder, Item, TimedReply, contest, make_sheet, turns
+from draftwise.bench.results import make_sheet, turns
+from draftwise.bench.session import Asked, Contestant, Encoder, TimedReply, contest
+from draftwise.bench.suites import Item
 from draftwise.chat import Prompt
 from draftwise.types import DraftwiseError
-from draftwise_lab.bench import (
-    ContestSettings,
-    Recorder,
-    RunStore,
-    contest_results,
-    make_contestants,
-    measure,
-    prepare,
-)
+from draftwise_lab.bench.contest import Recorder, contest_results, make_contestants, measure
+from draftwise_lab.bench.records import ContestSettings, RunStore, prepare
 
 ITEMS = [Item("0", "x", ("abc abc abc",)), Item("1", "y", ("Hello", "And?"), "writing")]
 ASKED = Asked(12)

@@ -9,10 +9,10 @@ import pytest
 
 from bench.test_results import SECONDS
 from bench.test_results import made_up as product_runs
-from draftwise.bench import make_sheet
+from draftwise.bench.results import make_sheet
 from draftwise.types import DraftwiseError
-from draftwise_lab.bench import ContestRun, RunStore, whole_turns
-from draftwise_lab.bench import contest_results as results
+from draftwise_lab.bench.contest import contest_results as results
+from draftwise_lab.bench.records import ContestRun, RunStore, whole_turns
 
 
 def made_up() -> list[ContestRun]:

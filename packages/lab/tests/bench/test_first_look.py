@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from draftwise import Speculator
-from draftwise_lab.bench import ContestSettings, measure, prepare
+from draftwise_lab.bench.contest import measure
+from draftwise_lab.bench.records import ContestSettings, prepare
 
 
 def test_it_is_counted_before_the_turns(

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 
 import draftwise
 from chatting import save_chat_model
-from draftwise.nn import load_head, load_model
-from draftwise_lab.train import TEMPLATES, made_turns
+from draftwise.nn.eagle_files import load_head
+from draftwise.nn.load import load_model
+from draftwise_lab.train.turns import TEMPLATES, made_turns
 
 FOLDER = Path(draftwise.__file__).parents[2] / "packages" / "lab" / "benchmarks"
 CHAT = "I promised to bring a salad to a barbecue tomorrow. Something simple with tomatoes, please."

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from draftwise.bench import Method
+from draftwise.bench.suites import Method
 from draftwise.registry import PRESETS
 from draftwise.types import DraftwiseError
-from draftwise_lab.bench import Known, Peer, check_methods, expand
-from draftwise_lab.bench import parse_contestant as parse_method
+from draftwise_lab.bench.peers import Known, Peer, check_methods, expand
+from draftwise_lab.bench.peers import parse as parse_method
 
 DRAFTERS = {"small": True, "lookup": False}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import run_command
-from draftwise_lab.bench import Source, advise, vllm
+from draftwise_lab.bench.advice import Source, advise, vllm
 
 TOKENS = 24
 COSTS = {"target_s": [1.0, 1.0], "draft_s": {"good": 0.1, "bad": 0.1, "copy": 0.0}}

@@ -9,8 +9,10 @@ import pytest
 
 from cli.test_fast_refusals import check_refusal, covered, leaves_of, typed
 from draftwise.cli import LAB_COMMANDS
-from draftwise_lab.cli import TRAIN_LAYOUTS
-from draftwise_lab.train import HEAD_LAYOUTS, LOSSES, LossName
+from draftwise_lab.cli.train import LAYOUTS as TRAIN_LAYOUTS
+from draftwise_lab.train.drafter import LOSSES
+from draftwise_lab.train.options import LossName
+from draftwise_lab.train.save import LAYOUTS as HEAD_LAYOUTS
 
 LINES: tuple[tuple[str, str], ...] = (
     ("contest --out o --suite nothere.jsonl", "there is no file nothere.jsonl"),

@@ -10,7 +10,8 @@ import pytest
 
 from cli.conftest import run_command
 from draftwise import DraftwiseError
-from draftwise_lab.cli import alone_in, claim
+from draftwise_lab.cli.options import alone_in
+from draftwise_lab.cli.train import claim
 from modules import module_of
 
 t = module_of(claim)

@@ -8,7 +8,7 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 
-from draftwise_lab.cli import Finding, all_types, check_type, chi_square, findings_of, record
+from draftwise_lab.cli.survey import Finding, all_types, check_type, chi_square, findings_of, record
 
 
 def test_a_type_that_is_served_and_one_that_is_not() -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cli.conftest import run_command
-from draftwise.drafters import LMDrafter
-from draftwise_lab.bench import (
+from draftwise.drafters.lm import LMDrafter
+from draftwise_lab.bench.sweep import (
     Field,
     Point,
     Run,

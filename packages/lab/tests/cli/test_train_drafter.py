@@ -11,18 +11,12 @@ import torch
 
 from cli.conftest import Ran, run_command
 from cli.models_on_disk import make_target, save_model
-from draftwise.nn import load_model
+from draftwise.nn.load import load_model
 from draftwise.types import DraftwiseError
-from draftwise_lab.train import (
-    MAX_LENGTH,
-    DrafterOptions,
-    Text,
-    break_even,
-    drafter_batches,
-    first_layers,
-    measure_costs,
-    speedups,
-)
+from draftwise_lab.train.data import Text
+from draftwise_lab.train.drafter import drafter_batches, first_layers
+from draftwise_lab.train.options import DrafterOptions
+from draftwise_lab.train.speedup import MAX_LENGTH, break_even, measure_costs, speedups
 from models import CONFIGS, tiny_model
 from modules import module_of
 

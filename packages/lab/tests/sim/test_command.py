@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from worlds import write_npz
 
 from draftwise.types import DraftwiseError
-from draftwise_lab.cli import simulate_command as simulate
+from draftwise_lab.cli.simulate import simulate
 
 app = typer.Typer()
 app.command()(simulate)

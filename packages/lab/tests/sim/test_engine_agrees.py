@@ -13,7 +13,8 @@ import pytest
 from worlds import check_evidence
 
 from draftwise.types import Plan
-from draftwise_lab.sim import RoundTrace, SimulatedRequest
+from draftwise_lab.sim.request import SimulatedRequest
+from draftwise_lab.sim.traces import RoundTrace
 from engine.pairs import PROMPTS, speculator
 
 

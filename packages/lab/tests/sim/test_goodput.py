@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from draftwise_lab.sim import make_match, run_match, setting
+from draftwise_lab.sim.match import make_match, run_match
+from draftwise_lab.sim.presets import setting
 
 
 def test_a_round_told_token_by_token_teaches_as_much() -> None:

@@ -12,7 +12,8 @@ import pytest
 from worlds import round_record, write_jsonl, write_npz
 
 from draftwise.types import DraftwiseError
-from draftwise_lab.sim import ARRAYS, REGIMES, Recorded, RoundTrace, load_costs
+from draftwise_lab.sim.costs import REGIMES, load_costs
+from draftwise_lab.sim.traces import ARRAYS, Recorded, RoundTrace
 from safety.test_hostile import STATES, Payload
 
 

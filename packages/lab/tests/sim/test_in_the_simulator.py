@@ -9,7 +9,9 @@ from worlds import COSTS, tiny_text
 from draftwise.bandits.stop_rules import AdaEdl
 from draftwise.registry import make_stop_rule
 from draftwise.types import DraftwiseError, Plan
-from draftwise_lab.sim import SimulatedRequest, Text, Track, runs_of, stop_rules_of
+from draftwise_lab.sim.match import stop_rules_of
+from draftwise_lab.sim.request import SimulatedRequest
+from draftwise_lab.sim.text import Text, Track, runs_of
 from models import head_home
 
 NUM = 16

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from draftwise.types import DraftwiseError
-from draftwise_lab.sim import (
-    PROMPT_TOKENS,
-    SETTINGS,
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.environments import (
     Confident,
-    CostTable,
     Cycles,
     Drifting,
     Environment,
@@ -21,11 +19,10 @@ from draftwise_lab.sim import (
     Load,
     Piecewise,
     TruncatedGeometric,
-    alpha_of,
-    runs_of,
-    setting,
     text_of,
 )
+from draftwise_lab.sim.presets import SETTINGS, alpha_of, setting
+from draftwise_lab.sim.text import PROMPT_TOKENS, runs_of
 from modules import module_of
 
 tables = module_of(alpha_of)

@@ -9,9 +9,8 @@ import pytest
 from worlds import COSTS, tiny_text
 
 from draftwise.types import NONE, DraftwiseError, Plan
-from draftwise_lab.sim import (
+from draftwise_lab.sim.match import (
     HABITS,
-    SETTINGS,
     Contestant,
     Match,
     Outcome,
@@ -25,12 +24,12 @@ from draftwise_lab.sim import (
     make_match,
     make_plans,
     parse_lengths,
+    play,
+    report,
     run_match,
-    setting,
     totals,
 )
-from draftwise_lab.sim import play_all as play
-from draftwise_lab.sim import text_report as report
+from draftwise_lab.sim.presets import SETTINGS, setting
 
 PLANS = (Plan(NONE, 0), Plan("a", 2), Plan("b", 2), Plan("r", 2))
 SEED = np.random.SeedSequence(0)

@@ -10,14 +10,9 @@ import pytest
 from worlds import check_evidence, tiny_text
 
 from draftwise.types import DraftStep, Plan
-from draftwise_lab.sim import (
-    GLANCE_WEIGHT,
-    PROBE_TOKENS,
-    CostTable,
-    Reading,
-    SimulatedRequest,
-    Text,
-)
+from draftwise_lab.sim.costs import CostTable
+from draftwise_lab.sim.request import GLANCE_WEIGHT, PROBE_TOKENS, Reading, SimulatedRequest
+from draftwise_lab.sim.text import Text
 
 NOTHING, A, B = Plan("none", 0), Plan("a", 4), Plan("b", 2)
 COSTS = CostTable({1: [1.0, 1.5, 2.0]}, {"a": 0.25, "b": 0.5, "r": 0.125}, read_share=0.5)

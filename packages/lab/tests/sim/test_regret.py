@@ -7,19 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from draftwise_lab.sim import (
-    Run,
-    Trail,
-    alpha_of,
+from draftwise_lab.sim.match import Run, Trail, make_match, run_match
+from draftwise_lab.sim.presets import alpha_of, setting
+from draftwise_lab.sim.regret import (
     best_plan_curve,
     exp3spec_bound,
     fixed_mats,
     geometric_lower_bound,
-    make_match,
     metasd_leading_term,
     regret_curve,
-    run_match,
-    setting,
     ucbspec_bound,
 )
 from modules import module_of

@@ -8,7 +8,8 @@ from worlds import COSTS, check_evidence, tiny_text
 
 from draftwise.registry import make_stop_rule
 from draftwise.types import NONE, Plan
-from draftwise_lab.sim import MAX_BACKLOG, PROMPT_TOKENS, SimulatedRequest, Text, Track, runs_of
+from draftwise_lab.sim.request import MAX_BACKLOG, SimulatedRequest
+from draftwise_lab.sim.text import PROMPT_TOKENS, Text, Track, runs_of
 
 NOTHING = Plan(NONE, 0)
 A, B, R = Plan("a", 4), Plan("b", 2), Plan("r", 4)

@@ -9,17 +9,9 @@ import pytest
 from worlds import check_evidence, round_record, write_jsonl, write_npz
 
 from draftwise.types import DraftwiseError, Plan
-from draftwise_lab.sim import (
-    ARRAYS,
-    REGIMES,
-    CostTable,
-    Recorded,
-    RoundTrace,
-    SimulatedRequest,
-    load_costs,
-    measured_costs,
-    trace_setting,
-)
+from draftwise_lab.sim.costs import REGIMES, CostTable, load_costs
+from draftwise_lab.sim.request import SimulatedRequest
+from draftwise_lab.sim.traces import ARRAYS, Recorded, RoundTrace, measured_costs, trace_setting
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from draftwise_lab.train import Text, acceptance, groups, pad
+from draftwise_lab.train.data import Text, groups, pad
+from draftwise_lab.train.drafter import acceptance
 
 
 def test_acceptance_is_the_overlap() -> None:

@@ -10,23 +10,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from draftwise.nn import CausalModel, EagleHead, RaggedCache, load_head, rope_of
-from draftwise.nn import read_head as read
+from draftwise.nn.cache import RaggedCache
+from draftwise.nn.eagle import EagleHead, read
+from draftwise.nn.eagle_files import load_head, rope_of
+from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
-from draftwise_lab.train import (
-    Text,
-    TrainingSettings,
+from draftwise_lab.train.data import Text, halved, observe, observed_batches
+from draftwise_lab.train.eagle import (
     acceptance_by_depth,
     draft_vocabulary,
     eagle_loss,
-    fit,
-    halved,
     new_head,
-    observe,
-    observed_batches,
-    save_head,
     unrolled,
 )
+from draftwise_lab.train.loop import TrainingSettings, fit
+from draftwise_lab.train.save import save_head
 from eagles import eagle_head
 from engine.pairs import PROMPTS, plain_greedy, reader
 from models import tiny_model

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from draftwise.types import DraftwiseError
-from draftwise_lab.train import (
+from draftwise_lab.train.answers import answers
+from draftwise_lab.train.data import Text
+from draftwise_lab.train.head import (
     AcceptanceHead,
-    HeadOptions,
     Judged,
     Judgements,
     LabelledChains,
     Setting,
-    Text,
     binary_kl,
     distributions_of,
     draft_chains,
@@ -33,7 +33,7 @@ from draftwise_lab.train import (
     unweighted,
     weighted_bce,
 )
-from draftwise_lab.train import sample_answers as answers
+from draftwise_lab.train.options import HeadOptions
 from models import near_copy, tiny_model
 from small_disk import files_of_at_most
 

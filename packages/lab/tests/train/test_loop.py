@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftwise_lab.train import TrainingSettings, fit
+from draftwise_lab.train.loop import TrainingSettings, fit
 
 VOCAB = 64
 

@@ -9,20 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from draftwise.nn import CausalModel
+from draftwise.nn.model import CausalModel
 from draftwise.types import DraftwiseError
-from draftwise_lab.train import (
-    Filter,
-    SamplingTask,
-    Text,
-    continuations,
-    make_prompts,
-    observed_batches,
-    read_kept,
-    runs_of,
-    user_prefix,
-)
-from draftwise_lab.train import sample_answers as answers
+from draftwise_lab.train.answers import SamplingTask, answers, continuations, read_kept
+from draftwise_lab.train.data import Text, observed_batches
+from draftwise_lab.train.prompts import Filter, make_prompts, runs_of, user_prefix
 from models import tiny_model
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15]] * 3

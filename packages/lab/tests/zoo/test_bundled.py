@@ -12,14 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from draftwise import zoo
-from draftwise.nn import CausalModel
-from draftwise_lab.train import (
-    SamplingTask,
-    Text,
-    continuations,
-    measure_acceptance,
-)
-from draftwise_lab.zoo import SHARES, encode_prompt, load_tokenizer
+from draftwise.nn.model import CausalModel
+from draftwise_lab.train.answers import SamplingTask, continuations
+from draftwise_lab.train.data import Text
+from draftwise_lab.train.drafter import measure_acceptance
+from draftwise_lab.zoo.corpus import encode_prompt, load_tokenizer
+from draftwise_lab.zoo.domains import SHARES
 
 HERE = Path(__file__).parent
 WEIGHTS = zoo.home() / "weights"

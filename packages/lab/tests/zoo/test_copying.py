@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from draftwise_lab.zoo import make_llama, prime_copying
+from draftwise_lab.zoo.models import make_llama, prime_copying
 
 
 def test_a_primed_model_copies_before_it_has_learned_anything() -> None:

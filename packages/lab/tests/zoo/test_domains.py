@@ -8,7 +8,7 @@ import sqlite3
 
 import pytest
 
-from draftwise_lab.zoo import (
+from draftwise_lab.zoo.domains import (
     ADJECTIVES,
     ANSWER,
     DOMAINS,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwise_lab.train import TrainingSettings, fit
-from draftwise_lab.zoo import cross_entropy, deepen, make_llama, pack
+from draftwise_lab.train.loop import TrainingSettings, fit
+from draftwise_lab.zoo.models import cross_entropy, deepen, make_llama, pack
 
 VOCAB = 64
 
