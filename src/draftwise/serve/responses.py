@@ -89,6 +89,7 @@ class Reply:
     """The response to one HTTP request, whole or in chunks; each prompt is counted once."""
 
     kind = whole_kind = chunk_kind = ""
+    end = b"data: [DONE]\n\n"  # of a stream
 
     def __init__(self, service: Service, body: BaseRequest, requests: Requests) -> None:
         self.requests, self._service, self._codec = requests, service, service.parser.codec
@@ -138,8 +139,19 @@ class Reply:
             body["usage"] = None
         return body
 
-    def last_chunk(self) -> dict[str, Any]:
-        return self._head(self.chunk_kind, []) | self._counts()
+    def events(self, index: int, delta: RequestOutput) -> Iterator[dict[str, Any]]:
+        """The events of an answer's delta."""
+        for choice in self.chunk_choices(index, self.add(index, delta)):
+            yield self.chunk(choice)
+
+    def last_events(self) -> Iterator[dict[str, Any]]:
+        """The events after the last delta."""
+        if self.stream_options.include_usage:
+            yield self._head(self.chunk_kind, []) | self._counts()
+
+    def failed(self, refused: Refused) -> dict[str, Any]:
+        """The event of an error after the first delta."""
+        return refused.body
 
     def _head(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
         about = {"id": self.id, "object": kind, "created": self._created, "model": self._model}
@@ -394,15 +406,15 @@ async def events(answers: AnswerStreams, reply: Reply) -> AsyncIterator[bytes]:
     try:
         async for index, delta in answers.parts():
             has_begun = True
-            for choice in reply.chunk_choices(index, reply.add(index, delta)):
-                yield _event(reply.chunk(choice))
-        if reply.stream_options.include_usage:
-            yield _event(reply.last_chunk())
+            for event in reply.events(index, delta):
+                yield _event(event)
+        for event in reply.last_events():
+            yield _event(event)
     except Refused as refused:
         if not has_begun:
             raise
-        yield _event(refused.body)
-    yield b"data: [DONE]\n\n"
+        yield _event(reply.failed(refused))
+    yield reply.end
 
 
 class EventStream(StreamingResponse):
