@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 from draftwise import __version__
 from draftwise.colours import PALETTE
 from draftwise.serve import responses, schemas
+from draftwise.serve.items import ResponsesReply, ResponsesRequest
 from draftwise.serve.middleware import Middleware
 from draftwise.serve.responses import AnswerStreams, ChatReply, CompletionReply, EventStream, Reply
 from draftwise.serve.schemas import ChatRequest, CompletionRequest, Refused
@@ -56,7 +57,10 @@ def make_app(service: Service, settings: ServerSettings) -> ASGIApp:
     _add_api(app, service)
     _add_views(app, service)
     # routes read their bodies by ``_read``, so the schemas are added here
-    bodies = (ChatRequest, CompletionRequest, schemas.TokenizeRequest, schemas.DetokenizeRequest)
+    bodies = (
+        ChatRequest, CompletionRequest, ResponsesRequest, schemas.TokenizeRequest,
+        schemas.DetokenizeRequest,
+    )  # fmt: skip
     _, found = models_json_schema(
         [(body, "validation") for body in bodies], ref_template="#/components/schemas/{model}"
     )
@@ -98,6 +102,12 @@ def _add_api(app: FastAPI, service: Service) -> None:
         """The next turn of a conversation."""
         body, requests = await _read(service, request, ChatRequest, service.parser.chat)
         return await _answer(service, request, ChatReply(service, body, requests))
+
+    @app.post("/v1/responses", openapi_extra=_takes(ResponsesRequest))
+    async def respond(request: Request) -> Response:
+        """The next turn of a conversation, by the names of OpenAI's newer API."""
+        body, requests = await _read(service, request, ResponsesRequest, service.parser.chat)
+        return await _answer(service, request, ResponsesReply(service, body, requests))
 
     @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
     async def complete(request: Request) -> Response:

@@ -414,7 +414,8 @@ async def events(answers: AnswerStreams, reply: Reply) -> AsyncIterator[bytes]:
         if not has_begun:
             raise
         yield _event(reply.failed(refused))
-    yield reply.end
+    if reply.end:
+        yield reply.end
 
 
 class EventStream(StreamingResponse):
@@ -464,4 +465,5 @@ async def until_gone(work: Awaitable[Any], receive: Receive) -> Any:
 
 def _event(body: dict[str, Any]) -> bytes:
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+    named = f"event: {body['type']}\n" if "type" in body else ""
+    return f"{named}data: {text}\n\n".encode("utf-8", "replace")

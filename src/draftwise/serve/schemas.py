@@ -668,6 +668,11 @@ _NOT_SERVED: Mapping[str, str] = {
     "best_of": "one candidate is drawn for each answer; use n for several answers",
     "suffix": "text is continued, not filled in; leave the field out",
     "modalities": "answers are text alone",
+    "background": "an answer comes with its request; leave the field out",
+    **dict.fromkeys(
+        ("previous_response_id", "conversation"),
+        "no response is kept here; send the whole conversation as input",
+    ),
     **dict.fromkeys(
         ("regex", "ebnf", "grammar", "json_schema", "format"),
         "say the answer's form in response_format or structured_outputs",
