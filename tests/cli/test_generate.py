@@ -17,7 +17,7 @@ from small_disk import files_of_at_most
 KEYS = {
     "tokens", "text", "num_rounds", "num_drafted", "num_accepted", "num_emitted",
     "mean_accepted_tokens", "draft_acceptance_rate", "tok_per_s", "seconds_by_phase", "pulls",
-    "no_draft", "speed", "recent_speed", "finish_reason", "num_prompt_tokens",
+    "no_draft", "speed", "recent_speed", "speed_range", "finish_reason", "num_prompt_tokens",
 }  # fmt: skip
 SHORT = ("--max-new-tokens", 24)
 PROMPTS = ["one", "two two two", "3", "for four", "five"]

@@ -15,12 +15,22 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.engine.outputs import NO_DRAFT, Round
+from draftwise.engine.outputs import NO_DRAFT, Account, Round, Stats
 from draftwise.speculator import Speculator
 from engine.pairs import BUDGETS, POOLS, PROMPTS, lm, plain_greedy, speculator
 from engine.scripted import Playlist
 
 PROMPT = PROMPTS[2]
+
+
+def test_a_speed_has_the_range_of_what_plain_decoding_may_take() -> None:
+    made = Stats(num_emitted=100, num_drafted=5, account=Account(2.0, 1.0))
+    assert made.speed_range == (pytest.approx(1.9), 2.0)
+    made.num_drafted = 0
+    assert made.speed_range == (2.0, 2.0), "plain steps were measured as they are"
+    assert Stats(num_emitted=100, num_drafted=5).speed_range is None
+    tiny = Stats(num_emitted=100, num_drafted=5, account=Account(0.05, 0.1))
+    assert tiny.speed_range == (0.0, 0.5)
 
 
 @torch.inference_mode()

@@ -347,6 +347,8 @@ def test_the_speed_relative_to_plain_decoding_is_told_everywhere() -> None:
     own = said["draftwise"]
     assert own["speed"] == pytest.approx(10 * 0.0025 / (own["num_rounds"] * 0.003))
     assert own["recent_speed"] == pytest.approx(own["speed"], rel=0.1)
+    least = 10 * (0.0025 - 0.001) / (own["num_rounds"] * 0.003)
+    assert own["speed_range"] == [pytest.approx(least), own["speed"]]
     label = 'draftwise:label_%s{label="code",model_name="parrot"%s}'
     assert float(values[label % ("emitted_tokens_total", "")]) == 10
     assert float(values[label % ("rounds_total", "")]) == own["num_rounds"]

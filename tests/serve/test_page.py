@@ -116,6 +116,8 @@ def test_an_answer_is_painted_and_compared(window: Callable[..., Browser]) -> No
         browser.wait("return document.querySelectorAll('#speed rect').length")
         browser.wait("return document.querySelectorAll('#cost circle').length")
         browser.wait("return document.querySelectorAll('#expected circle').length")
+        gain = "return document.getElementById('gain').textContent"
+        browser.wait(f"{gain}.includes('–') && {gain}.endsWith('×')".replace("&& return", "&&"))
         rows = browser.run("return document.getElementById('drafters').innerText")
         assert "parrot" in rows
         browser.click("#clear")

@@ -3,7 +3,8 @@
 Every prompt is answered plainly and with drafts, in random order, by one Speculator each. The
 printed speed is the quotient of the sums that ``generate``, the page and ``/metrics`` show; the
 measured one is plain seconds over seconds with drafts for the same answers. Wall time: run it on a
-quiet machine. ``whole``: with prefill, as a user's watch; ``decoding``: without.
+quiet machine. ``whole``: with prefill, as a user's watch; ``decoding``: without. ``low``: the lower
+end of the printed range, which is shown as one number, ``printed``, where both are within 5%.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from draftwise.cli.demo import plain_like
 from draftwise.types import Floats
 
 FIRST = 10  # answers of a new process, which know little of its costs
-Row = tuple[float, float, float, float, float, float]
+Row = tuple[float, float, float, float, float, float, float]
 
 
 def answer(made: Speculator, prompt: Any, args: argparse.Namespace, num: int) -> tuple[Any, float]:
@@ -36,7 +37,9 @@ def answer(made: Speculator, prompt: Any, args: argparse.Namespace, num: int) ->
 
 
 def rows_of(args: argparse.Namespace, num: int) -> Floats:
-    """[answers, 6]: the account's plain and spent seconds, whole and decoding seconds of both."""
+    """[answers, 7]: the account's plain and spent seconds, whole and decoding seconds of both, and
+    the least seconds of plain decoding by the account.
+    """
     fast = Speculator.from_pretrained(args.target, drafters=args.drafter)
     plain, rng, rows = plain_like(fast), random.Random(0), list[Row]()
     is_chat = has_template(fast.tokenizer)
@@ -54,20 +57,24 @@ def rows_of(args: argparse.Namespace, num: int) -> Floats:
             account.plain_s, account.spent_s, slow_s, quick_s,
             slow_s - slow.stats.seconds_by_phase["prefill"],
             quick_s - quick.stats.seconds_by_phase["prefill"],
+            (quick.stats.speed_range or (0.0, 0.0))[0] * account.spent_s,
         ))  # fmt: skip
     return np.array(rows)
 
 
 def compared(rows: Floats) -> dict[str, Any]:
     """Printed and measured speed of all these answers together, and how single answers differ."""
-    plain, spent, slow, quick, slow_decoding, quick_decoding = rows.sum(0)
+    plain, spent, slow, quick, slow_decoding, quick_decoding, least = rows.sum(0)
+    nearest = np.clip(slow / quick, least / spent, plain / spent)
     off = rows[:, 0] / rows[:, 1] / (rows[:, 2] / rows[:, 3]) - 1
     return {
         "answers": len(rows),
+        "low": least / spent,
         "printed": plain / spent,
         "whole": slow / quick,
         "decoding": slow_decoding / quick_decoding,
         "off whole": plain / spent / (slow / quick) - 1,
+        "off range": float(nearest) / (slow / quick) - 1,
         "off decoding": plain / spent / (slow_decoding / quick_decoding) - 1,
         "median |off|": float(np.median(np.abs(off))),
     }

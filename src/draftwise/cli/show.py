@@ -153,6 +153,15 @@ def counted(num: int, what: str) -> str:
     return f"{num} {what}{'s' * (num != 1)}"
 
 
+def times(low: float, high: float) -> str:
+    """A relative speed: one number where its range is narrow.
+
+    >>> times(1.98, 2.0), times(1.8, 2.0)
+    ('2.00x', '1.8 to 2.0x')
+    """
+    return f"{high:.2f}x" if low > 0.95 * high else f"{low:.1f} to {high:.1f}x"
+
+
 def summary(stats: Stats) -> str:
     parts = [
         f"{counted(stats.num_emitted, 'token')} in {sum(stats.seconds_by_phase.values()):.2f} s",
@@ -161,8 +170,11 @@ def summary(stats: Stats) -> str:
     ]
     if stats.num_drafted:
         parts.append(f"acceptance {stats.draft_acceptance_rate:.2f}")
-    if stats.speed is not None and stats.recent_speed is not None:
-        parts.append(f"{stats.speed:.2f}x plain decoding, {stats.recent_speed:.2f}x lately")
+    if stats.speed_range is not None and stats.recent_speed is not None:
+        low, high = stats.speed_range
+        lately = stats.recent_speed
+        ratio = low / high if high else 1.0
+        parts.append(f"{times(low, high)} plain decoding, {times(ratio * lately, lately)} lately")
     parts.append(f"pulls: {percentages(stats.pulls)}")
     if stats.no_draft:
         reasons = stats.no_draft.most_common()

@@ -58,6 +58,7 @@ class TraceWriter:
 _NUMBERS = (
     "num_rounds", "num_drafted", "num_accepted", "num_emitted", "mean_accepted_tokens",
     "draft_acceptance_rate", "tok_per_s", "speed", "recent_speed",
+    "speed_range",
 )  # fmt: skip
 
 

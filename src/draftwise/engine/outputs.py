@@ -31,6 +31,9 @@ NO_DRAFT = {
 """Why a round drafted nothing: ``Round.no_draft`` and what it means."""
 RECENT = 0.95
 """Discount of the recent speed of a request or label, per step: about the last 20 steps."""
+CACHED_S = 0.001
+"""Seconds by which a plain step between drafts may take longer than plain decoding alone, which
+finds more of the weights in the processor's cache."""
 
 
 @dataclass(slots=True)
@@ -223,6 +226,14 @@ class Stats:
     @property
     def recent_speed(self) -> float | None:
         return self.account.recent_speed
+
+    @property
+    def speed_range(self) -> tuple[float, float] | None:
+        """Lowest and highest ``speed``, by what is known of plain decoding; None = unknown."""
+        if (speed := self.speed) is None:
+            return None
+        doubt_s = CACHED_S * self.num_emitted if self.num_drafted else 0.0
+        return max(0.0, speed - doubt_s / self.account.spent_s), speed
 
     @property
     def tok_per_s(self) -> float:

@@ -16,13 +16,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from draftwise.controller.guard import Guard
 from draftwise.engine.engine import Engine
-from draftwise.engine.outputs import Account, Round
+from draftwise.engine.outputs import CACHED_S, Account, Round
 from draftwise.serve.worker import Observer, RequestHandle, Worker
 from draftwise.types import NONE, Plan
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _FEW_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-_SPEED = "Tokens a second relative to plain decoding: since the start, and recently"
+_SPEED = (
+    "Tokens a second relative to plain decoding: since the start, and recently. Plain decoding is "
+    "priced up to a millisecond a step too high where the model's steps are short"
+)
 _ALLOWED = "1 while the guard allows drafts, 0 while it does not."
 _PRICED_TOKENS = (1, 2, 4, 8, 16, 32, 64)
 _PRICE_EVERY_S = 1.0
@@ -144,6 +147,7 @@ class Metrics(Observer):
             ("busy_s", sum(first.seconds.values())),
             ("plain_s", first.prompt_s[0] + first.plain_s * num / len(rounds)),
             ("spent_s", first.prompt_s[1] + first.spent_s),
+            ("doubt_s", CACHED_S * num / len(rounds) if any(r.num_drafted for r in rounds) else 0),
             ("verify_s", first.seconds.get("verify", 0.0)),
             ("draft_s", first.seconds.get("draft", 0.0)),
         ):

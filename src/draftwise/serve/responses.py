@@ -177,12 +177,13 @@ class Reply:
         for output in self.outputs:
             rounds += output.rounds
             all_.merge(output.stats)
-        names = ("num_rounds", "mean_accepted_tokens", "pulls", "speed", "recent_speed")
+        names = ("num_rounds", "mean_accepted_tokens", "pulls")
+        speeds = ("speed", "recent_speed", "speed_range")
         spec = speculative_decoding(rounds, self._service.num_spec_tokens)
         return {
             "usage": self._final_usage(),
             "metrics": {"speculative_decoding": spec},
-            "draftwise": {name: getattr(all_, name) for name in names},
+            "draftwise": {name: getattr(all_, name) for name in (*names, *speeds)},
         }
 
     def _extras(self, index: int, part: RequestOutput) -> dict[str, Any]:
