@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import re
 import runpy
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,17 @@ PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "benchmarks" / "README.md", *sorted(
 def test_every_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out.strip()
+
+
+def test_the_notebook_runs_and_shows_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = json.loads((ROOT / "examples" / "notebook.ipynb").read_text("utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for number, cell in enumerate(cells, 1):
+        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
+        kinds = {output["output_type"] for output in cell["outputs"]}
+        assert bool(capsys.readouterr().out) == ("stream" in kinds), number
+        assert (cell["execution_count"], "error" in kinds) == (number, False)
 
 
 def test_examples_of_docstrings_print_what_they_show() -> None:
