@@ -24,16 +24,9 @@ def hint(*extras: str) -> str:
     return f"pip install {zoo}-e '.[{','.join(sorted(extras))}]' in your checkout of draftwise"
 
 
-def lab_hint() -> str:
-    """The command that installs the lab: simulator, replay, reports, studies and training."""
-    return "pip install -e packages/lab in your checkout of draftwise"
-
-
-def zoo_hint() -> str:
-    """The command that installs the bundled models and the reader of GGUF files."""
-    return "pip install -e packages/zoo in your checkout of draftwise"
-
-
+LAB_HINT = "pip install -e packages/lab in your checkout of draftwise"
+ZOO_HINT = "pip install -e packages/zoo in your checkout of draftwise"
+"""The bundled models, and the reader of GGUF files."""
 GROUP = "draftwise.commands"
 """Entry points of this group: ``COMMAND = "module:function or app"``, ``COMMAND.PART = ...``."""
 LAB_COMMANDS: Mapping[str, str] = {
@@ -55,11 +48,11 @@ def has_lab() -> bool:
     return find_spec("draftwise_lab") is not None
 
 
-def find_part(name: str) -> Any:
+def find_part(name: str, group: str = GROUP) -> Any:
     """The object that an installed package registered as ``name``, or None."""
     from importlib.metadata import entry_points  # 10 ms, which `draftwise --help` saves
 
-    for entry in entry_points(group=GROUP, name=name):
+    for entry in entry_points(group=group, name=name):
         return entry.load()
     return None
 
@@ -67,5 +60,5 @@ def find_part(name: str) -> Any:
 def lab_part(name: str, what: str) -> Any:
     """``find_part`` with a DraftwiseError instead of None. what: the command or option as typed."""
     if (found := find_part(name)) is None:
-        raise DraftwiseError(f"{what} needs the lab: {lab_hint()}")
+        raise DraftwiseError(f"{what} needs the lab: {LAB_HINT}")
     return found

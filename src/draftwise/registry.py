@@ -27,7 +27,7 @@ import numpy as np
 from draftwise.bandits.feedback import FeedbackBuilder
 from draftwise.checks import known, refuse_removed, string, strings, wholes
 from draftwise.errors import BadValue, shown
-from draftwise.install import lab_hint
+from draftwise.install import LAB_HINT, find_part
 from draftwise.protocols import Policy, Reward, StopRule
 from draftwise.types import LONGEST_PLAN, NONE, PLAIN, DraftwiseError, Plan, TreeShape
 
@@ -93,10 +93,8 @@ TABLES: Mapping[str, Table] = {
     "policy": POLICIES, "reward": REWARDS, "feedback": FEEDBACKS, "stop rule": STOP_RULES,
     "drafter": DRAFTERS,
 }  # fmt: skip
-PLUGINS: Mapping[str, str] = {"policy": "draftwise.policies"}
-"""Groups of entry points, by kind: what other installed packages add to a table."""
-LAB: Mapping[str, frozenset[str]] = {"policy": frozenset({"draft-all", "router"})}
-"""Names that the package draftwise-lab adds."""
+LAB_POLICIES = frozenset({"draft-all", "router"})
+"""What the package draftwise-lab adds, as entry points of the group ``draftwise.policies``."""
 SIMULATED = frozenset({"draft-all"})
 """Policies that play every plan in each round, which only the lab's simulator does."""
 FILLED: Mapping[str, frozenset[str]] = {
@@ -198,26 +196,18 @@ def _signature(
 def lookup(kind: str, name: str) -> Callable[..., Any]:
     """The class or function with this name; DraftwiseError lists the valid names."""
     table = TABLES[kind]
-    if name not in table and (plugged := _plugged(kind, name)):
-        return plugged
+    if kind == "policy" and name not in table:
+        plugged: Callable[..., Any] | None = find_part(name, "draftwise.policies")
+        if plugged is not None:
+            return plugged
+        if name in LAB_POLICIES:
+            raise DraftwiseError(f"policy {name} needs the lab: {LAB_HINT}")
     known(kind, name, table, f"{kind} names")
     found: Callable[..., Any] = table[name][0]
     if isinstance(found, str):
         module, _, attribute = found.partition(":")
         found = getattr(importlib.import_module(f"draftwise.{module}"), attribute)
     return found
-
-
-def _plugged(kind: str, name: str) -> Callable[..., Any] | None:
-    """The class of an entry point; DraftwiseError if it is the lab's, which is not installed."""
-    from importlib.metadata import entry_points  # 10 ms
-
-    for entry in entry_points(group=PLUGINS.get(kind, ""), name=name):
-        found: Callable[..., Any] = entry.load()
-        return found
-    if name in LAB.get(kind, ()):
-        raise DraftwiseError(f"{kind} {name} needs the lab: {lab_hint()}")
-    return None
 
 
 def parse_options(owner: str, text: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwise.files import local_path
-from draftwise.install import zoo_hint
+from draftwise.install import ZOO_HINT
 from draftwise.types import DraftwiseError
 
 PRETRAINED = ("smollm2", "gemma3")
@@ -31,7 +31,7 @@ def package() -> Any:
     if find_spec("draftwise_zoo") is None:
         raise DraftwiseError(
             f"bundled models, {', '.join(PRETRAINED)} and GGUF files need the package "
-            f"draftwise-zoo: {zoo_hint()}"
+            f"draftwise-zoo: {ZOO_HINT}"
         )
     return importlib.import_module("draftwise_zoo")
 
@@ -93,7 +93,7 @@ def _existing(name: str) -> Path:
     path = home() / name
     if not path.exists():
         raise DraftwiseError(
-            f"{path} is missing: install the package again ({zoo_hint()}), or train the models: "
+            f"{path} is missing: install the package again ({ZOO_HINT}), or train the models: "
             "draftwise zoo build"
         )
     return path

@@ -11,7 +11,7 @@ import pytest
 from cli.conftest import run_command
 from draftwise.cli import LAB_COMMANDS
 from draftwise.install import GROUP as LAB_GROUP
-from draftwise.install import find_part, lab_hint
+from draftwise.install import LAB_HINT, find_part
 from modules import module_of
 
 LAB = module_of(find_part)
@@ -32,7 +32,7 @@ def _no_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_without_the_lab_it_says_what_to_install(line: tuple[str, ...], what: str) -> None:
-    assert f"{what} needs the lab: {lab_hint()}" in run_command(*line).refusal
+    assert f"{what} needs the lab: {LAB_HINT}" in run_command(*line).refusal
 
 
 @pytest.mark.usefixtures("_no_lab")

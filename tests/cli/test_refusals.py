@@ -10,7 +10,7 @@ from cli.conftest import Run, run_command
 from cli.models_on_disk import POSITIONS, make_target, save_model
 from draftwise import DraftwiseError, registry, zoo
 from draftwise.cli.load import check_models
-from draftwise.install import zoo_hint
+from draftwise.install import ZOO_HINT
 from draftwise.registry import PRESETS
 
 
@@ -100,7 +100,7 @@ def test_an_installation_without_the_package_of_the_models(
         ("generate", "Hello", "--target", tmp_path / "model.gguf"),
     ):  # fmt: skip
         refusal = run_command(*line).refusal
-        assert f"need the package draftwise-zoo: {zoo_hint()}" in refusal
+        assert f"need the package draftwise-zoo: {ZOO_HINT}" in refusal
 
 
 def test_a_drafter_that_the_hub_cannot_give_now_is_refused_at_once(

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwise.protocols import Policy
-from draftwise.registry import LAB, POLICIES, make_policy
+from draftwise.registry import LAB_POLICIES, POLICIES, make_policy
 from draftwise.types import Decision, DraftwiseError, Feedback
 
-NAMES = sorted({*POLICIES, *LAB["policy"]} - {"goodput"})
+NAMES = sorted({*POLICIES, *LAB_POLICIES} - {"goodput"})
 """``goodput`` prices plans and learns from evidence alone (``tests/controller``)."""
 NEEDS_EVERYTHING = {
     "hedge": "hedging has no use for bandit feedback: one plan alone has no regret",

@@ -85,7 +85,7 @@ def test_the_wheel_is_small_and_typed() -> None:
 def test_without_weights_it_says_what_to_install(python: Path) -> None:
     ran = _run(python, "-m", "draftwise", "demo")
     assert ran.returncode == 2
-    assert install.zoo_hint() in " ".join(ran.stderr.split())
+    assert install.ZOO_HINT in " ".join(ran.stderr.split())
 
 
 def test_the_demo_runs(python: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwise.registry import LAB, make_policy
+from draftwise.registry import LAB_POLICIES, make_policy
 from draftwise.types import DraftwiseError, Feedback, Plan
 from draftwise_lab.policies import DraftAll, Router, naive_bayes_scores
 
@@ -138,6 +138,6 @@ def test_a_plan_that_is_not_there_is_refused() -> None:
 
 def test_without_the_lab_their_names_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
-    for name in LAB["policy"]:
+    for name in LAB_POLICIES:
         with pytest.raises(DraftwiseError, match=f"^policy {name} needs the lab: pip install"):
             make_policy(name, 2)

@@ -18,7 +18,7 @@ from draftwise import __version__, zoo
 from draftwise.cli import options as o
 from draftwise.cli.failures import REFUSED, Output, waiting
 from draftwise.files import CACHE_VARIABLE, cache_folder, cpu_name
-from draftwise.install import LAB_COMMANDS, has_lab, hint, lab_hint
+from draftwise.install import LAB_COMMANDS, LAB_HINT, has_lab, hint
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def findings() -> Iterator[Finding]:
     yield from _models()
     yield _cache()
     yield _vllm()
-    found, missing = f"installed: {', '.join(LAB_COMMANDS)}", f"not installed: {lab_hint()}"
+    found, missing = f"installed: {', '.join(LAB_COMMANDS)}", f"not installed: {LAB_HINT}"
     is_there = has_lab()
     yield Finding(GOOD if is_there else ABSENT, "lab", found if is_there else missing)
 
