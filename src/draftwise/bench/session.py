@@ -97,11 +97,6 @@ class Encoder:
     def __init__(self, base: Speculator, asked: Asked, as_chat: bool | None = None) -> None:
         self._tokenizer = base.tokenizer
         self.is_chat = has_template(base.tokenizer) if as_chat is None else as_chat
-        if self.is_chat and not has_template(base.tokenizer):
-            raise DraftwiseError(
-                "the tokenizer has no chat template: the model may be a base model, which continues"
-                " text; leave out --chat"
-            )
         self._room = base.target.max_positions - asked.max_new_tokens
         self.cut: set[str] = set()
         if self._room < 1:
