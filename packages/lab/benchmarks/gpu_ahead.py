@@ -146,7 +146,7 @@ class Engine:
         self.drafters, self.survivals = dict[str, int](), dict[str, np.ndarray]()
         self.facts: tuple[list[str], np.ndarray] | None = None
         self.under_way: Ended | None = None
-        self.wrote, self.begun = 0, set[str]()
+        self.wrote, self.begun, self.rests = 0, set[str](), False
         for row in self.source.rows:
             self.begin(row)
 
@@ -159,13 +159,14 @@ class Engine:
         """Run one step; seconds, the controller's seconds, tokens, and plain seconds."""
         rows, context, num = self.source.rows, self.source.context, len(self.source.rows)
         names, controller = [row.name for row in rows], self.controller
-        head, price, hazards = controller.num_to_draft, controller.price, controller.hazards
+        rests, price, hazards = self.rests, controller.price, controller.hazards
+        head = 0 if rests else controller.num_to_draft
         factors = dict(zip(names, controller.factors(names), strict=True))
         self.cut(rows)
         verified = [len(row.draft) for row in rows]
         tokens = num + sum(verified)
         seconds = self.prices.ms(tokens, num, context / num, head)
-        seconds = (seconds + KERNELS_MS * (self.mode != "head")) / 1e3
+        seconds = (seconds + KERNELS_MS * (self.mode != "head" and not rests)) / 1e3
         plain = self.prices.ms(num, num, context / num, 0) / 1e3
         emitted = [gpu_replay._emit(row) for row in rows]
         drafters = self.verify(rows, emitted, verified)
@@ -181,7 +182,11 @@ class Engine:
         begin_s = time.thread_time()
         controller.work()
         own_s += time.thread_time() - begin_s
-        if self.source.rows:
+        if rests:
+            self.facts = None
+            for row in self.source.rows:
+                row.draft = []
+        elif self.source.rows:
             self.draft(head, hazards, factors, price)
         self.wrote = head
         count = sum(map(len, emitted))
@@ -243,25 +248,36 @@ class Engine:
 
     def learn(self, ended: Ended, head: int) -> None:
         """Learn from an output, as ``AsyncAdapter`` does. head: tokens that it writes meanwhile."""
+        controller, names = self.controller, ended.names
+        if ended.facts is not None or head or any(ended.verified):
+            self.compare(ended, head)
+        else:
+            controller.rest(len(names))
+            self.lengths, self.usual = {}, 0.0
+        controller.observe(ended.step, names, ended.emitted, ended.verified)
+        self.rests = not controller.wants_drafts(len(names))
+
+    def compare(self, ended: Ended, head: int) -> None:
+        """Choose the next lengths, and tell the controller what was proposed for a step."""
         controller, reports, names = self.controller, self.reports, ended.names
+        slots, rooms = controller.slots(names), [K] * len(names)
         if ended.facts is not None:
             places = [i for i, name in enumerate(ended.facts[0]) if name in controller]
-            slots = controller.slots([ended.facts[0][i] for i in places])
-            reports.put(slots, ended.facts[1][places])
-        rooms = [K] * len(names)
-        self.choose(names, rooms, ended.wrote, head)
-        controller.recall(names, rooms, reports.heads(controller.slots(names)))
+            put = controller.slots([ended.facts[0][i] for i in places])
+            reports.put(put, ended.facts[1][places])
+            self.demand.observe(slots, reports.survival(slots), ended.wrote)
+        self.choose(names, rooms, head, ended.facts is not None)
+        controller.recall(names, rooms, reports.heads(slots))
         is_model = np.array(ended.drafters) == BY_MODEL
         by_model = np.minimum(ended.verified, ended.wrote) * is_model
         controller.plays(names, by_model, np.subtract(ended.verified, by_model))
-        controller.observe(ended.step, names, ended.emitted, ended.verified)
+        reports.put(slots, 0)
 
-    def choose(self, names: Sequence[str], rooms: Sequence[int], wrote: int, head: int) -> None:
+    def choose(self, names: Sequence[str], rooms: Sequence[int], head: int, is_told: bool) -> None:
         """Choose the next lengths, as ``AsyncAdapter`` does."""
         controller, demand, num = self.controller, self.demand, len(names)
-        slots = controller.slots(names)
-        demand.observe(slots, self.reports.survival(slots), wrote)
-        lengths = list(map(len, controller.choose(names, rooms, [[0] * head] * num)))
+        slots, offers = controller.slots(names), [[0] * head] * num
+        lengths = list(map(len, controller.choose(names, rooms, offers, is_searched=is_told)))
         if controller.terms is not None and demand.knows(head):
             if self.mode == "B":
                 self.usual = demand.budget(num, head, *controller.terms) / num

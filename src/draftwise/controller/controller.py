@@ -298,18 +298,19 @@ class Controller:
 
     def choose(
         self, names: Sequence[str], rooms: Sequence[int],
-        offers: Sequence[Sequence[int]] | None = None,
+        offers: Sequence[Sequence[int]] | None = None, is_searched: bool = False,
     ) -> list[list[int]]:  # fmt: skip
         """Choose the next step's drafts, one per request; empty where plain decoding is best.
 
         rooms: maximum tokens of each draft. offers: tokens that the model drafter wrote.
+        is_searched: whether the index has proposals, although no search may be due.
         """
         num, self.terms = len(names), None
         if num == 0:
             return []
-        kind = self.next_step(num, any(offers or ()))
+        kind = self.next_step(num, is_searched or any(offers or ()))
         if kind is Next.REST:
-            self._rest(num)
+            self.rest(num)
             return [[] for _ in names]
         self._learn_lengths()
         self._num_choices += 1
@@ -383,17 +384,17 @@ class Controller:
         """
         if self.limits.model or self.next_step(num, False) is not Next.REST:
             return False
-        self._rest(num)
+        self.rest(num)
         return True
 
-    def next_step(self, num: int, has_offers: bool) -> Next:
-        """What the next step of ``num`` requests does; has_offers: the model wrote tokens.
+    def next_step(self, num: int, has_drafts: bool) -> Next:
+        """What the next step of ``num`` requests does; has_drafts: there are some already.
 
         ``rests`` and ``choose`` follow it.
         """
-        is_due = self._is_search_due(self._num_choices + 1)
+        is_due = has_drafts or self._is_search_due(self._num_choices + 1)
         if self.limits.model:  # ``choose`` decides the length of its next drafts
-            is_due = is_due or has_offers or self.guard.num_idle < IDLE_STEPS
+            is_due = is_due or self.guard.num_idle < IDLE_STEPS
         else:
             is_due = is_due and self.limits.retrieval
         if not is_due:
@@ -401,7 +402,12 @@ class Controller:
         may_draft = self._most_tokens(num) > 0 and self._margin(num) < math.inf
         return Next.DRAFT if may_draft and not self._is_plain else Next.PLAIN
 
-    def _rest(self, num: int) -> None:
+    def wants_drafts(self, num: int) -> bool:
+        """Whether ``choose`` will look at drafts of ``num`` requests that are written next."""
+        return self.next_step(num, self.num_to_draft > 0) is not Next.REST
+
+    def rest(self, num: int) -> None:
+        """In place of ``choose`` where ``num`` requests have no drafts to choose from."""
         self._num_choices += 1
         self.guard.num_idle += 1
         self.promised += num

@@ -193,6 +193,24 @@ def test_the_outcome_of_the_model_s_last_draft(
     assert drafting.memory[0, 0] == outcome
 
 
+def test_without_retrieval_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What occurred before conditions no hazard of the head then, as on the host."""
+    from draftwise.integrations.vllm import kernels
+
+    monkeypatch.delattr(kernels, "_scan_kernel")
+    drafting = kernels.Drafting(1, 64, NUM, torch.device(DEVICE), searches=False)
+    one = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    row = torch.tensor([[1, 0, NUM, 0, 0, 0, 0]], dtype=torch.int32, device=DEVICE)
+    row.view(torch.float32)[0, 4:6] = 1.0
+    flat = np.concatenate([array.ravel() for array in tables(np.random.default_rng(0))])
+    drafting(
+        torch.ones((1, 64), dtype=torch.int32, device=DEVICE), one + 9, one, one + 1, one,
+        torch.full((1, NUM), 5, device=DEVICE), 2, torch.from_numpy(flat).to(DEVICE), row, 0.0, 9,
+    )  # fmt: skip
+    assert drafting.facts[0, 4 * NUM :].tolist() == [0, 0, 0, 0, 0, 0, BY_MODEL, 2]
+    assert drafting.drafts[0].tolist() == [5] * NUM
+
+
 def test_the_warm_up_runs_every_kernel_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     from draftwise.integrations.vllm import kernels
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from draftwise.integrations.vllm.ahead import Orders
 from draftwise.integrations.vllm.mixer import Mixer
 
 
@@ -17,8 +18,9 @@ class Kernels:
 
     fails = False
 
-    def __init__(self, num_slots: int, max_len: int, num: int, device: Any, history: int) -> None:
+    def __init__(self, num_slots: int, max_len: int, num: int, *_: Any) -> None:
         self.num, self.warmed = num, list[tuple[Any, ...]]()
+        self.drafts = torch.zeros(num_slots, num)
 
     def warm_up(self, *args: Any) -> None:
         if self.fails:
@@ -60,3 +62,19 @@ def test_kernels_that_do_not_compile_leave_vllm_s_drafts(
         assert mixer.propose(None, dummy_run=True).tolist() == [[5] * 4] * 2
     assert mixer.has_failed
     assert [r.message for r in caplog.records].count(mixer.failure) == 1
+
+
+def test_orders_without_hazards_launch_no_kernel_and_report_nothing(mixer: Mixer) -> None:
+    """The head still reads the step's tokens: its KV cache has no holes."""
+    mixer._states.req_id_to_index = {}
+    asked: list[int] = []
+    mixer._head = lambda *_, **given: (
+        asked.append(given["num_speculative_tokens"]) or torch.ones((2, 4))
+    )
+    mixer.take(Orders())
+    drafts = mixer.propose(SimpleNamespace(num_reqs=1), num_speculative_tokens=3)
+    assert (drafts.shape, asked) == ((1, 4), [0])
+    mixer.copy(None, None)
+    assert mixer.copied is None
+    assert not mixer.report(None).names
+    assert not mixer.has_failed

@@ -22,19 +22,21 @@ from integrations.vllm.fakes import params
 class FakeAsync:
     """Schedules a step before the previous one's result arrives, as ``AsyncScheduler`` does.
 
-    The model's drafts are zeros, and so is every token that accepts one. Texts never repeat, so the
-    device reports no retrieval.
+    The model's drafts are zeros, and so is every token that accepts one. While ``repeats``, the
+    device reports zeros by retrieval, too.
     """
+
+    repeats = False
 
     def __init__(
         self, acceptance: float, token_s: float, num: int = 4, longest: int = 4,
-        retrieval: bool = True,
+        retrieval: bool = True, model: bool = True,
     ) -> None:  # fmt: skip
         self.now, self.longest, self.token_s = 0.0, longest, token_s
         self.rng, self.acceptance = random.Random(3), acceptance
         reports = Reports(longest)
         self.controller = Controller(
-            Limits(longest, model=True, retrieval=retrieval), index=reports
+            Limits(longest, model=model, retrieval=retrieval), index=reports
         )
         self.requests = {f"r{i}": self._request(f"r{i}") for i in range(num)}
         self.adapter = AsyncAdapter(
@@ -43,6 +45,7 @@ class FakeAsync:
         )  # fmt: skip
         self.written: Any = None
         self.scheduled: list[int] = []
+        self.is_resting: list[bool] = []
         self.unread = set[str]()
         self.emitted = 0
 
@@ -66,7 +69,8 @@ class FakeAsync:
             total_num_scheduled_tokens=sum(num.values()),
             scheduled_new_reqs=[SimpleNamespace(req_id=id_) for id_ in self.unread],
         )
-        scheduled.draftwise = self.adapter.orders(scheduled)
+        scheduled.draftwise = orders = self.adapter.orders(scheduled)
+        self.is_resting.append(orders is not None and orders.hazards is None)
         self.scheduled.append(sum(map(len, verified.values())))
         self.unread.clear()
         for request in self.requests.values():
@@ -81,7 +85,12 @@ class FakeAsync:
         facts[:, 3 * self.longest : -2] = 0
         facts[:, 3 * self.longest : 3 * self.longest + told] = 1e6 * self.acceptance
         facts[:, -2:] = BY_MODEL if told else BY_NOBODY, told
-        earlier, self.written = self.written, Report(names, facts)
+        if self.repeats:
+            facts[:, : self.longest] = 0
+            facts[:, 3 * self.longest : 4 * self.longest] = 1e6
+            facts[:, 4 * self.longest : -1] = 9, 1, 1, 0, 0, 0, BY_RETRIEVAL
+        written = None if scheduled.draftwise.hazards is None else Report(names, facts)
+        earlier, self.written = self.written, written
         return earlier or Report((), facts[:0])
 
     def comes_back(self, scheduled: Any) -> None:
@@ -212,9 +221,9 @@ def test_its_own_time_is_a_part_of_the_steps() -> None:
     engine = FakeAsync(0.9, token_s=0.01)
     choose, observe, seen = engine.controller.choose, engine.controller.observe, []
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **kwargs: Any) -> Any:
         engine.now += 0.05
-        return choose(*args)
+        return choose(*args, **kwargs)
 
     def watched(step: Step, *args: Any) -> None:
         seen.append((step, engine.now))
@@ -222,12 +231,12 @@ def test_its_own_time_is_a_part_of_the_steps() -> None:
 
     engine.controller.choose, engine.controller.observe = slow, watched
     engine.run(200)
-    for step, _ in seen[1:]:
+    for step, _ in seen[2:]:  # the first output has no drafts to choose from
         assert step.own_seconds == pytest.approx(0.05)
         assert step.seconds == pytest.approx(1 + 0.01 * step.num_tokens + 0.02 * step.num_drafted)
     counts, guard = engine.adapter.counts, engine.controller.guard
     assert counts.own_s == pytest.approx(
-        0.05 * (len(seen) - 1)
+        0.05 * (len(seen) - 2)
     )  # the last choice is the next step's
     assert counts.step_s == pytest.approx(seen[-1][1] - 0.05)
     assert guard.spent_s == pytest.approx(counts.step_s, rel=1e-3)
@@ -326,18 +335,8 @@ def test_a_worker_that_reports_nothing_has_failed(caplog: pytest.LogCaptureFixtu
 
 def test_retrieval_that_the_device_reports_is_learnt_and_chosen() -> None:
     """All retrieved tokens are right: the requests verify them, whatever the head offers."""
-
-    class Copying(FakeAsync):
-        def report(self, scheduled: Any) -> Report:
-            told, names = scheduled.draftwise.head, list(scheduled.num_scheduled_tokens)
-            facts = np.full((len(names), 4 * self.longest + NUM_FACTS), -1, np.int32)
-            facts[:, : self.longest] = 0
-            facts[:, 3 * self.longest : 4 * self.longest] = 1e6
-            facts[:, 4 * self.longest :] = 9, 1, 1, 0, 0, 0, BY_RETRIEVAL, told
-            earlier, self.written = self.written, Report(names, facts)
-            return earlier or Report((), facts[:0])
-
-    engine = Copying(1.0, token_s=0.02)
+    engine = FakeAsync(1.0, token_s=0.02)
+    engine.repeats = True
     engine.run(60)
     counts = engine.adapter.counts
     assert counts.accepted["retrieval"] > 0.9 * counts.drafted["retrieval"] > 300
@@ -345,3 +344,26 @@ def test_retrieval_that_the_device_reports_is_learnt_and_chosen() -> None:
     assert min(engine.scheduled[-20:]) == 4 * engine.longest
     state = np.array(engine.controller.state()["acceptance"]["matches"])
     assert state[1, 5, 0] / state[1, 5, 1] < 0.1  # the token after a short draft is another one
+
+
+@pytest.mark.parametrize("model", [True, False])
+def test_a_server_that_drafts_nothing_rests_until_texts_repeat(model: bool) -> None:
+    """Most steps have neither kernels nor columns for drafts; retrieval that is found later is
+    verified soon after."""
+    engine = FakeAsync(0.0, token_s=0.3, model=model)
+    engine.run(400)
+    for old, new in (("r0", "r8"), ("r1", "r9")):
+        del engine.requests[old]
+        engine.requests[new] = engine._request(new)
+        engine.unread.add(new)
+    engine.run(300)
+    assert engine.adapter.num_running == 4
+    assert sum(engine.is_resting[-200:]) > 120
+    assert sum(engine.scheduled[-200:]) < 20
+    steps = zip(engine.is_resting[:-1], engine.scheduled[1:], strict=True)
+    assert not [num for is_resting, num in steps if is_resting and num]
+    engine.acceptance, engine.repeats, engine.token_s = 1.0, True, 0.02
+    engine.run(60)
+    assert min(engine.scheduled[-10:]) == 4 * engine.longest
+    assert not any(engine.is_resting[-10:])
+    assert engine.adapter.counts.accepted["retrieval"] > 20 * 4 * engine.longest

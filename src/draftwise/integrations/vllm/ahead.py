@@ -42,15 +42,16 @@ class Orders:
     """Decisions of the scheduler for the drafts that a step writes; the same for every rank.
 
     head: tokens that the model drafter writes. price: expected tokens that a verified token must
-    bring. hazards: of the tables of all requests. names, factors: [requests, 2] of the hazards.
-    begun: requests that begin, or begin again, in a slot of the worker. ended: answers for the
-    history. forgets: whether the history is cleared first. budget: drafted tokens that this step
-    verifies, which the device divides among the requests; None: all that are scheduled.
+    bring. hazards: of the tables of all requests; None: this step writes no drafts. names, factors:
+    [requests, 2] of the hazards. begun: requests that begin, or begin again, in a slot of the
+    worker. ended: answers for the history. forgets: whether the history is cleared first. budget:
+    drafted tokens that this step verifies, which the device divides among the requests; None: all
+    that are scheduled.
     """
 
-    head: int
-    price: float
-    hazards: Hazards
+    head: int = 0
+    price: float = 0.0
+    hazards: Hazards | None = None
     names: Sequence[str] = ()
     factors: Floats = field(default_factory=lambda: np.ones((0, 2), np.float32))
     begun: Mapping[str, Permission] = field(default_factory=dict)
@@ -74,8 +75,8 @@ class Reports:
         self._num = max_draft
         self._facts = np.zeros((16, 4 * max_draft + NUM_FACTS), np.int32)
 
-    def put(self, slots: Numbers, facts: Int32) -> None:
-        """Store the latest facts of requests: [requests, 4 * max_draft + NUM_FACTS]."""
+    def put(self, slots: Numbers, facts: Int32 | int) -> None:
+        """Store the latest facts of requests, [requests, 4 * max_draft + NUM_FACTS]; 0: none."""
         if len(slots) and (most := int(np.max(slots))) >= len(self._facts):
             more = np.zeros((most + 1, self._facts.shape[1]), np.int32)
             self._facts = np.concatenate([self._facts, more])
@@ -99,7 +100,7 @@ class Reports:
         return np.asarray(np.cumprod(confidence, axis=1))
 
     def open(self, slot: int, tokens: Tokens, *, tenant: int = 0, shares: bool = True) -> None:
-        self.put([slot], np.zeros((1, self._facts.shape[1]), np.int32))
+        self.put([slot], 0)
 
     def close(self, slot: int) -> None: ...
 
@@ -152,14 +153,16 @@ class AsyncAdapter(Adapter):
         self._divides, self._demand = divides, Demand(self.controller.limits.max_draft)
         self._emitted: dict[str, list[int]] = {}
         self._wanted: dict[str, int] = {}
-        self._usual, self._told = 0.0, 0
+        self._usual, self._told, self._rests = 0.0, 0, False
         self._changed: set[str] = set()
         self._answers: list[Answer] = []
         self._forgets = False
 
     @property
     def num_to_draft(self) -> int:
-        return self._fallback if self.has_failed else self._width
+        if self.has_failed:
+            return self._fallback
+        return 0 if self._rests else self._width
 
     @fused
     def shorten(self) -> None:
@@ -183,18 +186,21 @@ class AsyncAdapter(Adapter):
     @fused
     def orders(self, scheduled: Any) -> Orders:
         """Orders for the workers, with the step that was just scheduled; None after a failure."""
-        controller = self.controller
+        controller, names = self.controller, list(self._changed)
         begun = {new.req_id: self._on_device(new.req_id) for new in scheduled.scheduled_new_reqs}
-        names = [id_ for id_ in self._changed if id_ in controller]
-        self._told = controller.num_to_draft
         orders = Orders(
-            self._told, controller.price, controller.hazards, names,
-            controller.factors(names).astype(np.float32), begun, self._answers, self._forgets,
-            self._budget(scheduled) if self._divides else None,
+            begun=begun, ended=self._answers, forgets=self._forgets,
+            budget=self._budget(scheduled) if self._divides else None,
         )  # fmt: skip
         self._answers, self._forgets = [], False
+        self._told = 0 if self._rests else controller.num_to_draft
+        if self._rests:
+            return orders
         self._changed.clear()
-        return orders
+        return replace(
+            orders, head=self._told, price=controller.price, hazards=controller.hazards,
+            names=names, factors=controller.factors(names).astype(np.float32),
+        )  # fmt: skip
 
     def _budget(self, scheduled: Any) -> int:
         """Drafted tokens that are worth verifying in a step, by the demand of an earlier one."""
@@ -229,16 +235,47 @@ class AsyncAdapter(Adapter):
         return False
 
     def _learn(self, step: Ended) -> None:
+        controller = self.controller
+        is_told = self._put(getattr(step.output, NAME, None))
+        names, fresh, verified = self._decoded(step.scheduled, self._emitted)
+        if is_told or self._told or any(verified):
+            verified = self._compare(step, names, verified, is_told)
+        elif names:
+            controller.rest(len(names))
+            self._wanted, self._usual = {}, 0.0
+        self._observe(step, names, [self._emitted[id_] for id_ in names], verified)
+        if names:
+            self._rests = not controller.wants_drafts(len(names))
+        self._end_finished()
+        self._begin_running([id_ for id_ in fresh if id_ not in self._rows])
+
+    def _put(self, report: Report | None) -> bool:
+        """Store the facts of a step's drafts; whether there are any."""
+        if report is None or not report.names:
+            return False
+        places = [i for i, id_ in enumerate(report.names) if id_ in self.controller]
+        slots = self.controller.slots([report.names[i] for i in places])
+        self._reports.put(slots, report.facts[places])
+        return True
+
+    def _compare(
+        self, step: Ended, names: Sequence[str], verified: list[int], is_told: bool
+    ) -> list[int]:
+        """Choose the next lengths, then tell the controller what drafters had proposed for a step.
+
+        Returns how many tokens of each draft the step verified.
+        """
         controller, reports = self.controller, self._reports
-        self._put(getattr(step.output, NAME, None))
-        names, _, verified = self._decoded(step.scheduled, self._emitted)
         rows, slots = [self._rows[id_] for id_ in names], controller.slots(names)
         rooms = [
             self._room(row) if id_ in self._requests else row.may.room
             for id_, row in zip(names, rows, strict=True)
         ]
         drafters, wrote = reports.drafters(slots)
-        self._choose(names, rooms, slots, max(wrote.tolist(), default=0))
+        if is_told:
+            longest = max(wrote.tolist(), default=0)
+            self._demand.observe(slots, reports.survival(slots), longest)
+        self._choose(names, rooms, slots, is_told)
         controller.recall(names, rooms, reports.heads(slots) if controller.limits.model else None)
         orders = orders_of(step.scheduled)
         if orders is not None and orders.budget is not None:
@@ -247,28 +284,23 @@ class AsyncAdapter(Adapter):
         for row, num in zip(rows, by_model.tolist(), strict=True):
             row.num_model = num
         controller.plays(names, by_model, np.subtract(verified, by_model))
-        self._observe(step, names, [self._emitted[id_] for id_ in names], verified)
         self._changed.update(names)
-        self._end_finished()
+        reports.put(slots, 0)
+        return verified
 
-    def _put(self, report: Report | None) -> None:
-        if report is not None:
-            places = [i for i, id_ in enumerate(report.names) if id_ in self.controller]
-            slots = self.controller.slots([report.names[i] for i in places])
-            self._reports.put(slots, report.facts[places])
-
-    def _choose(self, names: Sequence[str], rooms: Sequence[int], slots: Ints, wrote: int) -> None:
+    def _choose(
+        self, names: Sequence[str], rooms: Sequence[int], slots: Ints, is_told: bool
+    ) -> None:
         """Choose lengths for the drafts that the step under way writes.
 
         They are not known. The controller chooses as if its model's tokens, of which only the
-        number is known, came with the retrieval of the drafts that came back, in which the model
-        ``wrote`` some, and names the price; how many tokens are worth it follows from the drafts of
-        recent steps.
+        number is known, came with the retrieval of the drafts that came back, and names the price;
+        how many tokens are worth it follows from the drafts of recent steps.
         """
         controller, demand, num = self.controller, self._demand, len(names)
-        demand.observe(slots, self._reports.survival(slots), wrote)
         offers = [[0] * self._told] * num if controller.limits.model else None
-        lengths = list(map(len, controller.choose(names, rooms, offers)))
+        chosen = controller.choose(names, rooms, offers, is_searched=is_told)
+        lengths = list(map(len, chosen))
         if controller.terms is not None and demand.knows(self._told):
             terms = self._told, *controller.terms
             if self._divides:
@@ -291,6 +323,7 @@ class AsyncAdapter(Adapter):
     def _end(self, row: Row) -> None:
         request, id_ = row.request, row.request.request_id
         self._demand.end(*self.controller.slots([id_]).tolist())
+        self._changed.discard(id_)
         super()._end(row)
         if row.shares and request.num_output_tokens:
             begin = max(request.num_prompt_tokens - PROMPT_TAIL, 0)

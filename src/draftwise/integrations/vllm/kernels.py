@@ -328,21 +328,22 @@ class Drafting:
     batch; facts int32 [slots, 4 * num + FACTS]. memory int32 [slots, 2]: by slot, the outcome of
     the last draft, and the model's tokens in the present one. ring, owners: the latest ``history``
     tokens of earlier answers, -1 before each text and at ``newest``, where the next one begins, and
-    their tenants.
+    their tenants. searches: whether texts are searched at all.
     """
 
     def __init__(
-        self, num_slots: int, max_len: int, num: int, device: torch.device, history: int = 0
+        self, num_slots: int, max_len: int, num: int, device: torch.device, history: int = 0,
+        searches: bool = True,
     ) -> None:  # fmt: skip
         def zeros(width: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros((num_slots, width), dtype=dtype, device=device)
 
-        self.num, self._most_blocks = num, triton.cdiv(max_len, BLOCK)
+        self.num, self._most_blocks = num, triton.cdiv(max_len, BLOCK) if searches else 0
         self.drafts = zeros(num, torch.int64)
         self.confidence = zeros(num, torch.float32)
         self.facts = zeros(4 * num + FACTS, torch.int32)
         self.memory = zeros(2, torch.int32)
-        self._found = zeros(2 * self._most_blocks * FOUND, torch.int32)
+        self._found = zeros(2 * max(self._most_blocks, 1) * FOUND, torch.int32)
         self.size, self._filled, self.newest = history, 0, 0
         self._most_recalled = max(triton.cdiv(history, BLOCK), 1)
         self.ring, self.owners = torch.full((2, max(history, 1)), -1, dtype=torch.int32).to(device)
@@ -395,14 +396,15 @@ class Drafting:
         [rows, num] confidence of the head's tokens, in place of its hazards.
         """
         num_rows = len(slots)
-        num_blocks = min(max(triton.cdiv(longest, BLOCK), 1), self._most_blocks)
+        num_blocks = min(triton.cdiv(longest, BLOCK), self._most_blocks)
         num_recalled = triton.cdiv(self._filled, BLOCK)
         batch = text, text.stride(0), slots, lengths, num_sampled
         drafted = head, head.stride(0)
         confidence = (hazards, 0) if given is None else (given, given.stride(0))
-        _scan_kernel[(num_rows, 2 if num_head else 1, num_blocks)](
-            *batch, *drafted, self._found, num_blocks, num_head, BLOCK=BLOCK
-        )
+        if num_blocks:
+            _scan_kernel[(num_rows, 2 if num_head else 1, num_blocks)](
+                *batch, *drafted, self._found, num_blocks, num_head, BLOCK=BLOCK
+            )
         if num_recalled:
             _recall_kernel[(num_recalled, triton.cdiv(num_rows, GROUP))](
                 self.ring, self.owners, self.newest, self.size, *batch, *drafted, rows,
@@ -415,7 +417,7 @@ class Drafting:
             float(price),
             GIVEN=int(given is not None), NUM=self.num,
             WIDTH=triton.next_power_of_2(self.num),
-            BLOCKS=triton.next_power_of_2(self._most_blocks),
+            BLOCKS=triton.next_power_of_2(max(self._most_blocks, 1)),
             RECALLED=triton.next_power_of_2(self._most_recalled),
             NUM_OUTCOMES=acceptance.NUM_OUTCOMES,
         )  # fmt: skip

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from draftwise.controller.acceptance import Int32
+from draftwise.controller.mixing import Hazards
 from draftwise.integrations.vllm import ahead
 from draftwise.integrations.vllm.adapter import fused
 from draftwise.integrations.vllm.ahead import Orders, Report
-from draftwise.integrations.vllm.options import parse_options
+from draftwise.integrations.vllm.options import RETRIEVAL, parse_options
 from draftwise.integrations.vllm.refusals import MARK
 
 logger = logging.getLogger("vllm.draftwise")
@@ -41,8 +42,6 @@ def with_mixer(make: Function, wrap: Function, config: Any, device: Any, req_sta
     mixer = Mixer(speculator, config, device, req_states)
     speculator.propose = mixer.propose
     setattr(speculator, MARK, mixer)
-    if mixer.has_head and hasattr(speculator, "observe_verification"):
-        speculator.observe_verification = mixer.observe_verification
     runner = sys.modules[RUNNER].GPUModelRunner
     wrap(runner, "execute_model", with_orders)
     wrap(runner, "sample_tokens", with_report)
@@ -50,6 +49,7 @@ def with_mixer(make: Function, wrap: Function, config: Any, device: Any, req_sta
         setattr(req_states, MARK, mixer)
         manager = sys.modules[f"{HOME}.spec_decode.adaptive_verification"]
         wrap(manager.AdaptiveVerificationManager, "get_num_tokens", with_budget)
+        speculator.observe_verification = mixer.observe_verification
     return speculator
 
 
@@ -131,8 +131,12 @@ class Mixer:
             req_states.all_token_ids = StagedWriteTensor(
                 (num, req_states.max_model_len), dtype=torch.int32, device=device
             )
-        history = parse_options(config.additional_config.get("draftwise")).history_tokens
-        self._drafting = Drafting(num, req_states.max_model_len, width, device, history)
+        options = parse_options(config.additional_config.get("draftwise"))
+        searches = RETRIEVAL in options.drafters
+        self._drafting = Drafting(
+            num, req_states.max_model_len, width, device,
+            options.history_tokens if searches else 0, searches,
+        )  # fmt: skip
         self._rows = np.zeros((num, ROW), np.int32)
         self._orders: Orders | None = None
         self._names: list[str] = []
@@ -195,7 +199,10 @@ class Mixer:
         num_head = min(orders.head, self._drafting.num) if self.has_head else 0
         if self.has_head:
             head = self._head(input_batch, *args, **kwargs | {"num_speculative_tokens": num_head})
-        drafts = self._mix(orders, input_batch, args, head, num_head)
+        self._names = []
+        if orders.hazards is None:  # nobody will read these columns
+            return head[: input_batch.num_reqs]
+        drafts = self._mix(orders, orders.hazards, input_batch, args, head, num_head)
         if drafts is None:  # the last columns may hold vLLM's placeholder
             return head[: input_batch.num_reqs].clamp(min=0)
         return drafts
@@ -207,11 +214,12 @@ class Mixer:
 
     @fused
     def _mix(
-        self, orders: Orders, batch: Any, args: tuple[Any, ...], head: Any, num_head: int
-    ) -> torch.Tensor:
+        self, orders: Orders, hazards: Hazards, batch: Any, args: tuple[Any, ...], head: Any,
+        num_head: int,
+    ) -> torch.Tensor:  # fmt: skip
         num_sampled, num_rejected = args[4], args[5]
         num, slots, states = batch.num_reqs, batch.idx_mapping_np[: batch.num_reqs], self._states
-        flat = np.concatenate([array.ravel() for array in orders.hazards])
+        flat = np.concatenate([array.ravel() for array in hazards])
         rows = self._rows[slots]
         self._rows[slots, 3] = 0
         sent = torch.from_numpy(np.concatenate([rows.ravel(), flat.view(np.int32)]))
@@ -253,7 +261,7 @@ class Mixer:
     def copy(self, copy_stream: Any, main_stream: Any) -> None:
         """Start to copy the facts of the latest drafts to the host, beside the next step."""
         self.copied = None
-        if self.is_on:
+        if self.is_on and self._names:
             self._copy(copy_stream, main_stream)
 
     @fused
@@ -274,6 +282,6 @@ class Mixer:
         if self.has_failed:
             return None
         if copied is None:
-            return Report((), self._drafting.facts[:0].cpu().numpy())
+            return Report((), np.zeros((0, 0), np.int32))
         copied.event.synchronize()
         return Report(copied.names, copied.facts)
