@@ -48,19 +48,18 @@ def made(tmp_path: Path) -> tuple[StateSaver, Learnt, Clock, Path]:
 
 def test_written_while_running_but_not_too_often(made: Any) -> None:
     file, learnt, clock, path = made
-    assert file.write_if_due() is None, "nothing was learnt"
     learnt.number = 1
     file.saw_rounds([ROUND], NO_ENGINE)
-    assert file.write_if_due() == pytest.approx(EVERY_S)
     assert not path.exists()
     clock.now += EVERY_S
-    assert file.write_if_due() is None
-    assert path.read_text() == "1"
+    file.saw_rounds([], NO_ENGINE)
+    assert not path.exists(), "nothing was learnt"
     file.saw_rounds([ROUND], NO_ENGINE)
-    learnt.number = 2
-    file.write_if_due()
     assert path.read_text() == "1"
-    file.write()
+    learnt.number = 2
+    file.saw_rounds([ROUND], NO_ENGINE)
+    assert path.read_text() == "1"
+    file.saw_the_end()
     assert path.read_text() == "2"
 
 
@@ -94,13 +93,11 @@ def test_a_broken_file_is_set_aside(
 def test_a_full_disk_costs_the_file_only(made: Any, caplog: pytest.LogCaptureFixture) -> None:
     file, learnt, clock, path = made
     learnt.fails = True
-    file.saw_rounds([ROUND], NO_ENGINE)
     clock.now += EVERY_S
     with caplog.at_level(logging.WARNING):
-        assert file.write_if_due() is None
+        file.saw_rounds([ROUND], NO_ENGINE)
     assert "no space left" in caplog.text
     learnt.fails = False
-    file.saw_rounds([ROUND], NO_ENGINE)
     clock.now += EVERY_S
-    file.write_if_due()
+    file.saw_rounds([ROUND], NO_ENGINE)
     assert path.exists()

@@ -41,7 +41,7 @@ class Books(Observer):
 
     def __init__(self) -> None:
         self.ends: list[RequestHandle] = []
-        self.num_tokens = 0
+        self.num_tokens, self.is_over = 0, False
         self.gaps: list[tuple[float, bool]] = []
 
     def saw_rounds(self, rounds: Any, engine: Any) -> None:
@@ -52,6 +52,9 @@ class Books(Observer):
 
     def saw_end(self, ended: RequestHandle) -> None:
         self.ends.append(ended)
+
+    def saw_the_end(self) -> None:
+        self.is_over = True
 
 
 def make(fake: Fake, **options: Any) -> Worker:
@@ -160,15 +163,14 @@ def test_a_round_that_fails_ends_its_rows_and_no_others() -> None:
 
 
 def test_the_thread_sleeps_while_there_is_nothing_to_do() -> None:
-    fake, turns = Fake(), list[None]()
-    worker = make(fake, housekeeping=lambda: turns.append(None))
+    fake = Fake()
+    worker = make(fake)
     worker.start()
     _, readers = submit(worker, ask([1, 2], 9))
     assert readers[0].ended.wait(10)
     time.sleep(0.05)  # let the turn that ended the answer finish
-    num, cpu = len(turns), time.process_time()
+    cpu = time.process_time()
     time.sleep(0.3)
-    assert len(turns) == num
     assert time.process_time() - cpu < 0.1
     _, readers = submit(worker, ask([1, 2], 9))
     assert readers[0].ended.wait(10)
@@ -178,8 +180,8 @@ def test_the_thread_sleeps_while_there_is_nothing_to_do() -> None:
 
 
 def test_stopping_lets_requests_finish_in_time_and_ends_the_others() -> None:
-    fake, ends = Fake(pace_s=0.005), []
-    worker = make(fake, at_end=lambda: ends.append("saved"))
+    fake, books = Fake(pace_s=0.005), Books()
+    worker = make(fake, observers=[books])
     worker.start()
     _, (short,) = submit(worker, ask([1], 20))
     _, (long,) = submit(worker, ask([2], 100_000))
@@ -187,7 +189,7 @@ def test_stopping_lets_requests_finish_in_time_and_ends_the_others() -> None:
     assert short.whole.finish_reason == "length"
     assert long.whole.finish_reason == "cancelled"
     assert "going down" in str(long.whole.error)
-    assert ends == ["saved"]
+    assert books.is_over
     with pytest.raises(Closing):
         submit(worker, ask([1]))
 
@@ -207,23 +209,3 @@ def test_a_bug_of_ours_keeps_nobody_waiting() -> None:
     assert not worker.is_alive
     with pytest.raises(Closing):
         submit(worker, ask([1]))
-
-
-def test_housekeeping_is_called_between_rounds_and_when_it_asks_to_be() -> None:
-    calls: list[float] = []
-
-    def tidy() -> float | None:
-        calls.append(time.monotonic())
-        return 0.05 if len(calls) < 12 else None
-
-    fake = Fake()
-    worker = make(fake, housekeeping=tidy)
-    worker.start()
-    _, (reader,) = submit(worker, ask([1], 3))
-    assert reader.ended.wait(10)
-    time.sleep(1.0)
-    num = len(calls)
-    assert num >= 12
-    time.sleep(0.2)
-    assert len(calls) == num
-    worker.stop(0)

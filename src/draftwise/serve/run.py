@@ -60,7 +60,7 @@ class StateSaver(Observer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._memory, self._path, self._every_s, self._clock = memory, path, every_s, clock
-        self._written_s, self._is_dirty = clock(), False
+        self._written_s = clock()
 
     def load(self) -> None:
         """Load the file; a damaged one is renamed. DraftwiseError for another policy's; OSError."""
@@ -68,21 +68,17 @@ class StateSaver(Observer):
             _LOG.warning(warning)
 
     def saw_rounds(self, rounds: Sequence[Round], engine: Engine) -> None:
-        self._is_dirty = self._is_dirty or bool(rounds)
-
-    def write_if_due(self) -> float | None:
-        """Write if due; return the seconds until the next write, None without changes."""
-        left_s = self._written_s + self._every_s - self._clock()
-        if self._is_dirty and left_s <= 0:
+        if rounds and self._clock() - self._written_s >= self._every_s:
             self.write()
-        return left_s if self._is_dirty else None
 
     def write(self) -> None:
-        self._written_s, self._is_dirty = self._clock(), False
+        self._written_s = self._clock()
         try:
             self._memory.save(self._path)
         except OSError as error:
             _LOG.warning("what was learnt could not be written: %s", error)
+
+    saw_the_end = write
 
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -121,17 +117,15 @@ def make_service(speculator: Speculator, settings: ServerSettings) -> Service:
     models = settings.models or (target.name,)
     metrics = Metrics(models[0], settings.max_rows, settings.max_open, speculator.plans)
     observers: list[Observer] = [metrics]
-    learning: dict[str, Any] = {}
     if settings.state is not None:
         state = StateSaver(speculator.memory, settings.state, settings.state_every_s)
         state.load()
         observers.append(state)
-        learning = {"housekeeping": state.write_if_due, "at_end": state.write}
     if settings.trace is not None:
         observers.append(_Traces(settings.trace))
     worker = Worker(
         speculator.engine(max_rows=settings.max_rows, max_bytes=settings.max_bytes),
-        speculator.request, max_open=settings.max_open, observers=observers, **learning,
+        speculator.request, max_open=settings.max_open, observers=observers,
     )  # fmt: skip
     return Service(
         worker=worker, metrics=metrics, models=models, created=int(time.time()),

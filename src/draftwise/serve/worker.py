@@ -37,7 +37,11 @@ class Observer:
     def saw_part(self, num_tokens: int, gap_s: float, is_first: bool) -> None:
         """A delta of an answer, and the seconds since the previous one or the request's arrival."""
 
-    def saw_end(self, handle: RequestHandle) -> None: ...
+    def saw_end(self, handle: RequestHandle) -> None:
+        """An answer is complete, or given up."""
+
+    def saw_the_end(self) -> None:
+        """The thread ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,19 +83,16 @@ class Worker:
     """Owns the engine.
 
     make: ``Speculator.request``, called in the engine's thread. max_open: most unfinished answers,
-    both running and waiting. housekeeping: called between rounds; returns the seconds until its
-    next call, or None if it need not be called before more work is done. at_end: called when the
-    thread ends. State: unfinished answers.
+    both running and waiting. State: unfinished answers.
     """
 
     def __init__(
         self, engine: Engine, make: Callable[..., Any], *, max_open: int,
         observers: Sequence[Observer] = (),
-        housekeeping: Callable[[], float | None] = lambda: None,
-        at_end: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.engine, self._make, self._clock = engine, make, clock  # others only read counters
-        self._observers, self._housekeeping, self._at_end = observers, housekeeping, at_end
+        self._observers = observers
         self._max_open = max_open
         self._condition = threading.Condition()
         self._new: list[RequestHandle] = []  # the condition guards these four lines
@@ -198,17 +199,15 @@ class Worker:
             self._deliver(self._step())
 
     def _run(self) -> None:
-        wanted_s: float | None = None
         reason, why = "cancelled", _GOING_DOWN
         while True:
             with self._condition:
-                self._condition.wait_for(self._has_something, wanted_s)
+                self._condition.wait_for(self._has_something)
                 if self._is_stopped:
                     break
             try:
                 self._began_s = self._clock()
                 self.turn()
-                wanted_s = self._housekeeping()
                 self._ended_s, self._began_s = self._clock(), None
             except Exception:
                 # a bug: end all answers with an error, so that no client waits
@@ -219,7 +218,8 @@ class Worker:
         for handle in [*self._handles, *self._new]:
             self._give_up(handle, reason, why)
         self.engine.close()
-        self._at_end()
+        for observer in self._observers:
+            observer.saw_the_end()
 
     def _has_something(self) -> bool:
         return bool(self._is_stopped or self._new or self._cancelled or self.engine.has_work)
