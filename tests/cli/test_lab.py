@@ -9,12 +9,10 @@ from importlib.metadata import entry_points
 import pytest
 
 from cli.conftest import run_command
+from draftwise import install as LAB
 from draftwise.cli import LAB_COMMANDS
 from draftwise.install import GROUP as LAB_GROUP
 from draftwise.install import LAB_HINT, find_part
-from modules import module_of
-
-LAB = module_of(find_part)
 
 
 @pytest.fixture

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftwise.controller import goodput as looks_of
 from draftwise.controller.goodput import PROBE_TOKENS_PAID, Goodput, PlanCosts, ProbeScheduler
 from draftwise.types import NONE, Costs, Decision, Feedback, Plan, RoundFacts, Scores
-from modules import module_of
-
-looks_of = module_of(ProbeScheduler)
 
 NAMES = ("a", "b")
 PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in NAMES for k in (1, 2, 4, 8))]

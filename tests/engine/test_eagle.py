@@ -11,6 +11,7 @@ import torch
 
 from draftwise.bandits.stop_rules import Fixed
 from draftwise.controller.goodput import PROBE_TOKENS_PAID
+from draftwise.drafters import eagle as eagle_module
 from draftwise.drafters.eagle import EagleRunner
 from draftwise.drafters.protocol import Context, DraftTask
 from draftwise.nn.cache import HiddenStates
@@ -21,11 +22,7 @@ from draftwise.types import Draft, DraftwiseError, SamplingParams, TreeShape
 from draftwise_lab.train.save import save_head
 from eagles import eagle_head, features_of
 from engine.pairs import PROMPTS, eagle, eagle_target, plain_greedy, reader, speculator
-from modules import module_of
 from sessions import Driven, opened
-
-eagle_module = module_of(EagleRunner)
-model_module = module_of(CausalModel)
 
 TARGET = eagle_target("llama", 64)
 SAMPLED = SamplingParams(temperature=1.0)

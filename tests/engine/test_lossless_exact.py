@@ -18,11 +18,9 @@ import numpy as np
 import pytest
 
 from draftwise import Draft, verify
+from draftwise.engine import verify as verify_module
 from draftwise.engine.verify import draw
 from engine.exact import VOCAB, Law, Model, World, completed, law, model, own_law, texts_of
-from modules import module_of
-
-verify_module = module_of(verify)
 
 Procedure = Callable[[World], tuple[int, ...]]
 

@@ -31,19 +31,14 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from draftwise.drafters.drawing import Chain
-from draftwise.engine.loop import verify_batch
-from draftwise.nn.verify import rejection_sample
+from draftwise.drafters import drawing as chain_module
+from draftwise.engine import loop as verification_module
+from draftwise.nn import verify as verify_module
 from draftwise.registry import STOP_RULES
 from draftwise.speculator import Speculator
 from draftwise.types import Draft, SamplingParams, TreeShape
 from engine.pairs import spec, speculator, target
 from engine.scripted import Alternating
-from modules import module_of
-
-chain_module = module_of(Chain)
-verification_module = module_of(verify_batch)
-verify_module = module_of(rejection_sample)
 
 VOCAB = 6
 LENGTH = 4

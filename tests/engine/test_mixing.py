@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from draftwise.controller.costs import MeasuredCostModel
 from draftwise.controller.goodput import Goodput
 from draftwise.drafters.drawing import without_replacement
 from draftwise.drafters.protocol import Context
+from draftwise.engine import loop
 from draftwise.engine.loop import Loop
 from draftwise.engine.outputs import Round
 from draftwise.speculator import Speculator
@@ -25,10 +25,7 @@ from engine.scripted import Alternating, mixing
 from engine.test_lossless_greedy import assert_greedy
 from engine.test_lossless_sampled import LEVEL, SAMPLING, VOCAB, smallest_p_value
 from models import CONFIGS
-from modules import module_of
 from sessions import opened
-
-loop = module_of(Loop)
 
 RETRIEVAL = ["lookup", "suffix", "datastore"]
 
@@ -165,7 +162,7 @@ def test_first_and_far_longer_texts_begin_with_plain_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Plain decoding is measured before drafts are priced, without changing tokens."""
-    monkeypatch.setattr(module_of(MeasuredCostModel), "FAR_TOKENS", 16)
+    monkeypatch.setattr("draftwise.controller.costs.FAR_TOKENS", 16)
     made = cheap(speculator(["good", "lookup"], "goodput", lengths=(1, 4)))
     for prompt, num_plain in (([7], 2), (PROMPTS[0] * 8, 2), (PROMPTS[0] * 8, 0)):
         rounds = list(made.start(prompt, max_new_tokens=30))

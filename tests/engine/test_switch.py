@@ -28,7 +28,6 @@ from engine.test_lossless_sampled import (
     p_value,
 )
 from engine.test_lossless_sampled import PROMPTS as SHORT
-from modules import module_of
 
 LONG = [*range(1, 60), *range(1, 60), 7, 9]
 OFF: dict[str, Any] = {"speculation": False}
@@ -122,7 +121,7 @@ def test_sampled_answers_have_the_law_whatever_each_request_allows() -> None:
 def test_no_drafter_is_told_of_a_request_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     made = speculator(POOLS["good+lookup"])
     seen: set[int] = set()
-    session = module_of(RetrievalSession).RetrievalSession
+    session = RetrievalSession
     for name in ("open", "crop", "match_length"):
         own = getattr(session, name)
 

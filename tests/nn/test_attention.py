@@ -11,14 +11,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations import sdpa_attention
 
-from draftwise.nn.attention import RAGGED, attend_raggedly
+from draftwise.nn import attention
+from draftwise.nn.attention import RAGGED
 from draftwise.nn.load import load_model
 from draftwise.nn.model import CausalModel
 from models import tiny_model
-from modules import module_of
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
-attention = module_of(attend_raggedly)
 
 
 def test_it_is_the_library_s_attention(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,6 @@ from draftwise.nn.cache import BLOCK, RaggedCache
 from draftwise.nn.model import CausalModel
 from engine.pairs import reader
 from models import CONFIGS
-from modules import module_of
-
-model_module = module_of(CausalModel)
 
 pytestmark = pytest.mark.usefixtures("without_gradients")
 TOLERANCE = 1e-4

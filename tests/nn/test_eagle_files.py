@@ -19,7 +19,6 @@ from draftwise_lab.train.eagle import new_head
 from draftwise_lab.train.save import save_head
 from eagles import eagle_head
 from engine.pairs import reader, target
-from modules import module_of
 
 HIDDEN, INNER, HEADS, KV, DIM, VOCAB, DRAFT = 32, 48, 4, 2, 8, 64, 20
 LAYER = {
@@ -295,7 +294,7 @@ def test_a_file_in_bfloat16_stays_so_where_that_is_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fast: bool
 ) -> None:
     """Beside a target in float32 on a CPU with the instructions; logits are the target's dtype."""
-    monkeypatch.setattr(module_of(load_head), "multiplies_bfloat16", lambda: is_fast)
+    monkeypatch.setattr("draftwise.nn.eagle_files.multiplies_bfloat16", lambda: is_fast)
     half, single = torch.bfloat16, torch.float32
     ids = torch.arange(0, VOCAB, 2)
     for name, head in {

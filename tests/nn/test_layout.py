@@ -11,15 +11,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from draftwise.compiled import HAS_NUMBA
+from draftwise.nn import layout
 from draftwise.nn.eagle_files import load_head
 from draftwise.nn.layout import Prepacked, lay_out, put_back, weights_of
 from draftwise.nn.load import load_model
 from draftwise.nn.model import CausalModel
 from draftwise_lab.train.eagle import new_head
 from draftwise_lab.train.save import save_head
-from modules import module_of
-
-layout = module_of(lay_out)
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no MKL here")
 

@@ -11,12 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 from draftwise import Speculator
-from draftwise.nn.layout import lay_out
+from draftwise.nn import layout
 from draftwise.nn.load import load_model
 from models import near_copy, tiny_model
-from modules import module_of
-
-layout = module_of(lay_out)
 
 PROMPTS = [[5, 6, 7, 8] * 3, [11, 12, 11], [*range(20, 40)]]
 NEW = 40

@@ -17,16 +17,13 @@ from transformers import CONFIG_MAPPING
 
 from draftwise import DraftwiseError, Speculator
 from draftwise.checks import REMOVED
+from draftwise.nn import check as check_module
 from draftwise.nn.attention import Masks
-from draftwise.nn.check import check_model
 from draftwise.nn.load import load_model
 from draftwise.nn.model import CausalModel
 from draftwise.nn.tiny import tiny_config, tiny_module
 from engine.pairs import reader
 from models import CONFIGS, tiny_model
-from modules import module_of
-
-check_module = module_of(check_model)
 
 
 def build(kind: str, **changes: Any) -> Any:

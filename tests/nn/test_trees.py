@@ -10,14 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MptConfig
 
-from draftwise.nn.attention import AttentionInputs, branches, draft_branches, tree_masks
+from draftwise.nn import attention as sight
+from draftwise.nn.attention import branches, draft_branches, tree_masks
 from draftwise.nn.check import check_model
 from draftwise.nn.model import CausalModel
 from draftwise.types import Draft
 from models import CONFIGS, VOCAB, tiny_model
-from modules import module_of
-
-sight = module_of(AttentionInputs)
 
 KINDS = pytest.mark.parametrize("kind", sorted(CONFIGS))
 ATTENTION = pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from draftwise import verify
 from draftwise.engine.verify import draw as draw_one
 from draftwise.engine.verify import overlap, ratio
+from draftwise.nn import verify as verify_module
 from draftwise.nn.sampling import draw
 from draftwise.nn.verify import DraftTreeBatch, masses, overlaps, ratios, rejection_sample
 from draftwise.types import Draft
-from modules import module_of
-
-verify_module = module_of(rejection_sample)
 
 Row = tuple[Draft, list[np.ndarray], np.ndarray]
 """A draft, p after the text and each node (float32), and a uniform for each node and the bonus."""

@@ -12,12 +12,9 @@ import pytest
 from draftwise import settings
 from draftwise.settings import BUNDLED, check_drafter
 from draftwise.types import DraftwiseError
-from draftwise_lab.train.prompts import RUN, Runs, make_prompts, runs, runs_of
-from draftwise_zoo import PRETRAINED, RETRIEVAL, drafter_specs, own_folders, own_specs
-from modules import module_of
-
-bundled = module_of(drafter_specs)
-self_prompts = module_of(make_prompts)
+from draftwise_lab.train import prompts as self_prompts
+from draftwise_lab.train.prompts import RUN, Runs, runs, runs_of
+from draftwise_zoo import PRETRAINED, RETRIEVAL, bundled, drafter_specs, own_folders, own_specs
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 """Benchmark data next to the repository, if any."""

@@ -21,12 +21,8 @@ from cli.conftest import run_command
 from draftwise.pool import resolve_target
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError
-from draftwise_zoo import Pretrained, unpacked
-from modules import module_of
+from draftwise_zoo import unpack
 from small_disk import files_of_at_most
-
-catalog = module_of(Pretrained)
-unpack = module_of(unpacked)
 
 WORDS = ["<unk>", "<s>", "</s>", *(chr(97 + i) for i in range(26)), "Ġ", "ab", "cd"]
 SIZES = {"vocab": len(WORDS), "hidden": 32, "inner": 64, "heads": 2, "layers": 2}
@@ -348,14 +344,14 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def a_package(folder: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> catalog.Pretrained:
+def a_package(folder: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> unpack.Pretrained:
     """A package with a file in two pieces, and a catalogue with this one entry."""
     (folder / "packed_model").mkdir(parents=True)
     (folder / "packed_model" / "__init__.py").write_text("raise RuntimeError('no code is run')")
     for number, piece in enumerate((content[:5], content[5:])):
         (folder / "packed_model" / f"part{number}").write_bytes(piece)
     monkeypatch.syspath_prepend(str(folder))
-    entry = catalog.Pretrained(
+    entry = unpack.Pretrained(
         "Tiny", "packed-model", (("packed_model", "part0"), ("packed_model", "part1")),
         "not this hash", "a licence", ("pytest", "LICENSE"), "us",
     )  # fmt: skip
@@ -374,7 +370,7 @@ def test_a_package_is_found_without_running_it_and_checked_by_its_hash(
 
 
 def test_a_package_that_is_not_there_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = catalog.Pretrained(
+    entry = unpack.Pretrained(
         "Tiny", "no-such-thing", (("no_such_module_at_all", "x"),), "", "", ("", ""), ""
     )
     monkeypatch.setattr(unpack, "PRETRAINED", {"tiny": entry})
@@ -383,7 +379,7 @@ def test_a_package_that_is_not_there_names_the_command(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "checkpoint", [one.checkpoint for one in catalog.PRETRAINED.values() if one.checkpoint]
+    "checkpoint", [one.checkpoint for one in unpack.PRETRAINED.values() if one.checkpoint]
 )
 def test_a_checkpoint_without_weights_has_all_else(checkpoint: str) -> None:
     folder = unpack._CHECKPOINTS / checkpoint

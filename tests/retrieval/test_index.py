@@ -17,12 +17,10 @@ from hypothesis import strategies as st
 from controller.kinds import interpreted
 from draftwise.compiled import HAS_NUMBA, warm_up
 from draftwise.controller.controller import Controller, Limits
+from draftwise.retrieval import index as retrieval
 from draftwise.retrieval.index import DEFAULT_RULE, SLICE, RetrievalIndex, most_frequent_path
 from draftwise.retrieval.kernels import MatchRule, Proposals
-from modules import module_of
 from retrieval.plain_index import PlainIndex
-
-retrieval = module_of(RetrievalIndex)
 
 KINDS = [
     False,
@@ -440,7 +438,7 @@ def test_the_first_controller_warms_up_and_says_so_in_the_engines_log(
 ) -> None:
     calls: list[int] = []
     with (
-        mock.patch.object(module_of(warm_up), "_warm_ups", [lambda: calls.append(1)]),
+        mock.patch("draftwise.compiled._warm_ups", [lambda: calls.append(1)]),
         caplog.at_level(logging.DEBUG, logger=log),
     ):
         if log.startswith("vllm"):

@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 
-from draftwise.serve.app import make_app, uncollected
+from draftwise.serve.app import uncollected
 from draftwise.serve.constraint import Grammars, json_grammar
 from draftwise.serve.schemas import MAX_GRAMMAR_CHARS, CompletionRequest
-from draftwise.serve.service import LARGE_BODY, give_back
+from draftwise.serve.service import LARGE_BODY
 from draftwise.types import DraftwiseError
 from engine.scripted import VOCAB
-from modules import module_of
 from serve.fake import Fake
 from serve.live import Live, fake_service, serving
 
@@ -147,7 +146,7 @@ def test_nothing_of_a_request_waits_for_the_collector(
     gc.disable()
     try:
         with monkeypatch.context() as patched:
-            patched.setattr(module_of(make_app).json, "loads", seen)
+            patched.setattr("draftwise.serve.app.json.loads", seen)
             live.ask("/v1/completions", {"prompt": "abc", **fields})
         live.settle()
         until = time.monotonic() + 5
@@ -189,8 +188,8 @@ def test_freed_pages_are_given_back() -> None:
 
 def test_memory_is_given_back_once_after_many(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
-    monkeypatch.setattr(module_of(give_back), "give_back", lambda: given.append(time.monotonic()))
-    monkeypatch.setattr(module_of(give_back), "_QUIET_S", 0.3)
+    monkeypatch.setattr("draftwise.serve.service.give_back", lambda: given.append(time.monotonic()))
+    monkeypatch.setattr("draftwise.serve.service._QUIET_S", 0.3)
     assert live.complete("abc", max_tokens=1).status == 200
     body = {"prompt": "a", "metadata": ["x"] * LARGE_BODY, "max_tokens": 1}
     began = time.monotonic()

@@ -13,10 +13,8 @@ import pytest
 from starlette.types import Message
 from tokenizers.processors import TemplateProcessing
 
-from draftwise.serve.parse import Codec
 from draftwise.serve.responses import EventStream
 from draftwise.serve.settings import ServerSettings
-from modules import module_of
 from serve.fake import Fake, expected
 from serve.live import Live, fake_service, serving
 
@@ -390,8 +388,8 @@ def test_prompts_that_cannot_fit_are_not_read(monkeypatch: pytest.MonkeyPatch) -
     """The tokens of such a text would take a hundred times its memory."""
     fake = Fake()
     with serving(fake_service(fake)) as live:
-        monkeypatch.setattr(module_of(Codec), "encode", None)
-        monkeypatch.setattr(module_of(Codec), "render", None)
+        monkeypatch.setattr("draftwise.serve.parse.encode", None)
+        monkeypatch.setattr("draftwise.serve.parse.render", None)
         for said in (live.complete("a" * 400_000), live.chat("a" * 400_000)):
             assert said.status == 400
             assert "400,000 characters" in said.error["message"]

@@ -10,11 +10,8 @@ import pytest
 
 from cli.conftest import run_command
 from draftwise import DraftwiseError
+from draftwise_lab.cli import train as t
 from draftwise_lab.cli.options import alone_in
-from draftwise_lab.cli.train import claim
-from modules import module_of
-
-t = module_of(claim)
 
 HOLD = (
     "import sys; from pathlib import Path; from draftwise_lab.cli.options import alone_in\n"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from draftwise.types import DraftwiseError
+from draftwise_lab.sim import presets as tables
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.environments import (
     Confident,
@@ -21,11 +22,8 @@ from draftwise_lab.sim.environments import (
     TruncatedGeometric,
     text_of,
 )
-from draftwise_lab.sim.presets import SETTINGS, alpha_of, setting
+from draftwise_lab.sim.presets import SETTINGS, setting
 from draftwise_lab.sim.text import PROMPT_TOKENS, runs_of
-from modules import module_of
-
-tables = module_of(alpha_of)
 
 FLAT = CostTable({1: (1.0,)}, other_s=0.05)
 MEANS = {"x": {"a": 0.75, "b": 0.25}}

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from draftwise_lab.sim import presets as tables
 from draftwise_lab.sim.match import Run, Trail, make_match, run_match
-from draftwise_lab.sim.presets import alpha_of, setting
+from draftwise_lab.sim.presets import setting
 from draftwise_lab.sim.regret import (
     best_plan_curve,
     exp3spec_bound,
@@ -18,9 +19,6 @@ from draftwise_lab.sim.regret import (
     regret_curve,
     ucbspec_bound,
 )
-from modules import module_of
-
-tables = module_of(alpha_of)
 
 
 def test_ucbspec_bound_by_hand() -> None:
