@@ -148,13 +148,14 @@ class RetrievalSession:
     def _chain(self, task: DraftTask) -> Draft:
         path = self._row(task.context).path(task.length)
         path = path[: task.context.num_allowed([token for token, _ in path])]
-        step, kept = DraftStep(0, task.length), 0
-        while kept < len(path) and task.stop_rule.should_continue(step):
+        rule, step, kept = task.stop_rule, DraftStep(0, task.length), 0
+        while kept < len(path) and (rule.never_stops or rule.should_continue(step)):
             token, counts = path[kept]
             kept += 1
             if token in task.context.eos:
                 break
-            step = describe(kept, task.length, counts if task.stop_rule.needs_probs else (1,))
+            if not rule.never_stops:
+                step = describe(kept, task.length, counts if rule.needs_probs else (1,))
         return Draft.chain([token for token, _ in path[:kept]], None, self._name)
 
     def _tree(self, task: DraftTask, shape: TreeShape) -> Draft:
