@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -297,7 +296,6 @@ class Width:
         return {
             "num_positions": len(self.shares),
             "num_flips": len(self.flips),
-            "median_flip_margin": _median(self.flips),
             "largest_flip_margin": max(self.flips, default=None),
             "largest_difference": max(self.differences, default=None),
             "largest_share_of_bound": max(self.shares, default=None),
@@ -383,8 +381,6 @@ class LosslessnessReport:
             "num_different": sum(found is not None for found in self.differences),
             "relative_bound": self.bound,
             "num_positions": len(self.margins),
-            "median_margin": _median(self.margins),
-            "smallest_margin": min(self.margins, default=None),
             "num_ties": sum(margin == 0 for margin in self.margins),
             "answers": [_answer(found) for found in self.differences],
             "widths": {str(width): found.as_json() for width, found in self.widths.items()},
@@ -426,7 +422,3 @@ def _first_difference(
 def _answer(found: Difference | None) -> Mapping[str, Any]:
     names = ("position", "plain", "speculative", "margin", "is_rounding") if found else ()
     return {"is_equal": found is None} | {name: getattr(found, name) for name in names}
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return float(np.median(values)) if values else None
