@@ -183,6 +183,8 @@ class Mixing(Playlist, Goodput):
 
     def recall(self, *_: Any) -> None: ...
 
+    def read(self, *_: Any) -> None: ...
+
 
 def mixing(made: Speculator, drafter: str, length: int) -> Speculator:
     """The speculator with a mixing policy in each of its requests, and without a guard."""

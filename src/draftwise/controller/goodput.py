@@ -57,8 +57,8 @@ class Goodput:
         of rows. A tree costs all of its tokens; its acceptance at each depth is learnt: of the
         likeliest token, or else of one of its siblings.
     Differs: a plan is priced as if its stop rule were ``fixed``.
-    Feedback: evidence in text order, which every kind carries (``free`` always at once). The latest
-        costs and matches are the context. Observed values are not used.
+    Learns from facts in text order (``read``), of which the latest costs and matches are the
+        context. Observed values are not used.
     State: rates, bins of confidence, match tables, probes, costs, match lengths.
     Cost: O(K + D) per choice with D drafters; O(alphas) per round.
     Errors: ValueError without plans, from ``check_feedback``, and for a prior or discount outside
@@ -153,8 +153,7 @@ class Goodput:
     def learn(self, decision: Decision, feedback: Feedback) -> None:
         check_feedback(decision, feedback, self._num_plans)
         if isinstance(feedback.evidence, RoundFacts):
-            self._made = None
-            self._read(feedback.evidence)
+            self.read(feedback.evidence)
 
     def probabilities(self) -> Floats:
         return one_hot(int(self._prices().argmax()), self._num_plans)
@@ -164,8 +163,9 @@ class Goodput:
         prices = self._prices()
         return prices / max(float(prices.max()), 1e-12)
 
-    def _read(self, evidence: RoundFacts) -> None:
+    def read(self, evidence: RoundFacts) -> None:
         """Update rates and context; rates without new scores decay to their priors."""
+        self._made = None
         num_emitted = evidence.num_emitted if evidence.seconds > 0.0 else 0  # 0 for prompt scores
         num_new = max(num_emitted, len(evidence.tokens))  # including rounds without drafting
         scored = {name: self._row[name] for name in evidence.scores if name in self._row}

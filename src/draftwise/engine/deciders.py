@@ -34,7 +34,6 @@ from draftwise.types import (
     Decision,
     DraftStep,
     DraftwiseError,
-    Evidence,
     Floats,
     Plan,
     RoundFacts,
@@ -124,14 +123,17 @@ class Bandits:
         )  # fmt: skip
         self.observe(Decision(0, 1.0, 0), evidence)
 
-    def observe(self, decision: Decision, evidence: Evidence) -> None:
-        """Update the stop rule with the verified draft, and the policy with completed feedback."""
+    def observe(self, decision: Decision, evidence: RoundFacts) -> None:
+        """Update the stop rule with the verified draft, and the policy with what is due."""
         rule = self.stop_rules.get((evidence.plan.drafter, evidence.plan.rule))
         has_chain = evidence.num_drafted > 0 and evidence.plan.tree is None
         if rule is not None and has_chain:
             rule.learn(evidence.num_drafted, evidence.num_accepted)
-        self._ask(lambda: self._teach(self.feedback.reveal(decision, evidence)), None)
+        self._ask(lambda: self._learn(decision, evidence), None)
         self.num_unseen = 0
+
+    def _learn(self, decision: Decision, evidence: RoundFacts) -> None:
+        self._teach(self.feedback.reveal(decision, evidence))
 
     def end(self) -> None:
         """Learn from queued feedback after the request has ended."""
@@ -190,6 +192,9 @@ class Controlled(Bandits):
     @property
     def mixer(self) -> Mixer | None:
         return None if self.is_idle else self.policy.mixer
+
+    def _learn(self, decision: Decision, evidence: RoundFacts) -> None:
+        self.policy.read(evidence)  # it learns from facts, and needs no values of plans
 
     def drafters_to_probe(self, num_rows: int) -> Sequence[str]:
         return self._ask(lambda: tuple(self.policy.drafters_to_probe(num_rows)), ())
