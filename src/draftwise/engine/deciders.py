@@ -176,14 +176,18 @@ class Bandits:
 
 
 class Controlled(Bandits):
-    """draftwise's own way: prices tokens, mixes drafters in a draft, probes, and has a guard."""
+    """draftwise's own way: prices tokens, mixes drafters in a draft, probes, and has a guard.
+
+    It learns from facts and scores, and needs no feedback that values plans.
+    """
 
     is_controlled = True
+    reads_everything = False  # it probes where that is worth its time
     policy: Goodput
 
     @property
     def can_rest(self) -> bool:
-        return self.pending is None and not self.reads_everything
+        return self.pending is None
 
     @property
     def advantage(self) -> float:
@@ -194,7 +198,7 @@ class Controlled(Bandits):
         return None if self.is_idle else self.policy.mixer
 
     def _learn(self, decision: Decision, evidence: RoundFacts) -> None:
-        self.policy.read(evidence)  # it learns from facts, and needs no values of plans
+        self.policy.read(evidence)
 
     def drafters_to_probe(self, num_rows: int) -> Sequence[str]:
         return self._ask(lambda: tuple(self.policy.drafters_to_probe(num_rows)), ())

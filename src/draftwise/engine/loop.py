@@ -82,8 +82,8 @@ class Loop:
     def _rests(self, requests: Sequence[Request]) -> str:
         """Why the round decodes plainly, without policies, which get its tokens later; "" = drafts.
 
-        ``Guard.next_step`` decides; a request whose decision waits, or whose feedback needs scores
-        of every drafter, cannot rest.
+        ``Guard.next_step`` decides; a request whose decision waits cannot rest, nor one that the
+        controller does not decide for.
         """
         can_rest = all(r.decider.can_rest or not r.context.is_drafted for r in requests)
         context = sum(len(request.context.tokens) for request in requests)
