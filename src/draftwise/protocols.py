@@ -33,7 +33,7 @@ class Reward(Protocol):
     def __call__(self, outcome: Outcome) -> float: ...
 
 
-def looks_ahead(reward: Reward | None) -> bool:
+def looks_ahead(reward: Reward) -> bool:
     """Whether a reward needs the alphas at all positions of a plan's length."""
     return bool(getattr(reward, "looks_ahead", True))  # a plain function may
 

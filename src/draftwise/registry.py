@@ -140,8 +140,8 @@ def make_reward(spec: str) -> Reward:
     return cast(Reward, build("reward", spec, {}))
 
 
-def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward | None) -> FeedbackBuilder:
-    """The feedback of one request from a spec; reward None: only the evidence is delivered."""
+def make_feedback(spec: str, *, plans: Sequence[Plan], reward: Reward) -> FeedbackBuilder:
+    """The feedback of one request from a spec."""
     return cast(FeedbackBuilder, build("feedback", spec, {"plans": plans, "reward": reward}))
 
 

@@ -394,9 +394,7 @@ class Learning:
                 "does (draftwise simulate); choose another policy"
             )
         self.memory = SharedPolicyState(scope, policy, setting.policy)
-        reward = registry.make_reward(setting.reward)
-        # a policy that prices plans by the evidence needs no reward to value them
-        self._reward = None if isinstance(policy, Goodput) else reward
+        self._reward = registry.make_reward(setting.reward)
         self._feedback()
         self._show_hidden(self._stop_rules(own))
 

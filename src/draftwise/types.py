@@ -191,13 +191,12 @@ class RoundFacts(Evidence):
 class Feedback:
     """Feedback of a round to a policy: a value in [0, 1] for each plan that was ``seen``.
 
-    values, seen: [K]; unseen values are ignored. evidence: the facts, for policies that price
-    plans. more: number of further feedbacks of the same decision.
+    values, seen: [K]; unseen values are ignored. more: number of further feedbacks of the same
+    decision.
     """
 
     values: Floats
     seen: Bools
-    evidence: Evidence | None = None
     more: int = 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from draftwise.controller.goodput import Goodput
 from draftwise.controller.rates import PRIOR_VARIANCE, Experience, Recall, features
-from draftwise.types import NONE, Costs, Decision, Feedback, Plan, RoundFacts, Scores
+from draftwise.types import NONE, Costs, Plan, RoundFacts, Scores
 
 SUMS, TALES = range(100, 140), range(500, 540)
 PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in ("sums", "tales") for k in (1, 2, 4))]
@@ -93,7 +93,7 @@ def request(known: Experience, prompt: Sequence[int], private: bool = False) -> 
 
 def tell(policy: Goodput, seconds: float, **facts: object) -> None:
     told = RoundFacts(PLANS[0], 0, 0, costs=FLAT, seconds=seconds, **facts)  # type: ignore[arg-type]
-    policy.learn(Decision(0, 1.0, 0), Feedback(np.zeros(7), np.zeros(7, dtype=bool), told))
+    policy.read(told)
 
 
 def test_a_request_begins_with_the_right_drafter() -> None:

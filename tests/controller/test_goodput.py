@@ -18,7 +18,6 @@ from draftwise.types import (
     Costs,
     Decision,
     DraftStep,
-    Feedback,
     Plan,
     RoundFacts,
     Scores,
@@ -29,11 +28,9 @@ PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "lookup") for k in (1
 FLAT = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001})
 
 
-def evidence(**facts: Any) -> Feedback:
-    """Feedback of round 0 by default: evidence without observed values."""
-    facts = {"costs": FLAT} | facts
-    told = RoundFacts(PLANS[0], 0, 0, **facts)
-    return Feedback(np.zeros(len(PLANS)), np.zeros(len(PLANS), dtype=bool), told)
+def evidence(**facts: Any) -> RoundFacts:
+    """Of a round without a draft by default."""
+    return RoundFacts(PLANS[0], 0, 0, **({"costs": FLAT} | facts))
 
 
 def lm(alphas: list[float]) -> dict[str, Scores]:
@@ -53,9 +50,9 @@ def prices(of: Goodput) -> np.ndarray:
     return of.estimates() / of.estimates()[0]
 
 
-def learn(of: Goodput, *told: Feedback) -> Goodput:
-    for feedback in told:
-        of.learn(Decision(0, 1.0, 0), feedback)
+def learn(of: Goodput, *told: RoundFacts) -> Goodput:
+    for facts in told:
+        of.read(facts)
     return of
 
 
@@ -137,8 +134,7 @@ def with_trees(wide_s: float, accepted: tuple[int, int] = (0, 0), num: int = 0) 
     chain = RoundFacts(
         WITH_TREES[1], 4, 2, {"eagle": Scores(0, np.full(40, 0.5), np.ones(40))}, costs=costs
     )
-    return learn(made, *[Feedback(np.zeros(3), np.zeros(3, bool), each) for each in
-                         [chain, *[tree] * num, chain]])  # fmt: skip
+    return learn(made, chain, *[tree] * num, chain)
 
 
 def test_a_tree_by_hand() -> None:
@@ -174,8 +170,7 @@ def test_trees_of_retrieval_climb_the_ladder() -> None:
     plans = [Plan(NONE, 0), Plan("lookup", 4), Plan("lookup", 4, tree=SHAPE)]
     costs = Costs(1.0 + 0.001 * np.arange(14), {"lookup": 0.0})
     made = Goodput(num_plans=3, plans=plans)
-    learn(made, Feedback(np.zeros(3), np.zeros(3, bool), RoundFacts(
-        plans[0], 0, 0, matches={"lookup": 2}, costs=costs)))  # fmt: skip
+    made.read(RoundFacts(plans[0], 0, 0, matches={"lookup": 2}, costs=costs))
     steps = [alpha + (1 - alpha) * 0.28 for alpha in (0.45, 0.6, 0.6, 0.75)]
     expected = (1 + np.cumprod(steps).sum()) / 1.012
     # before any tree the likeliest tokens have the acceptance rates by match length
@@ -233,7 +228,7 @@ def test_every_price_against_a_plain_loop() -> None:
     scores = {name: Scores(0, alphas[name], np.ones(5)) for name in names}
     none = RoundFacts(Plan(NONE, 0), 0, 0, scores, costs=costs)
     of = Goodput(len(plans), plans)
-    of.learn(Decision(0, 1.0, 0), Feedback(np.zeros(31), np.zeros(31, dtype=bool), none))
+    of.read(none)
     expected = []
     for plan in plans:
         rate = two_rates(list(alphas.get(plan.drafter, ())))
@@ -279,7 +274,7 @@ def test_nothing_but_retrieval_and_no_match_still_chooses() -> None:
     plans = [Plan("lookup", 1), Plan("lookup", 2)]
     of = Goodput(2, plans)
     told = RoundFacts(plans[0], 0, 0, matches={"lookup": 0})
-    of.learn(Decision(0, 1.0, 0), Feedback(np.zeros(2), np.zeros(2, dtype=bool), told))
+    of.read(told)
     assert of.choose().plan == 0
     assert of.estimates().tolist() == [0.0, 0.0]
 
@@ -289,12 +284,8 @@ def test_a_drafter_that_is_not_scored_fades_by_hand() -> None:
     The pool of LM drafters has a mean of 0.55 * 4 / (4 + 8 * 0.97^3), a little below 0.2, which
     lowers the prior."""
     failed = learn(policy(), evidence(scores=lm([0.0] * 8)))
-    unscored = Feedback(
-        np.zeros(len(PLANS)),
-        np.zeros(len(PLANS), dtype=bool),
-        RoundFacts(
-            Plan("lookup", 4), 4, 2, lookup([1.0, 1.0, 0.0], [4, 5, 6]), costs=FLAT, seconds=1.0
-        ),
+    unscored = RoundFacts(
+        Plan("lookup", 4), 4, 2, lookup([1.0, 1.0, 0.0], [4, 5, 6]), costs=FLAT, seconds=1.0
     )
     mean = 0.55 * 4 / (4 + 8 * 0.97**3)
     alpha = two_rates([0.0] * 8, fading=0.97**3, prior=0.55 * mean / 0.2)
@@ -317,17 +308,16 @@ def test_where_six_drafters_failed_the_seventh_is_not_tried_as_if_nothing_were_k
     plans = [Plan(NONE, 0), *(Plan(name, 1) for name in names)]
     costs = Costs(np.array([1.0, 1.2]), dict.fromkeys(names, 0.1))
 
-    def told(scored: list[str]) -> Feedback:
+    def told(scored: list[str]) -> RoundFacts:
         scores = {name: Scores(0, np.zeros(16), np.zeros(16)) for name in scored}
-        facts = RoundFacts(plans[0], 0, 0, scores, costs=costs, seconds=1.0)
-        return Feedback(np.zeros(8), np.zeros(8, dtype=np.bool_), facts)
+        return RoundFacts(plans[0], 0, 0, scores, costs=costs, seconds=1.0)
 
     of = Goodput(8, plans)
     assert of.choose().plan == 1
-    of.learn(Decision(0, 1.0, 0), told(names[:6]))
+    of.read(told(names[:6]))
     assert of.choose().plan == 0
     for _ in range(100):
-        of.learn(Decision(0, 1.0, 0), told([]))
+        of.read(told([]))
     assert of.choose().plan != 0
 
 
@@ -455,8 +445,7 @@ def judged(departed: int = -1, **facts: Any) -> dict[str, Any]:
         seconds=1.0, costs=FLAT, matches={"lookup": 0}, confidences=[0.7] * 4, departed=departed,
         **facts,
     )  # fmt: skip
-    none = np.zeros(len(PLANS))
-    of.learn(Decision(0, 1.0, 1), Feedback(none, none > 0, told))
+    of.read(told)
     return of._bins["lm"].state()
 
 
@@ -522,7 +511,7 @@ def test_there_is_no_mixer_where_nothing_is_mixed() -> None:
     tree = with_trees(0.001, (4, 2), 30)
     only = Goodput(2, [Plan(NONE, 0), Plan("lookup", 4)])
     told = RoundFacts(Plan(NONE, 0), 0, 0, costs=FLAT, matches={"lookup": 9})
-    only.learn(Decision(0, 1.0, 1), Feedback(np.zeros(2), np.zeros(2, dtype=bool), told))
+    only.read(told)
     for of, best in ((unmixed, 6), (tree, 2), (only, 1)):
         assert of.choose().plan == best
         assert of.mixer is None
@@ -542,12 +531,12 @@ def test_there_is_no_mixer_where_nothing_is_mixed() -> None:
 def test_a_drafter_that_is_behind_mixes_unless_it_is_slower_than_plain_decoding(
     target_s: list[float], step_s: float, mixes: bool
 ) -> None:
-    plans, none = [Plan(NONE, 0), Plan("lm", 1)], np.zeros(2)
+    plans = [Plan(NONE, 0), Plan("lm", 1)]
     costs = Costs(np.array(target_s), {"lm": step_s}, {"lm": 0.0})
     for missed in (PROBE_TOKENS_PAID - 1, PROBE_TOKENS_PAID):
         of = Goodput(2, plans, prior=0.5)
         told = RoundFacts(plans[0], 0, 0, seconds=1.0, costs=costs, emitted_start=missed)
-        of.learn(Decision(0, 1.0, 1), Feedback(none, none > 0, told))
+        of.read(told)
         of.choose()
         assert (of.mixer is not None) == (mixes or missed < PROBE_TOKENS_PAID)
 

@@ -10,7 +10,7 @@ import pytest
 
 from draftwise.controller import goodput as looks_of
 from draftwise.controller.goodput import PROBE_TOKENS_PAID, Goodput, PlanCosts, ProbeScheduler
-from draftwise.types import NONE, Costs, Decision, Feedback, Plan, RoundFacts, Scores
+from draftwise.types import NONE, Costs, Plan, RoundFacts, Scores
 
 NAMES = ("a", "b")
 PLANS = [Plan(NONE, 0), *(Plan(name, k) for name in NAMES for k in (1, 2, 4, 8))]
@@ -22,12 +22,6 @@ def costs(step_s: float = 0.05, read_s: float = 0.001) -> PlanCosts:
     found.take(Costs(np.array(FLAT), dict.fromkeys(NAMES, step_s),
                      dict.fromkeys(NAMES, read_s)))  # fmt: skip
     return found
-
-
-def learn(policy: Goodput, told: RoundFacts) -> None:
-    """Teach the evidence of a round without any observed value."""
-    none = np.zeros(len(policy.estimates()))
-    policy.learn(Decision(0, 1.0, 1), Feedback(none, none > 0, told))
 
 
 def due(
@@ -118,7 +112,7 @@ def test_a_single_model_is_played_and_not_looked_at() -> None:
         plans[0], 0, 0, {}, costs=Costs(np.array(FLAT), {"lm": 0.001, "copy": 0.1}),
         matches={"copy": 0}, seconds=1.0, emitted_start=300,
     )  # fmt: skip
-    learn(policy, told)
+    policy.read(told)
     assert policy.drafters_to_probe() == []
 
 
@@ -133,7 +127,7 @@ def test_a_drafter_that_could_not_win_is_not_looked_at() -> None:
             costs=Costs(np.array(FLAT), {"lm": cost, "copy": 0.1, "other": 0.2}),
             matches={"copy": 20}, seconds=1.0, emitted_start=300,
         )  # fmt: skip
-        learn(policy, told)
+        policy.read(told)
         assert policy.drafters_to_probe() == expected
         assert Goodput(len(plans), plans, looks=False).drafters_to_probe() == []
 
@@ -152,7 +146,7 @@ def num_probes(is_good: bool) -> int:
         for _ in range(30):
             facts = RoundFacts(PLANS[0], 0, 0, own, costs=told, seconds=seconds, tokens=[end],
                              emitted_start=end)  # fmt: skip
-            learn(policy, facts)
+            policy.read(facts)
             own, seconds, end = {"a": Scores(end, np.full(1, 0.7), np.full(1, 0.7))}, 1.0, end + 1
             if "b" in policy.drafters_to_probe():
                 alphas = np.full(16, float(is_good and request >= 15))
@@ -341,7 +335,7 @@ def two_models(**options: Any) -> Goodput:
         plans[1], 1, 1, scores, costs=Costs(np.array(FLAT), {"a": 0.0, "b": 0.05}), seconds=1.0,
         emitted_start=318,
     )  # fmt: skip
-    learn(policy, told)
+    policy.read(told)
     return policy
 
 
@@ -351,7 +345,7 @@ def test_the_best_plans_own_drafter_is_not_probed() -> None:
     policy = Goodput(3, plans, prior=0.9)
     told = RoundFacts(plans[0], 0, 0, costs=Costs(np.array(FLAT), {"a": 0.0, "b": 9.0}),
                     seconds=1.0, emitted_start=20)  # fmt: skip
-    learn(policy, told)
+    policy.read(told)
     policy._looks.missed_s[0] = 1e6  # however long it has missed
     assert policy.choose().plan == 1
     assert policy.drafters_to_probe() == []
@@ -370,7 +364,7 @@ def test_a_single_model_is_not_probed_while_retrieval_plays() -> None:
         plans[2], 4, 4, scores, costs=Costs(np.array(FLAT), {"lm": 0.0, "copy": 0.0}),
         matches={"copy": 20}, seconds=1.0, emitted_start=300,
     )  # fmt: skip
-    learn(policy, told)
+    policy.read(told)
     assert policy.choose().plan == 2
     policy._looks.missed_s[:] = 1e6
     assert policy.drafters_to_probe() == []

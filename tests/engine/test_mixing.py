@@ -19,7 +19,7 @@ from draftwise.engine import loop
 from draftwise.engine.loop import Loop
 from draftwise.engine.outputs import Round
 from draftwise.speculator import Speculator
-from draftwise.types import NONE, Costs, Decision, Feedback, SamplingParams, TreeShape
+from draftwise.types import NONE, Costs, RoundFacts, SamplingParams, TreeShape
 from engine.pairs import PROMPTS, drafters, plain_greedy, speculator
 from engine.scripted import Alternating, mixing
 from engine.test_lossless_greedy import assert_greedy
@@ -135,14 +135,14 @@ def test_rounds_that_only_decode_change_no_token_and_are_learnt_later(
     guard._is_open, guard.balance = True, 1.0
     guard.tuning = replace(guard.tuning, overdraft=0.0)  # these drafts promise much
     guard.observe = observe  # type: ignore[method-assign]
-    sound = Goodput.learn
+    sound = Goodput.read
 
-    def learn(self: Goodput, decision: Decision, feedback: Feedback) -> None:
-        if feedback.evidence is not None and feedback.evidence.seconds > 0:
-            seen.extend(feedback.evidence.tokens)
-        sound(self, decision, feedback)
+    def read(self: Goodput, evidence: RoundFacts) -> None:
+        if evidence.seconds > 0:
+            seen.extend(evidence.tokens)
+        sound(self, evidence)
 
-    monkeypatch.setattr(Goodput, "learn", learn)
+    monkeypatch.setattr(Goodput, "read", read)
     rounds: list[Round] = []
     generation = made.start(PROMPTS[0], max_new_tokens=200)
     for round_ in generation:

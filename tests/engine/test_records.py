@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from draftwise.engine.outputs import NO_DRAFT, Account, Round, Stats
 from draftwise.speculator import Speculator
+from draftwise.types import Scores
 from engine.pairs import BUDGETS, POOLS, PROMPTS, lm, plain_greedy, speculator
 from engine.scripted import Playlist
 
@@ -57,37 +59,31 @@ def plain_scores(made: Speculator, text: list[int], temperature: float) -> dict[
     return found
 
 
+Told = list[Mapping[str, Scores]]
+
+
 def run(
     made: Speculator, plans: list[int], temperature: float, num: int = 40
-) -> tuple[list[Round], list[int], Playlist]:
-    """Rounds, whole text, and the policy's feedback of one request that plays these plans."""
+) -> tuple[list[Round], list[int], Told]:
+    """Rounds, whole text, and all scores of one request that plays these plans."""
     generation = made.start(PROMPT, max_new_tokens=num, temperature=temperature, seed=1)
     (request,) = generation._requests
-    playlist = Playlist(plans, len(made.plans))
-    request.decider.policy = playlist
+    request.decider.policy = Playlist(plans, len(made.plans))
+    told: Told = []
+    request.decider.scored = lambda scores, *_: told.append(scores)  # type: ignore[method-assign]
     rounds = list(generation)
-    return rounds, [*PROMPT, *request.tokens], playlist
+    return rounds, [*PROMPT, *request.tokens], [*told, *(round_.scores for round_ in rounds)]
 
 
-def known_scores(rounds: list[Round], playlist: Playlist, name: str) -> Counter[int]:
+def known_scores(told: Told, name: str) -> Counter[int]:
     """How often each position was scored, prompt included."""
-    heard = [feedback.evidence for feedback in playlist.heard if feedback.evidence is not None]
-    assert len(heard) >= len(rounds)
-    return Counter(
-        position
-        for evidence in heard
-        if name in evidence.scores
-        for position in range(
-            evidence.scores[name].start,
-            evidence.scores[name].start + len(evidence.scores[name].alphas),
-        )
-    )
+    ours = [scores[name] for scores in told if name in scores]
+    return Counter(at for s in ours for at in range(s.start, s.start + len(s.alphas)))
 
 
-def assert_true(playlist: Playlist, expected: dict[str, Any]) -> None:
+def assert_true(told: Told, expected: dict[str, Any]) -> None:
     """Every reported alpha and ratio of the LM drafters equals that of the plain forwards."""
-    for feedback in playlist.heard:
-        scores = feedback.evidence.scores if feedback.evidence else {}
+    for scores in told:
         for name in expected.keys() & scores.keys():
             alphas, ratios = expected[name]
             here = slice(scores[name].start, scores[name].start + len(scores[name].alphas))
@@ -98,10 +94,10 @@ def assert_true(playlist: Playlist, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_panoramic_scores_are_true_and_complete(temperature: float) -> None:
     made = speculator(POOLS["all"], feedback="panoramic", lengths=(3,))
-    rounds, text, playlist = run(made, [1, 2, 3, 0, 1], temperature)
-    assert_true(playlist, plain_scores(made, text, temperature))
+    _, text, told = run(made, [1, 2, 3, 0, 1], temperature)
+    assert_true(told, plain_scores(made, text, temperature))
     for name in ("good", "bad", "lookup"):
-        known = known_scores(rounds, playlist, name)
+        known = known_scores(told, name)
         assert set(known) >= set(range(len(PROMPT) - 15, len(text))), name
         assert set(known.values()) == {1}, f"{name} was scored twice on a position"
 
@@ -110,14 +106,14 @@ def test_panoramic_scores_are_true_and_complete(temperature: float) -> None:
 def test_a_drafter_that_waited_catches_up_with_the_same_q(temperature: float) -> None:
     """Lookup plays for many rounds; then ``good`` plays once and reports its whole backlog."""
     made = speculator(["good", "lookup"], feedback="free", lengths=(3,))
-    rounds, text, playlist = run(made, [*[2] * 9, 1, *[2] * 7, 1, 0], temperature)
+    rounds, text, told = run(made, [*[2] * 9, 1, *[2] * 7, 1, 0], temperature)
     expected = plain_scores(made, text, temperature)
-    assert_true(playlist, {"good": expected["good"]})
+    assert_true(told, {"good": expected["good"]})
     played = [round_ for round_ in rounds if round_.plan.drafter == "good"]
     assert [round_.round for round_ in played] == [10, 18]
     for round_ in played:
         assert len(round_.scores["good"].alphas) > 5, "a backlog, not the draft alone"
-    known = known_scores(rounds, playlist, "good")
+    known = known_scores(told, "good")
     last = played[-1].position + played[-1].num_accepted
     assert set(known) >= set(range(len(PROMPT), last))
     assert set(known.values()) == {1}

@@ -82,11 +82,9 @@ _EMPTY: Floats = np.zeros(0)
 
 
 class RewardEvaluator:
-    """Values plans under one reward; None, for policies that need no values, values nothing."""
+    """Values plans under one reward."""
 
-    def __init__(
-        self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
-    ) -> None:
+    def __init__(self, plans: Sequence[Plan], reward: Reward, switching: float = 0.0) -> None:
         self._switching, self._charge = SwitchingCost(switching), 0.0
         self.plans, self.reward = list(plans), reward
         self.max_length = max(plan.length for plan in plans)
@@ -102,23 +100,19 @@ class RewardEvaluator:
         """Start a round: its drafter's switching cost is charged to all plans of that drafter."""
         self._charge = self._switching.charge(evidence)
 
-    def feedback(
-        self, known: dict[int, float], evidence: Evidence | None, more: int = 0
-    ) -> Feedback:
+    def feedback(self, known: dict[int, float], more: int = 0) -> Feedback:
         """Feedback of the values, as [K] arrays; NaN is not seen. known: the value by plan."""
         values, seen = np.zeros(len(self.plans)), np.zeros(len(self.plans), dtype=np.bool_)
         for index, value in known.items():
             if not math.isnan(value):
                 values[index], seen[index] = value, True
-        return Feedback(values, seen, evidence, more)
+        return Feedback(values, seen, more)
 
     def played(self, index: int, evidence: Evidence) -> float:
         return self._value(index, evidence, evidence.num_drafted, evidence.seconds)
 
     def prefixes(self, index: int, evidence: Evidence, longer: bool) -> dict[int, float]:
         """Values that the played draft determines. longer: include longer plans."""
-        if self.reward is None:
-            return {}
         known = self.nothing_drafted()
         for other in self._of.get(evidence.plan.drafter, []):
             plan, played = self.plans[other], evidence.plan
@@ -143,7 +137,7 @@ class RewardEvaluator:
         """
         values: dict[int, float] = {}
         longest = min(self.max_length, most)
-        for index in self._of.get(drafter, []) if self.reward is not None else ():
+        for index in self._of.get(drafter, []):
             plan = self.plans[index]
             if plan.length > longest:
                 plan = Plan(plan.drafter, longest, plan.rule)
@@ -166,8 +160,8 @@ class RewardEvaluator:
         return max(self._judge(outcome) - self._charge, 0.0)
 
     def _judge(self, outcome: Outcome) -> float:
-        """The reward's value, with rounding errors at 0 and 1 removed; nan without a reward."""
-        value = math.nan if self.reward is None else self.reward(outcome)
+        """The reward's value, with rounding errors at 0 and 1 removed."""
+        value = self.reward(outcome)
         return min(max(value, 0.0), 1.0) if -_ROUNDING <= value <= 1.0 + _ROUNDING else value
 
 
@@ -237,7 +231,8 @@ class ScoreHistory:
 class PendingFeedback:
     """Feedback with pending values, for ``width`` tokens of the text from ``start`` on.
 
-    evidence, more: as in ``Feedback``. names: drafters that are not scored far enough.
+    evidence: of the round, for its first tokens. more: as in ``Feedback``. names: drafters that are
+    not scored far enough.
     """
 
     decision: Decision
@@ -257,9 +252,7 @@ class Bandit:
     panoramic = False
     every = 1
 
-    def __init__(
-        self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0
-    ) -> None:
+    def __init__(self, plans: Sequence[Plan], reward: Reward, switching: float = 0.0) -> None:
         self._evaluator = RewardEvaluator(plans, reward, switching)
         self._history = ScoreHistory(self._evaluator.drafters)
         self._waiting: deque[PendingFeedback] = deque()
@@ -268,11 +261,8 @@ class Bandit:
         return {decision.plan: self._evaluator.played(decision.plan, evidence)}
 
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
-        known: dict[int, float] = {}
-        if decision.round > 0:
-            self._evaluator.note(evidence)
-            known = self._known(decision, evidence)
-        return [(decision, self._evaluator.feedback(known, evidence))]
+        self._evaluator.note(evidence)
+        return [(decision, self._evaluator.feedback(self._known(decision, evidence)))]
 
     def flush(self) -> DueFeedback:
         """Return nothing: pending values stay unknown."""
@@ -299,8 +289,7 @@ class Prefix(Bandit):
     """
 
     def __init__(
-        self, plans: Sequence[Plan], reward: Reward | None, switching: float = 0.0,
-        longer: bool = True,
+        self, plans: Sequence[Plan], reward: Reward, switching: float = 0.0, longer: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(plans, reward, switching)
         self._longer = flag("longer", longer)
@@ -315,7 +304,7 @@ class Free(Prefix):
     The played drafter's lengths are revealed at once, as by ``Prefix`` (also ``longer``); those of
     other drafters (retrieval, catch-up) along the verified text from the round's first token on,
     once it is scored for as many tokens as the drafter's longest plan has: later, in separate
-    feedback, unless the round emitted these tokens. Evidence is always delivered at once.
+    feedback, unless the round emitted these tokens.
 
     Source: this project; the delay is HedgeSpec's (section 3.3, appendix B.4): without it only bad
         values would be shown, as a short round leaves only the lengths of good drafters open.
@@ -325,15 +314,13 @@ class Free(Prefix):
     """
 
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
-        """Feedback of earlier rounds that is due, then that of this round with its evidence."""
-        if decision.round == 0 or self._evaluator.reward is None:
-            return [(decision, self._evaluator.feedback({}, evidence))]
+        """Feedback of earlier rounds that is due, then that of this round."""
         self._history.note(evidence)
         self._evaluator.note(evidence)
         told = []
         for earlier in self._waiting:
             if known := self._due(earlier):
-                told.append((earlier.decision, self._evaluator.feedback(known, None)))
+                told.append((earlier.decision, self._evaluator.feedback(known)))
         others = self._evaluator.drafters - {evidence.plan.drafter}
         start = evidence.emitted_start
         own = PendingFeedback(decision, start, evidence.num_emitted, names=others)
@@ -342,7 +329,7 @@ class Free(Prefix):
             w for w in [*self._waiting, own] if w.names and w.start > start - MAX_WAIT
         )
         self._history.forget(self._waiting[0].start if self._waiting else start)
-        return [*told, (decision, self._evaluator.feedback(known, evidence))]
+        return [*told, (decision, self._evaluator.feedback(known))]
 
     def _due(self, step: PendingFeedback) -> dict[int, float]:
         """The values of drafters that are scored far enough; these are removed from the step."""
@@ -384,7 +371,7 @@ class Panoramic:
     panoramic = True
 
     def __init__(
-        self, plans: Sequence[Plan], reward: Reward | None, every: int = 1,
+        self, plans: Sequence[Plan], reward: Reward, every: int = 1,
         delay: int | None = None, per_token: bool = False, warmup: int = 0, hybrid: int = 0,
     ) -> None:  # fmt: skip
         self._every = whole("every", every, 1, MANY)
@@ -406,8 +393,6 @@ class Panoramic:
     def reveal(self, decision: Decision, evidence: Evidence) -> DueFeedback:
         """Queue the round; return feedback that is due, oldest first."""
         self._history.note(evidence)
-        if decision.round == 0:
-            return [(decision, self._own.feedback({}, evidence))]
         self._num_rounds += 1
         start, num = evidence.emitted_start, evidence.num_emitted
         self._text_ends.append(start + num)
@@ -457,4 +442,4 @@ class Panoramic:
         if step.evidence is not None and math.isnan(known.get(played, math.nan)):
             known[played] = evaluator.played(played, step.evidence)
         self._num_told += 1
-        return step.decision, evaluator.feedback(known, step.evidence, step.more)
+        return step.decision, evaluator.feedback(known, step.more)

@@ -197,8 +197,8 @@ def check(wanted: Settings) -> None:
         setting = wanted.learning
     plans = setting.plans(["drafter"])
     _check_policy(setting)
-    registry.make_reward(setting.reward)
-    registry.make_feedback(setting.feedback, plans=plans, reward=None)
+    reward = registry.make_reward(setting.reward)
+    registry.make_feedback(setting.feedback, plans=plans, reward=reward)
     for rule in wanted.rules or ():
         registry.make_stop_rule(rule)
     if check_scope(wanted.scope) == REQUEST and wanted.state is not None:

@@ -151,9 +151,8 @@ class Goodput:
         return [costs.names[row] for row in due]
 
     def learn(self, decision: Decision, feedback: Feedback) -> None:
+        """Check values, which are not used: it learns from facts (``read``)."""
         check_feedback(decision, feedback, self._num_plans)
-        if isinstance(feedback.evidence, RoundFacts):
-            self.read(feedback.evidence)
 
     def probabilities(self) -> Floats:
         return one_hot(int(self._prices().argmax()), self._num_plans)

@@ -116,12 +116,7 @@ class Bandits:
         self, scores: Mapping[str, Scores], start: int, costs: Costs, matches: Mapping[str, int],
         num_left: int,
     ) -> None:  # fmt: skip
-        """Learn from scores on the prompt of ``start`` tokens, as from a round without a draft."""
-        evidence = RoundFacts(
-            PLAIN, 0, 0, scores, emitted_start=start, costs=costs, matches=matches,
-            num_left=num_left,
-        )  # fmt: skip
-        self.observe(Decision(0, 1.0, 0), evidence)
+        """Scores on the prompt of ``start`` tokens; they value no plan."""
 
     def observe(self, decision: Decision, evidence: RoundFacts) -> None:
         """Update the stop rule with the verified draft, and the policy with what is due."""
@@ -196,6 +191,17 @@ class Controlled(Bandits):
     @property
     def mixer(self) -> Mixer | None:
         return None if self.is_idle else self.policy.mixer
+
+    def scored(
+        self, scores: Mapping[str, Scores], start: int, costs: Costs, matches: Mapping[str, int],
+        num_left: int,
+    ) -> None:  # fmt: skip
+        """Learn from scores on the prompt, as from a round without a draft."""
+        facts = RoundFacts(
+            PLAIN, 0, 0, scores, emitted_start=start, costs=costs, matches=matches,
+            num_left=num_left,
+        )  # fmt: skip
+        self._ask(lambda: self.policy.read(facts), None)
 
     def _learn(self, decision: Decision, evidence: RoundFacts) -> None:
         self.policy.read(evidence)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from draftwise import registry
 from draftwise.controller.goodput import Goodput
 from draftwise.protocols import Policy, StopRule
-from draftwise.types import NONE, PLAIN, Decision, DraftwiseError, Floats, Ints, Plan, RoundFacts
+from draftwise.types import NONE, PLAIN, DraftwiseError, Floats, Ints, Plan, RoundFacts
 from draftwise_lab.policies import DraftAll
 from draftwise_lab.sim.costs import CostTable
 from draftwise_lab.sim.environments import Environment
@@ -155,15 +155,14 @@ def play(
     policy = registry.make_policy(
         contestant.policy, len(plans), seed, plans=plans, request_tokens=text.limit
     )
-    has_all = isinstance(policy, Goodput)  # such policies learn from the evidence itself
-    reward = None if has_all else registry.make_reward(contestant.reward)
+    reward = registry.make_reward(contestant.reward)
     builder = registry.make_feedback(contestant.feedback, plans=plans, reward=reward)
     request = SimulatedRequest(text, plans, costs, stop_rules_of(plans))
     told_s = 0.0  # seconds reported so far; the first row includes the prompt's
     if contestant.feedback.partition(":")[0] in {"free", "panoramic"}:
         for evidence in score_prompts(request, policy, everyone=builder.panoramic):
-            for made, feedback in builder.reveal(Decision(0, 1.0, 0), evidence):
-                policy.learn(made, feedback)
+            if isinstance(policy, Goodput):  # the others value rounds only
+                policy.read(evidence)
     while not request.is_done:
         decision = policy.choose()
         position = request.position
@@ -176,10 +175,11 @@ def play(
                 mixer=policy.mixer if isinstance(policy, Goodput) else None,
                 looks=policy.drafters_to_probe() if isinstance(policy, Goodput) else (),
             )  # fmt: skip
-        for made, feedback in builder.reveal(decision, evidence):
-            policy.learn(made, feedback)
-        if request.is_done:
-            for made, feedback in builder.flush():
+        if isinstance(policy, Goodput):
+            policy.read(evidence)
+        else:
+            due = builder.reveal(decision, evidence)
+            for made, feedback in [*due, *(builder.flush() if request.is_done else ())]:
                 policy.learn(made, feedback)
         yield {
             **tags,
