@@ -168,14 +168,7 @@ class PrefillScheduler:
 
         num_waiting: running requests that wait meanwhile; if any, a prompt gets at most one probe.
         """
-        asked = [r for r in requests if r.decider.scores_prompt and len(r.prompt) > 1]
-        while asked:  # a shared policy learns from one request before it decides for the next
-            first = {id(request.decider.policy): request for request in reversed(asked)}
-            self._show(list(first.values()), num_waiting, may_pay)
-            done = {id(request) for request in first.values()}
-            asked = [request for request in asked if id(request) not in done]
-
-    def _show(self, requests: Sequence[Request], num_waiting: int, may_pay: bool) -> None:
+        requests = [r for r in requests if r.decider.scores_prompt and len(r.prompt) > 1]
         names, score = self._drafting.names, self._drafting.score_prompts
         groups: dict[bool | None, list[Request]] = {True: [], False: [], None: []}
         for request in requests:
