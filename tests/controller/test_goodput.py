@@ -340,19 +340,6 @@ def test_what_was_missed_is_paid_for_over_the_tokens_that_are_left() -> None:
     assert prices(of)[1] > 1.2 / 1.05  # it has caught up to this position
 
 
-@pytest.mark.parametrize(("read_s", "missed", "mixes"), [(0.01, 100, True), (0.2, 100, False),
-                                                         (0.2, 20, True)])  # fmt: skip
-def test_no_draft_is_mixed_by_a_drafter_that_would_read_more_than_it_brings(
-    read_s: float, missed: int, mixes: bool
-) -> None:
-    """Retrieval plays alone where catching up costs the model drafter more than it gains."""
-    costs = Costs(np.array([1.0]), {"lm": 0.05, "lookup": 0.001}, read_s={"lm": read_s})
-    of = learn(policy(), evidence(emitted_start=missed, costs=costs, num_left=20,
-                                  matches={"lookup": 8}))  # fmt: skip
-    assert PLANS[of.choose().plan].drafter == "lookup"
-    assert (of.mixer is not None) == mixes
-
-
 UNITS = st.lists(st.floats(0, 1), max_size=6)
 SECONDS = st.floats(0, 1e6)
 TOLD = st.tuples(

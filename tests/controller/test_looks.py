@@ -105,17 +105,6 @@ def test_catching_up_is_spread_over_what_it_may_be_played_for() -> None:
     assert looks.catching_up(read_s, 500.0).tolist() == pytest.approx([0.4 / 33, 1.0 / 33])
 
 
-def test_a_single_model_is_played_and_not_looked_at() -> None:
-    plans = [Plan(NONE, 0), Plan("lm", 4), Plan("copy", 4)]
-    policy = Goodput(len(plans), plans)
-    told = RoundFacts(
-        plans[0], 0, 0, {}, costs=Costs(np.array(FLAT), {"lm": 0.001, "copy": 0.1}),
-        matches={"copy": 0}, seconds=1.0, emitted_start=300,
-    )  # fmt: skip
-    policy.read(told)
-    assert policy.drafters_to_probe() == []
-
-
 def test_a_drafter_that_could_not_win_is_not_looked_at() -> None:
     """Against a long match that is always right only a cheap drafter can win and is probed."""
     plans = [Plan(NONE, 0), *(Plan(name, k) for name in ("lm", "copy", "other") for k in (4, 16))]
@@ -349,10 +338,6 @@ def test_the_best_plans_own_drafter_is_not_probed() -> None:
     policy._looks.missed_s[0] = 1e6  # however long it has missed
     assert policy.choose().plan == 1
     assert policy.drafters_to_probe() == []
-
-
-def test_without_probes_nothing_is_due() -> None:
-    assert two_models(looks=False).drafters_to_probe() == []
 
 
 def test_a_single_model_is_not_probed_while_retrieval_plays() -> None:
