@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -315,10 +314,10 @@ def test_plans_are_priced_again_every_16_rounds() -> None:
     assert added == pytest.approx([saving(0.5, 8.0)] * 16 + [0.0] * 16 + [saving(0.5, 8.0)] * 2)
 
 
-def two_models(**options: Any) -> Goodput:
+def two_models() -> Goodput:
     """``a`` is free and good; nothing is known of ``b``, which has more to win and costs more."""
     plans = [Plan(NONE, 0), Plan("a", 1), Plan("b", 8)]
-    policy = Goodput(3, plans, **options)
+    policy = Goodput(3, plans)
     scores = {"a": Scores(100, np.full(200, 0.8), np.full(200, 0.8))}
     told = RoundFacts(
         plans[1], 1, 1, scores, costs=Costs(np.array(FLAT), {"a": 0.0, "b": 0.05}), seconds=1.0,

@@ -102,10 +102,13 @@ class DraftModelRunner(ABC):
     """Runs one kind of network on its KV cache and returns logits; samples nothing.
 
     Position t of a text is that of its t-th token, from 0; q of position t is conditioned on the
-    tokens before it. resumes: whether it can draft after tokens that it did not draw.
+    tokens before it. resumes: whether it can draft after tokens that it did not draw. lag: tokens
+    at the start of a text that take no slot. first: the first position whose q equals that of a
+    draft.
     """
 
     resumes = False
+    lag = first = 0
 
     def __init__(self, cache: RaggedCache) -> None:
         self._cache = cache
@@ -126,13 +129,14 @@ class DraftModelRunner(ABC):
     def close(self, row: int) -> None:
         self._cache.close(row)
 
-    @abstractmethod
     def crop(self, row: int, length: int) -> None:
         """Reuse the row for another text, keeping its first ``length`` tokens."""
+        self._cache.crop(row, max(0, length - self.lag))
 
-    @abstractmethod
     def copy(self, source: int, row: int, length: int) -> None:
         """Fill an open row with the first ``length`` tokens of another one."""
+        length = max(0, min(length - self.lag, self._cache.lengths[source]))
+        self._cache.copy(source, row, self._cache.reachable(source, length))
 
     @abstractmethod
     def follow(self, context: Context) -> int:
@@ -142,13 +146,9 @@ class DraftModelRunner(ABC):
         """Number of cached tokens of the row."""
         return self._cache.lengths[context.row]
 
-    @abstractmethod
-    def first(self, context: Context) -> int:
-        """The first position whose q equals that of a draft."""
-
-    @abstractmethod
     def num_unread(self, context: Context, end: int) -> int:
         """Number of positions up to ``end`` whose q is not computed yet."""
+        return end - self.lag - self._cache.lengths[context.row]
 
     @abstractmethod
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:

@@ -86,6 +86,8 @@ class EagleRunner(DraftModelRunner):
     of a draft are removed after verification, so all others were computed from the target's states.
     """
 
+    lag, first = 1, 2
+
     def __init__(self, head: EagleHead) -> None:
         super().__init__(RaggedCache())
         self._head = head
@@ -97,23 +99,11 @@ class EagleRunner(DraftModelRunner):
         self._last.pop(row, None)
         self._level.pop(row, None)
 
-    def crop(self, row: int, length: int) -> None:
-        self._cache.lengths[row] = max(0, min(length - 1, self._cache.lengths[row]))
-
-    def copy(self, source: int, row: int, length: int) -> None:
-        self._cache.copy(source, row, max(0, min(length - 1, self._cache.lengths[source])))
-
     def follow(self, context: Context) -> int:
         """As in the base class; -1 also for a text of one token, which has no state yet."""
         num = len(context.tokens)
         self.crop(context.row, num - 1)  # the last slot is recomputed
         return self._cache.capacity - num + 1 if num > 1 else -1
-
-    def first(self, context: Context) -> int:
-        return 2
-
-    def num_unread(self, context: Context, end: int) -> int:
-        return end - 1 - self._cache.lengths[context.row]
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, None]:
         lengths = self._cache.lengths

@@ -61,21 +61,8 @@ class LMRunner(DraftModelRunner):
     def shows_hidden(self) -> bool:
         return self._model.num_layers in self._model.taps
 
-    def crop(self, row: int, length: int) -> None:
-        self._cache.crop(row, length)
-
-    def copy(self, source: int, row: int, length: int) -> None:
-        length = self._cache.reachable(source, min(length, self._cache.lengths[source]))
-        self._cache.copy(source, row, length)
-
     def follow(self, context: Context) -> int:
         return self._cache.capacity - len(context.tokens)
-
-    def first(self, context: Context) -> int:
-        return 0
-
-    def num_unread(self, context: Context, end: int) -> int:
-        return end - self._cache.lengths[context.row]
 
     def read(self, readings: Sequence[DraftInput]) -> tuple[Tensor, Tensor | None]:
         """Feed uncached tokens; those after skipped tokens are dropped from the cache again."""

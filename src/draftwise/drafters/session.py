@@ -149,7 +149,7 @@ class NeuralSession:
 
     def _num_wanted(self, context: Context, end: int) -> int:
         """Number of positions up to ``end`` to score, those whose p is stored; at least 1."""
-        first = max(self._rows[context.row].unscored_from, self._reader.first(context))
+        first = max(self._rows[context.row].unscored_from, self._reader.first)
         first = min(end, max(first, context.targets_start)) if context.targets else end
         unread = self._reader.num_unread(context, end)
         return max(1, min(unread, MAX_TARGETS, end + 1 - first))
