@@ -240,7 +240,7 @@ def test_what_a_spec_cannot_say(saved: tuple[Any, Path]) -> None:
     module, folder = saved
     for spec, complaint in (
         (f"eagle:{folder},depth=0", "depth is 0: it must be a whole number from 1"),
-        (f"eagle:{folder},width=2", "no option 'width'; its options are: path, depth, top_k, to"),
+        (f"eagle:{folder},width=2", "there is no model folder .*,width=2: give"),
         ("eagle", "needs path"),
         ("eagle:./gone", r"eagle:\./gone: there is no model folder \./gone"),
     ):
