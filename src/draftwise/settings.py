@@ -262,10 +262,16 @@ def _check_one(given: str, name: str, spec: str) -> None:
     if kind == "datastore" and not local_path(found.get("file", "")).exists():
         raise DraftwiseError(f"drafter {kind!r}: there is no {found.get('file', 'file')}")
     if kind in {"lm", "eagle"}:
-        try:
-            find(found.get("path", ""))
-        except DraftwiseError as error:
-            raise DraftwiseError(f"drafter {given}: {error}") from error
+        _check_model(given, kind, found.get("path", ""))
+
+
+def _check_model(given: str, kind: str, path: str) -> None:
+    if not path:
+        raise DraftwiseError(f"drafter {kind!r} needs path: write {kind}:PATH")
+    try:
+        find(path)
+    except DraftwiseError as error:
+        raise DraftwiseError(f"drafter {given}: {error}") from error
 
 
 _KINDS = f"the drafter names are: {', '.join([*DRAFTERS, *BUNDLED])}"
