@@ -95,7 +95,7 @@ class Encoder:
     """
 
     def __init__(self, base: Speculator, asked: Asked, as_chat: bool | None = None) -> None:
-        self._tokenizer = base.tokenizer
+        self.base, self.asked, self._tokenizer = base, asked, base.tokenizer
         self.is_chat = has_template(base.tokenizer) if as_chat is None else as_chat
         self._room = base.target.max_positions - asked.max_new_tokens
         self.cut: set[str] = set()

@@ -44,9 +44,8 @@ from draftwise.registry import PRESETS
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.bench.session import Asked, Encoder
+    from draftwise.bench.session import Encoder
     from draftwise.bench.suites import Item
-    from draftwise.speculator import Speculator
 
 _NAME = 34  # width of the names in a table of 80 columns
 _MINUTES = 2.5  # of one's own prompts
@@ -112,10 +111,9 @@ def bench(
         raise DraftwiseError("a bench needs a drafter: give --drafter")
     from draftwise.bench.session import Asked, Encoder
 
-    asked = Asked(tokens, temperature)
-    encoder = Encoder(base, asked, is_chat)
+    encoder = Encoder(base, Asked(tokens, temperature), is_chat)
     end = None if minutes is None else began + 60 * minutes
-    runs, is_stopped = measure(names, base, found.items, asked, encoder, repeats, seed, end, 0)
+    runs, is_stopped = measure(names, encoder, found.items, seed, end, repeats=repeats)
     if not runs:
         raise DraftwiseError("nothing was measured in time: give more --minutes")
     settings = {
@@ -138,8 +136,8 @@ def bench(
 
 
 def measure(
-    names: Sequence[str], base: Speculator, items: Sequence[Item], asked: Asked, encoder: Encoder,
-    repeats: int, seed: int, end: float | None, fewest: int,
+    names: Sequence[str], encoder: Encoder, items: Sequence[Item], seed: int, end: float | None,
+    *, repeats: int = 1, fewest: int = 0,
 ) -> tuple[list[Run], bool]:  # fmt: skip
     """Let all methods answer the prompts; return complete turns, and whether Ctrl-C ended it.
 
@@ -148,8 +146,8 @@ def measure(
     """
     from draftwise.bench.session import OurContestant, contest
 
-    pool = [drafter.name for drafter in base.drafters]
-    contestants = [OurContestant(parse_method(name, pool), base, asked) for name in names]
+    base, pool = encoder.base, [drafter.name for drafter in encoder.base.drafters]
+    contestants = [OurContestant(parse_method(name, pool), base, encoder.asked) for name in names]
     plan, runs = list(turns(names, len(items), repeats, seed)), list["Run"]()
     with graceful() as is_stopped, Bars("prompts") as bars:
 
@@ -236,11 +234,9 @@ def trial(
     fast = o.load(wanted)
     from draftwise.bench.session import Asked, Encoder
 
-    asked = Asked(max_new_tokens, temperature)
-    encoder = Encoder(fast, asked, is_chat)
+    encoder = Encoder(fast, Asked(max_new_tokens, temperature), is_chat)
     chosen = usual_items(encoder.is_chat)[:10] if items is None else items
-    few = FEWEST_PROMPTS
-    runs, is_stopped = measure(METHODS, fast, chosen, asked, encoder, 1, seed, end, few)
+    runs, is_stopped = measure(METHODS, encoder, chosen, seed, end, fewest=FEWEST_PROMPTS)
     if not runs:
         say("interrupted before the first prompt was answered twice", style="yellow")
         raise SystemExit(INTERRUPTED)
