@@ -39,7 +39,7 @@ from draftwise.checks import known, option
 from draftwise.cli import options as o
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, refused_values, say
 from draftwise.cli.load import check_chat
-from draftwise.cli.show import Bars, broken, counted, make_table, percentages, yes_or_no
+from draftwise.cli.show import Bars, counted, make_table, percentages, yes_or_no
 from draftwise.registry import PRESETS
 from draftwise.types import DraftwiseError
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from draftwise.bench.session import Encoder
     from draftwise.bench.suites import Item
 
-_NAME = 34  # width of the names in a table of 80 columns
 _MINUTES = 2.5  # of one's own prompts
 _PER_DOMAIN = 4  # prompts of each domain of the zoo and of Spec-Bench
 MODELS = o.Models(target="zoo")  # always installed, and fast
@@ -180,7 +179,7 @@ def methods_table(results: dict[str, Any]) -> Table:
         caption="Seconds are of whole answers, reading the prompt (prefill) included.",
     )
     for name, row in sorted(results["methods"].items(), key=lambda item: -item[1]["tok_per_s"]):
-        shown = Text(broken(name, _NAME), "bold" if name == DEFAULT else "")
+        shown = Text(name, "bold" if name == DEFAULT else "")
         speed, is_same = row["speedup"], row["lossless"]
         rates = f"{row['tok_per_s']:.1f}", f"{speed['median']:.2f}", interval(speed)
         share = Text(f"{row['same_tokens']:.0%}", "dim")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -117,20 +116,6 @@ def legend(styles: Mapping[str, str]) -> Text:
         if name != NONE:
             text.append("■ ", style).append(f"{name}  ", style)
     return text
-
-
-def broken(name: str, width: int) -> str:
-    """A long name in lines of at most ``width`` characters, broken after punctuation only.
-
-    >>> broken("transformers:generalistx20/confidence", 30).split("\\n")
-    ['transformers:generalistx20/', 'confidence']
-    """
-    lines = [""]
-    for part in re.findall(r"[^/:@,+ ]*[/:@,+ ]|[^/:@,+ ]+", name):
-        if len(lines[-1]) + len(part) > width and lines[-1]:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
 
 
 def shares(counts: Mapping[str, float]) -> dict[str, float]:

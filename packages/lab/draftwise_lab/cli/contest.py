@@ -15,10 +15,10 @@ from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.bench import methods_table
 from draftwise.cli.failures import INTERRUPTED, Output, graceful, note, refused_values, say
-from draftwise.cli.show import broken, make_table
+from draftwise.cli.show import make_table
 from draftwise.registry import PRESETS
 from draftwise.types import DraftwiseError
-from draftwise_lab.cli.options import StageBars, alone_in
+from draftwise_lab.cli.options import StageBars, alone_in, broken
 from draftwise_lab.plotting import require_matplotlib
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -102,3 +103,17 @@ class StageBars(Bars):
         """Begin a stage; returns a function of the number done and, if any, the loss."""
         self.show(name, 0, total)
         return lambda done, loss=None: self.show(name, done, total, loss)
+
+
+def broken(name: str, width: int) -> str:
+    """A long name in lines of at most ``width`` characters, broken after punctuation only.
+
+    >>> broken("transformers:generalistx20/confidence", 30).split("\\n")
+    ['transformers:generalistx20/', 'confidence']
+    """
+    lines = [""]
+    for part in re.findall(r"[^/:@,+ ]*[/:@,+ ]|[^/:@,+ ]+", name):
+        if len(lines[-1]) + len(part) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

@@ -16,7 +16,7 @@ from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, refusals, refused_values, say
 from draftwise.cli.load import check_chat, read_batch
-from draftwise.cli.show import Bars, broken, counted, make_table
+from draftwise.cli.show import Bars, counted, make_table
 from draftwise.settings import expand
 from draftwise.types import NONE, DraftwiseError
 from draftwise_lab.bench import advice as a
@@ -210,7 +210,7 @@ def _replay_table(found: dict[str, Any]) -> Table:
     for label, row in found["average"].items():
         regret = row.get("regret")
         table.add_row(
-            broken(label, _NAME), f"{row['mat']:.2f}", lab.rate(row["tok_per_s"]),
+            lab.broken(label, _NAME), f"{row['mat']:.2f}", lab.rate(row["tok_per_s"]),
             f"{row['speedup']:.2f}", "" if regret is None else lab.signed(regret),
         )  # fmt: skip
     return table
@@ -224,7 +224,7 @@ def _advice_table(found: dict[str, Any]) -> Table:
     rows.append((f"adaptive: {found['adaptive']['policy']}", found["adaptive"]))
     for label, row in sorted(rows, key=lambda item: -item[1]["tok_per_s"]):
         table.add_row(
-            broken(label, _NAME), lab.rate(row["tok_per_s"]), f"{row['speedup']['median']:.2f}",
+            lab.broken(label, _NAME), lab.rate(row["tok_per_s"]), f"{row['speedup']['median']:.2f}",
             interval(row["speedup"]), style="bold" if row == found["best"] else "",
         )  # fmt: skip
     return table

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from draftwise.cli.failures import Output
-from draftwise.cli.show import broken, make_table
+from draftwise.cli.show import make_table
 from draftwise.errors import DraftwiseError
 from draftwise_lab.cli import options as o
 from draftwise_lab.cli.options import regret_note, signed
@@ -121,7 +121,7 @@ def _average_table(one: dict[str, Any]) -> Table:
     for label, row in one["average"].items():
         regret, ratio = row.get("regret"), row.get("best_plan_ratio")
         table.add_row(
-            broken(label, _NAME), f"{row['mat']:.2f}",
+            o.broken(label, _NAME), f"{row['mat']:.2f}",
             "" if row["ci95"] is None else f"{row['ci95']:.2f}", f"{row['rounds']:.1f}",
             f"{row['tok_per_s']:.2f}", f"{row['speedup']:.2f}",
             "" if regret is None else signed(regret), "" if ratio is None else f"{ratio:.0%}",
@@ -133,10 +133,10 @@ def _domain_table(one: dict[str, Any], domains: Sequence[str]) -> Table:
     table = Table(title="MAT by domain (x plain)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("policy")
     for domain in domains:
-        table.add_column(broken(domain, _NAME), justify="right")
+        table.add_column(o.broken(domain, _NAME), justify="right")
     cells = {(row["domain"], row["policy"]): row for row in one["results"]}
     for label in one["average"]:
         rows = (cells[domain, label] for domain in domains)
         texts = [f"{row['mat']:.2f} ({row['speedup']:.2f})" for row in rows]
-        table.add_row(broken(label, _NAME), *texts)
+        table.add_row(o.broken(label, _NAME), *texts)
     return table
