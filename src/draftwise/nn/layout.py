@@ -103,7 +103,7 @@ class Prepacked(nn.Linear):
         if self._columns is not None and 1 < num <= FEW and torch.get_num_threads() == 1:
             found = self._few_rows(input.detach().reshape(num, -1), self._columns)
         elif num >= self._least_rows:
-            found = self._blocked(input.reshape(num, -1))
+            found = self._blocked(input, num)
         else:
             return super().forward(input)
         return found.view(*input.shape[:-1], self.out_features)
@@ -114,14 +114,14 @@ class Prepacked(nn.Linear):
         found = y[: len(rows)]
         return found if self.bias is None else found + self.bias
 
-    def _blocked(self, rows: Tensor) -> Tensor:
-        num, least = len(rows), _LEAST_ROWS[rows.dtype]
+    def _blocked(self, input: Tensor, num: int) -> Tensor:
+        least = _LEAST_ROWS[input.dtype]
         if num < least:
-            rows = nn.functional.pad(rows, (0, 0, 0, least - num))
+            input = nn.functional.pad(input.reshape(num, -1), (0, 0, 0, least - num))
         found: Tensor = torch.ops.mkldnn._linear_pointwise(
-            rows, self._blocks, self.bias, "none", [], ""
+            input, self._blocks, self.bias, "none", [], ""
         )
-        return found[:num]
+        return found if num >= least else found[:num]
 
     def _are_blocks_of(self, dtype: torch.dtype) -> bool:
         """Whether the blocks hold the present weight, for inputs of this dtype."""
