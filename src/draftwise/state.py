@@ -30,7 +30,7 @@ from draftwise.files import (
     write_text,
 )
 
-VERSION = 7
+VERSION = 8
 FIRST_SAVE_S, SAVE_EVERY_S = 5.0, 60.0
 """Seconds until a server's first save, and at most between later saves."""
 

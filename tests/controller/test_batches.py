@@ -187,12 +187,12 @@ def test_the_last_request_to_end_is_worth_most() -> None:
     assert not batches.is_bounded, "without a limit nobody knows which request is the last"
 
 
-def of_model(num_batches: int, rights: list[float]) -> list[float]:
+def of_model(num_batches: int, rights: list[float], seed: int = 0) -> list[float]:
     """The speed of each closed batch relative to plain decoding, with a model drafter on a GPU.
 
     rights: the probability by request that a drafted token is accepted.
     """
-    rng, num = random.Random(0), len(rights)
+    rng, num = random.Random(seed), len(rights)
     controller = Controller(Limits(max_draft=4, model=True, retrieval=False))
     speeds = []
     for batch in range(num_batches):
@@ -235,8 +235,9 @@ def test_a_model_drafter_goes_on_in_large_batches(num: int) -> None:
 
 
 def test_a_slow_request_gets_the_drafts_in_a_large_batch() -> None:
-    rights = [0.3, *[0.75] * 63]
-    assert sum(of_model(6, rights)) / 6 > 1.1
+    rights = [0.3, *[0.75] * 63]  # one seed has 1.09 to 1.15
+    speeds = [speed for seed in range(4) for speed in of_model(6, rights, seed)]
+    assert sum(speeds) / len(speeds) > 1.1
 
 
 # the first batch is slower because the cost of narrower steps was never measured

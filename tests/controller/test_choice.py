@@ -22,7 +22,7 @@ from draftwise.controller.acceptance import (
     Slots,
     new_slots,
 )
-from draftwise.controller.choice import NUM_PRICES, best_length
+from draftwise.controller.choice import NUM_PRICES, PRICES, best_length
 from draftwise.controller.choice import choose as choose_drafts
 from draftwise.types import Floats
 
@@ -155,16 +155,23 @@ def test_the_drafts_are_the_parts_that_were_bought() -> None:
 
 
 @given(
-    worths=st.lists(st.floats(0, 3), min_size=5, max_size=5),
+    gains=st.lists(st.lists(st.integers(0, 8), max_size=6), min_size=5, max_size=5),
+    steps=st.lists(st.floats(0, 0.01), min_size=1, max_size=60),
     rate=st.floats(1, 1e4), each=st.floats(0, 1e-3),
 )  # fmt: skip
 @settings(deadline=None, max_examples=60)
-def test_the_best_length_is_the_largest_worth_less_seconds(
-    worths: list[float], rate: float, each: float
+def test_the_best_length_is_worth_most_at_its_best_width(
+    gains: list[list[int]], steps: list[float], rate: float, each: float
 ) -> None:
-    sums = np.array([*worths, 1.0])
-    totals = [
-        8 * worth - (rate * (1e-4 + each * k) if k else 0.0) for k, worth in enumerate(worths)
-    ]
-    length = best_length(sums, 4, 8, rate, 1e-4, each)
+    """Eight requests with the same tokens, whose gains lie on the grid of prices."""
+    seconds, totals = np.cumsum(steps), []
+    means = np.zeros((len(PRICES), 6))
+    for k, own in enumerate(gains):
+        worth = np.array(own) / 8
+        means[:, k] = [np.maximum(worth - price, 0.0).sum() for price in PRICES]
+        widths = np.append(0.0, np.sort(np.repeat(worth, 8))[::-1].cumsum())
+        num = min(len(widths), len(seconds))
+        cost = rate * (1e-4 + each * k) if k else 0.0
+        totals.append((widths[:num] - rate * seconds[:num]).max() - cost)
+    length = best_length(means, 4, 8, rate, seconds, 1e-4, each)
     assert totals[length] == pytest.approx(max(totals), abs=1e-9)

@@ -36,6 +36,8 @@ from draftwise.controller.acceptance import (
 from draftwise.types import Floats, Ints
 
 NUM_PRICES = 512  # number of bins for prices between 0 and 1 expected token
+PRICES = np.arange(9) / 8
+"""Prices at which the lengths of the model's drafts are compared."""
 
 
 @compiled
@@ -240,36 +242,53 @@ def _surplus(survival: Floats, facts: Ints, after: Floats, price: float, out: Fl
 
 @compiled
 def mean_surplus(
-    slots: Ints, known: Slots, after: Floats, price: float, discount: float, means: Floats,
-    longest: int,
-) -> None:  # fmt: skip
-    """Update the discounted mean worth of model drafts of 0 .. longest tokens by all requests.
+    slots: Ints, known: Slots, after: Floats, discount: float, means: Floats, longest: int
+) -> None:
+    """Update the discounted mean worth of model drafts of 0 .. longest tokens, at all PRICES.
 
-    means: [lengths + 2]; the last entry counts calls. Early calls reflect mostly priors, so their
-    weight decays quickly.
+    means: [prices, lengths + 2]; the last entry of a row counts calls. Early calls reflect mostly
+    priors, so their weight decays quickly. Of many requests, only some are read.
     """
-    worth = np.zeros(longest + 1)
-    for i in range(len(slots)):
-        slot = slots[i]
-        own = np.zeros(longest + 1)
-        _surplus(known.survival[slot], known.facts[slot], after, price / known.worth[slot], own)
+    stride = max(len(slots) // 16, 1)
+    some = slots[int(means[0, -1]) % stride :: stride]
+    worth = np.zeros((len(PRICES), longest + 1))
+    for slot in some:
+        own = np.zeros((len(PRICES), longest + 1))
+        for i in range(len(PRICES)):
+            price = PRICES[i] / known.worth[slot]
+            _surplus(known.survival[slot], known.facts[slot], after, price, own[i])
         worth += known.worth[slot] * own
-    weight = max(1.0 - discount ** len(slots), 3.0 / (3.0 + means[-1]))
-    for k in range(len(means) - 1):
-        means[k] += weight * (worth[min(k, longest)] / len(slots) - means[k])
-    means[-1] += 1.0
+    weight = max(1.0 - discount ** len(some), 3.0 / (3.0 + means[0, -1]))
+    for i in range(len(PRICES)):
+        for k in range(means.shape[1] - 1):
+            means[i, k] += weight * (worth[i, min(k, longest)] / len(some) - means[i, k])
+        means[i, -1] += 1.0
 
 
 @compiled
 def best_length(
-    means: Floats, longest: int, num_requests: int, rate: float, fixed_s: float, each_s: float
-) -> int:
-    """The length of the model's drafts with the largest worth to all requests, minus its cost."""
-    best, length = num_requests * means[0], 0
-    for k in range(1, longest + 1):
-        worth = num_requests * means[k] - rate * max(fixed_s + each_s * k, 0.0)
-        if worth > best:
-            best, length = worth, k
+    means: Floats, longest: int, num_requests: int, rate: float, seconds: Floats,
+    fixed_s: float, each_s: float,
+) -> int:  # fmt: skip
+    """The length of the model's drafts of the step that is worth most, at its best width.
+
+    seconds[x]: of a step that verifies x drafted tokens. Tokens that are worth W beyond a price p
+    bring at most W + p x if x of them are verified, and at some price just that.
+    """
+    best, length = -rate * seconds[0], 0
+    for k in range(longest + 1):
+        cost = rate * max(fixed_s + each_s * k, 0.0) if k else 0.0
+        at = len(PRICES) - 1
+        for x in range(1, len(seconds)):
+            total = num_requests * means[at, k] + PRICES[at] * x
+            while at > 0:
+                less = num_requests * means[at - 1, k] + PRICES[at - 1] * x
+                if less >= total:
+                    break
+                at, total = at - 1, less
+            worth = total - rate * seconds[x] - cost
+            if worth > best:
+                best, length = worth, k
     return length
 
 
@@ -278,5 +297,6 @@ def _warm_up() -> None:
     one, known = np.zeros(1, np.int64), new_slots(1, 2)
     drafts, bounds = np.zeros(2, np.int32), np.zeros(2, np.int64)
     choose(one, known, np.ones(3), 1.0, drafts, bounds)
-    mean_surplus(one, known, new_tables(2).after, 0.1, 0.9, np.zeros(4), 1)
-    best_length(np.zeros(4), 1, 1, 1.0, 0.0, 0.0)
+    means = np.zeros((len(PRICES), 4))
+    mean_surplus(one, known, new_tables(2).after, 0.9, means, 1)
+    best_length(means, 1, 1, 1.0, np.ones(3), 0.0, 0.0)

@@ -30,7 +30,7 @@ from draftwise.controller.acceptance import (
     new_tables,
 )  # fmt: skip
 from draftwise.controller.batches import Batches
-from draftwise.controller.choice import best_length, choose, mean_surplus
+from draftwise.controller.choice import PRICES, best_length, choose, mean_surplus
 from draftwise.controller.costs import Step, StepCosts, like
 from draftwise.controller.guard import IDLE_STEPS, WITH_MODEL, Guard, Next, Tuning
 from draftwise.controller.mixing import Hazards, hazards_of
@@ -90,8 +90,9 @@ class Controller:
 
     A model drafter writes at the end of a step, for all requests, before the step's tokens are
     known. The look-ahead therefore keeps the mean worth of model drafts of 0, 1, .. tokens over
-    recent requests and steps, in expected tokens per request: after every choice, each request
-    contributes the worth that each length would have had for it.
+    recent requests and steps, in expected tokens per request: after every choice, requests
+    contribute the worth that each length would have had for them, at several prices of a verified
+    token. Length and width of the next step are weighed together by these.
 
     index: replaces the retrieval index. ``price``: expected tokens that a verified token must
     bring, at the latest choice. ``terms``: what the choice weighed against expected tokens: seconds
@@ -99,8 +100,8 @@ class Controller:
     drafted.
 
     State: drafts and proposals by slot; acceptance tables, cost model, guard, account of closed
-    batches, look-ahead (means by length with the number of steps) and the longest draft while wider
-    steps are unmeasured, which all requests share.
+    batches, look-ahead (means by price and length, with the number of steps) and the longest draft
+    while wider steps are unmeasured, which all requests share.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Controller:
         self._is_reported = index is not None
         self._has_index = limits.retrieval or self._is_reported
         self._index = RetrievalIndex(length, history_tokens) if index is None else index
-        self._worth = np.zeros(length + 2)
+        self._worth = np.zeros((len(PRICES), length + 2))
         self._is_plain = False
         self._worth_s = self._spent_s = 0.0
         self._price = 0.0
@@ -128,7 +129,7 @@ class Controller:
         self._trial = limits.max_draft
         self._num_choices = 0
         self._is_weighed = self._is_probe = False
-        self._to_learn: tuple[Ints, float] | None = None
+        self._to_learn = _NOTHING
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._num_slots = 0
@@ -327,7 +328,7 @@ class Controller:
         if kind is Next.PLAIN and not (width and most > 0):
             self.promised += num
             self.guard.num_idle += 1
-            self._decide_length(num, plain_s, margin)
+            self._decide_length(num, seconds, margin)
             return [[] for _ in names]
         if margin == math.inf:  # probed tokens teach by the first of them
             most = min(most, num)
@@ -355,8 +356,8 @@ class Controller:
         if self._restricted:
             slots = slots[self._allowed[slots, 0] > 0]
         self.price = price
-        self._to_learn = (slots, price) if len(slots) else None
-        self._decide_length(num, plain_s, margin)
+        self._to_learn = slots
+        self._decide_length(num, seconds, margin)
         if not drafted:
             return [[] for _ in names]
         drafts = self._read(num)
@@ -486,8 +487,8 @@ class Controller:
         priced = max(num * (2 if self._trial > 1 and num <= 32 else 1), priced)
         return max(0, min(self.limits.max_step_tokens - num, priced, self.limits.max_draft * num))
 
-    def _decide_length(self, num: int, plain_s: float, margin: float) -> None:
-        """Set ``num_to_draft``. plain_s: seconds of the next step without drafts."""
+    def _decide_length(self, num: int, seconds: Floats, margin: float) -> None:
+        """Set ``num_to_draft``. seconds: of the next step, by number of drafted tokens."""
         if not self.limits.model:
             self._is_plain = self.guard.num_idle == 0 and self.guard.is_plain_due()
             return
@@ -496,8 +497,9 @@ class Controller:
             return
         length, longest = 0, self._longest()
         if margin < math.inf:
-            rate = margin * self._rate(num, plain_s)
-            length = best_length(self._worth, longest, num, rate, *self.costs.draft_price)
+            rate = self._rate(num, seconds.item(0))
+            prices = (margin * price for price in self.costs.draft_price)
+            length = best_length(self._worth, longest, num, rate, seconds, *prices)
         if not length:
             self._probe()
             return
@@ -521,12 +523,11 @@ class Controller:
 
     def _learn_lengths(self) -> None:
         """Learn what each length of the model's draft was worth at the latest choice."""
-        if self._to_learn is not None and self.limits.model:
-            slots, price = self._to_learn
+        if len(slots := self._to_learn) and self.limits.model:
             mean_surplus(
-                slots, self._known, self._tables.after, price, 0.998, self._worth, self._longest(),
-            )  # fmt: skip
-        self._to_learn = None
+                slots, self._known, self._tables.after, 0.998, self._worth, self._longest()
+            )
+        self._to_learn = _NOTHING
 
     def _read(self, num: int) -> list[list[int]]:
         bounds = self._bounds[: num + 1].tolist()
