@@ -68,8 +68,7 @@ class Goodput:
     >>> policy = Goodput(num_plans=3, plans=plans)
     >>> from draftwise.types import Costs
     >>> costs = Costs(target_s=np.array([1.0]), draft_s={"small": 0.9})
-    >>> policy.learn(Decision(0, 1.0, 0), Feedback(np.zeros(3), np.zeros(3, dtype=bool),
-    ...     RoundFacts(plans[0], 0, 0, costs=costs)))
+    >>> policy.read(RoundFacts(plans[0], 0, 0, costs=costs))
     >>> policy.choose().plan
     0
     """
