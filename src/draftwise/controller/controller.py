@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+import draftwise.controller.acceptance as acceptance
 from draftwise.compiled import warm_up
-from draftwise.controller import acceptance
 from draftwise.controller.acceptance import (
     AFTER_FOUND,
     FOUND,
