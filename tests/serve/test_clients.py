@@ -791,3 +791,12 @@ def test_tokens_of_a_prediction_that_an_answer_has() -> None:
         ([*text[:2], 7, *text[2:]], 12),
     ):  # fmt: skip
         assert num_predicted(text, answer) == num, answer
+
+
+def test_tokens_of_a_prediction_in_a_text_that_repeats_itself() -> None:
+    """The lines after a difference occur again later, where the answer does not go on."""
+    text = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8] * 6
+    predicted = list(text)
+    predicted[14] = predicted[40] = 7
+    assert num_predicted(predicted, text) == len(text) - 2
+    assert num_predicted(text, text[:5] + text[24:]) == len(text) - 19

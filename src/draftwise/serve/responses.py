@@ -52,6 +52,7 @@ def speculative_decoding(rounds: Sequence[tuple[int, int]], num_spec_tokens: int
 
 
 _RESYNC = 3  # tokens that show where an answer follows its prediction again
+_REACH = 4  # tokens that an answer may skip there, for each that was not in the prediction
 
 
 def num_predicted(prediction: Sequence[int], answer: Sequence[int]) -> int:
@@ -72,9 +73,17 @@ def num_predicted(prediction: Sequence[int], answer: Sequence[int]) -> int:
         if num_other or not is_next:  # where the two differ, one equal token may be chance
             num_other += 1
             found = places.get(tuple(answer[end - _RESYNC : end]) if end >= _RESYNC else (), [])
-        if (next_ := bisect_right(found, at)) < len(found):
-            num += min(num_other, _RESYNC, found[next_] - at)
-            at, num_other = found[next_], 0
+        next_ = bisect_right(found, at)
+        # a text that repeats itself goes on in many places: a far one takes more tokens to believe
+        if next_ < len(found) and found[next_] - at <= _REACH * num_other:
+            place, most = found[next_], min(num_other, found[next_] - at)
+            pairs = zip(
+                reversed(prediction[place - most : place]),
+                reversed(answer[end - most : end]),
+                strict=True,
+            )
+            num += sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            at, num_other = place, 0
         elif is_next:
             num, at, num_other = num + 1, at + 1, 0
     return num
