@@ -10,8 +10,9 @@ by recent steps, and the device divides it among the requests by survival. ``syn
 scheduling time without these delays, drafts on the host. Every rule pays 0.15 ms of scheduling a
 step (runner V2), and those with kernels 0.03 ms more. The controller works while the device
 computes; ``counted`` adds its time to every step all the same. Retrieval is the host's index, which
-votes among places; the kernels take the latest. vLLM's adaptive verification has pooled acceptance
-instead of the head's confidence, which these data lack: on a GPU it is better than here.
+votes among places; the kernels take the latest. vLLM's adaptive verification runs with pooled
+acceptance, and with confidence: these data lack the head's, so each token draws one of SmolLM2's
+head for a right or a wrong token (``Confidence``). ``B confident`` is B with the same.
 ``--safety`` replays texts on which drafting may lose instead.
 """
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from draftwise.controller.controller import Controller, Limits
 from draftwise.controller.costs import Step
 from draftwise.controller.mixing import MODEL as BY_MODEL
 from draftwise.controller.mixing import RETRIEVAL as BY_RETRIEVAL
+from draftwise.controller.mixing import divide
 from draftwise.integrations.vllm.ahead import NUM_FACTS, Reports
 from draftwise.integrations.vllm.demand import Demand
 from draftwise.retrieval.index import RetrievalIndex
@@ -43,6 +45,54 @@ SCHEDULING_MS, KERNELS_MS = 0.15, 0.03
 HEAD = 5
 """The longest draft of the head."""
 K = gpu_replay.LONGEST
+RIGHT = np.array([305, 754, 674, 489, 369, 311, 245]) / 3147
+WRONG = np.array([1899, 1504, 612, 204, 63, 22, 4]) / 4308
+"""Shares of the right and the wrong tokens of SmolLM2's bundled head whose largest probability is
+below 0.15, 0.3, .., 0.9, and above: five tokens at each position of 16 greedy everyday answers."""
+
+
+class Confidence:
+    """Probabilities that vLLM predicts for the tokens of a head from the head's confidence.
+
+    Its estimator is fitted to each position, so they are posteriors: the acceptance of the position
+    so far, verified or not, and how much likelier the confidence is for a right token than for a
+    wrong one.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._seen = np.tile([3.5, 5.0], (HEAD, 1))
+
+    def predict(self, rights: Sequence[int], num: int) -> np.ndarray:
+        """[rows, num] for drafts whose first ``rights`` tokens are right."""
+        base, lanes = self._seen[:num, 0] / self._seen[:num, 1], np.arange(num)
+        good, (draws, behind) = np.array(rights)[:, None], self._rng.random((2, len(rights), num))
+        # behind the first wrong token nothing says which ones would have been right
+        is_right = np.where(lanes > good, behind < base, lanes < good)
+        bins = (np.cumsum([WRONG, RIGHT], axis=1)[is_right.astype(int)] < draws[..., None]).sum(-1)
+        odds = base / (1 - base) * (RIGHT / WRONG)[np.minimum(bins, len(RIGHT) - 1)]
+        for kept in rights:
+            for j in range(min(num, kept + 1)):
+                self._seen[j] = 0.9995 * self._seen[j] + (j < kept, 1.0)
+        return np.asarray(odds / (1 + odds))
+
+
+class Confident(AdaptiveVerification):
+    """vLLM's adaptive verification with confidence: a number of tokens by the drafts of two steps
+    ago, divided among the requests by the present ones."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(HEAD)
+        self._confidence, self._recent = Confidence(seed), list[np.ndarray]()
+
+    def decide(self, rows: list[Row], seconds: Callable[[int], float]) -> gpu_replay.Played:
+        alive = np.cumprod(self._confidence.predict([row.head for row in rows], HEAD), axis=1)
+        self._recent = [*self._recent[-2:], np.sort(alive, axis=None)[::-1]]
+        gains = self._recent[0][: alive.size]
+        totals = len(rows) + np.append(0.0, np.cumsum(gains))
+        num = int((totals / [seconds(num) for num in range(len(totals))]).argmax())
+        capacities = np.array([min(HEAD, row.left - 1) for row in rows])
+        return self._play(rows, divide(alive, capacities, num).tolist())
 
 
 def survival(hazards: np.ndarray, factor: float) -> np.ndarray:
@@ -97,7 +147,13 @@ class Device:
         return facts
 
     def choose(
-        self, row: Row, facts: np.ndarray, hazards: Any, factors: Sequence[float], price: float
+        self,
+        row: Row,
+        facts: np.ndarray,
+        hazards: Any,
+        factors: Sequence[float],
+        price: float,
+        given: np.ndarray | None = None,
     ) -> tuple[int, list[int], np.ndarray]:
         """Who drafts, the tokens, and their survival: as the kernels choose, on given proposals."""
         num = max(int(facts[-1]), 0)
@@ -106,6 +162,8 @@ class Device:
         buckets = [bucket_of(match + j) for j in range(K)]
         own_alive = survival(hazards.matches[int(facts[4 * K + 2]), buckets], factors[1])
         model = survival(hazards.model[self.outcomes[row.name], bucket_of(match)], factors[0])
+        if given is not None:
+            model = np.cumprod(given)
         buckets = [bucket_of(after_match + j) for j in range(K)]
         late = survival(hazards.matches[1 + min(num, 3), buckets], factors[1])
         head = facts[2 * K : 2 * K + num].tolist()
@@ -137,7 +195,8 @@ class Engine:
     """Overlapping steps: one computes while the output of the one before is learned from."""
 
     def __init__(self, texts: Sequence[Text], size: int, prices: Prices, seed: int, mode: str):
-        self.mode, self.prices, self.rng = mode, prices, random.Random(seed + 1)
+        self.confidence = Confidence(seed) if "confident" in mode else None
+        self.mode, self.prices, self.rng = mode.split()[0], prices, random.Random(seed + 1)
         self.reports, self.device = Reports(K), Device(mode != "head")
         limits = Limits(K, model=True, retrieval=mode != "head", longest_model=HEAD)
         self.controller = Controller(limits, index=self.reports)
@@ -236,9 +295,12 @@ class Engine:
             head = truth[:good] + gpu_replay.astray(row, truth, good, num_head, self.rng)
             heads.append((head + [0] * num_head)[:num_head])
         facts = self.device.facts(rows, heads)
-        for row, own in zip(rows, facts, strict=True):
+        given: Any = [None] * len(rows)
+        if self.confidence is not None:
+            given = self.confidence.predict([row.head for row in rows], num_head)
+        for row, own, told in zip(rows, facts, given, strict=True):
             drafter, row.draft, alive = self.device.choose(
-                row, own, hazards, factors.get(row.name, (1.0, 1.0)), price
+                row, own, hazards, factors.get(row.name, (1.0, 1.0)), price, told
             )
             row.branch = ()
             own[-2] = self.drafters[row.name] = drafter
@@ -333,10 +395,11 @@ def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> 
     row: dict[str, Any] = {
         "requests": size, "best": best, "best_speed": simple[best],
         "vllm": mean(lambda: AdaptiveVerification(HEAD)),
+        "vllm_confident": mean(lambda: Confident(0)),
     }  # fmt: skip
     runs = [gpu_replay.drive(texts, size, prices, seed) for seed in seeds]
     row["sync"] = float(np.mean([run.speed() for run in runs]))
-    for mode in ("head", "A", "B"):
+    for mode in ("head", "A", "B", "B confident"):
         found = [drive(texts, size, prices, seed, mode) for seed in seeds]
         row[mode] = float(np.mean([one["speed"] for one in found]))
         row[f"{mode}_counted"] = float(np.mean([one["counted"] for one in found]))
