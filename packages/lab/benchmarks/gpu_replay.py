@@ -432,10 +432,11 @@ class Informed(Controller):
 
     def choose(
         self, names: Sequence[str], rooms: Sequence[int],
-        offers: Sequence[Sequence[int]] | None = None,
+        offers: Sequence[Sequence[int]] | None = None, is_searched: bool = False,
     ) -> list[list[int]]:  # fmt: skip
         """Choose this step's drafts with the additional information, and learn as without it."""
-        chains, known, num = super().choose(names, rooms, offers), self._known, len(names)
+        chains = super().choose(names, rooms, offers, is_searched)
+        known, num = self._known, len(names)
         if not (self.knows & {"model", "retrieval"}) or not self.costs.is_known:
             return chains
         slots, believed = np.array([self._slots[name] for name in names]), known.survival.copy()
