@@ -5,7 +5,6 @@ refused by its own name where ignoring it would change the answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, get_type_hints
 
@@ -48,18 +47,6 @@ TAGGED = """\
 </function>
 </tool_call>"""
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def chat() -> Iterator[Chat]:
-    with chatting(speculator()) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def client(chat: Chat) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=chat.live.url + "/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def turn(role: str, content: Any = "x", **more: Any) -> dict[str, Any]:

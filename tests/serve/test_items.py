@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Literal, get_type_hints
 
 import openai
@@ -13,7 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent, response_creat
 from pydantic import BaseModel, TypeAdapter
 
 from draftwise.serve.items import ResponsesRequest
-from serve.chatml import Chat, chatting, speculator
+from serve.chatml import Chat
 from serve.fake import Fake
 from serve.live import Said, fake_service, serving
 from serve.test_clients import ADD, CALL, NOW, TEXTS, called, turn
@@ -21,18 +20,6 @@ from serve.test_clients import ADD, CALL, NOW, TEXTS, called, turn
 PATH = "/v1/responses"
 TOOL: dict[str, Any] = {"type": "function", **ADD["function"]}
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-
-
-@pytest.fixture(scope="module")
-def chat() -> Iterator[Chat]:
-    with chatting(speculator()) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def client(chat: Chat) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=chat.live.url + "/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 def body(given: Any = "Hi", **fields: Any) -> dict[str, Any]:
