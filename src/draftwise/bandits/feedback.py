@@ -82,7 +82,7 @@ _EMPTY: Floats = np.zeros(0)
 
 
 class RewardEvaluator:
-    """Values plans under one reward."""
+    """The values of all plans of a policy under one reward, and its cost of switching."""
 
     def __init__(self, plans: Sequence[Plan], reward: Reward, switching: float = 0.0) -> None:
         self._switching, self._charge = SwitchingCost(switching), 0.0

@@ -1,6 +1,6 @@
 """An OpenAI-compatible server: HTTP handlers submit requests to a thread that owns the engine.
 
-Whoever runs it inside a program of their own needs three names, each imported on first use.
+A program that embeds the server needs three names, each imported on first use.
 """
 
 from __future__ import annotations

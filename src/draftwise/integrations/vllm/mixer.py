@@ -200,7 +200,7 @@ class Mixer:
         if self.has_head:
             head = self._head(input_batch, *args, **kwargs | {"num_speculative_tokens": num_head})
         self._names = []
-        if orders.hazards is None:  # nobody will read these columns
+        if orders.hazards is None:  # the scheduler has no use for drafts of this step
             return head[: input_batch.num_reqs]
         drafts = self._mix(orders, orders.hazards, input_batch, args, head, num_head)
         if drafts is None:  # the last columns may hold vLLM's placeholder
