@@ -69,6 +69,7 @@ class Text:
     tenant: int
     chains: Chains
     num_shared: int | None  # tokens that no part of the history has to bring; None: all
+    num_prompt: int
     indexed: int = 0
     region: range = range(0)  # the latest one of its answer in the history
     place: int = 0  # the next one there
@@ -164,7 +165,7 @@ class PlainIndex:
     ) -> None:  # fmt: skip
         num = len(tokens) if num_prompt is None else num_prompt
         shared = num if shares and self.history.size else None
-        text = Text(list(tokens), tenant, Chains(capacity_for(len(tokens)) // 2), shared)
+        text = Text(list(tokens), tenant, Chains(capacity_for(len(tokens)) // 2), shared, num)
         self._texts[slot] = text
         text.index(min(SLICE, len(tokens)))
 
@@ -252,9 +253,11 @@ class PlainIndex:
         match, places = longest(ending, text.chains.walk(ending, 0), own, 0, self._rule)
         walk = self.history.chains.walk(ending, text.tenant + 1)
         longer, elsewhere = longest(ending, walk, shared, match, self._rule)
-        if elsewhere:
-            return longer, [self.history.row(place, depth) for place in elsewhere], True
         whole = text.tokens + draft
+        if longer < len(ending):  # an end of the prompt that another prompt had, too
+            longer = min(longer, 1 + max(0, len(whole) - text.num_prompt))
+        if longer > match:
+            return longer, [self.history.row(place, depth) for place in elsewhere], True
         return match, [run_on(whole, place, depth) for place in places], False
 
 

@@ -196,7 +196,7 @@ def test_the_longest_match_is_found(kind: bool, data: st.DataObject) -> None:
     for other in others:
         answered(index, 1, other)
     text = data.draw(tokens)
-    index.open(0, text)
+    index.open(0, text, num_prompt=0)
     match, nexts = longest_by_search(text, others)
     if match < 8 and any(text.count(token) > 8 for token in text):
         return  # only the newest eight places are considered
@@ -220,11 +220,11 @@ class TestProposals:
     def test_the_own_text_comes_first_at_equal_length(self, kind: bool) -> None:
         index = make_index(compiled=kind)
         answered(index, 0, [1, 2, 9])
-        index.open(1, [1, 2, 3, 1, 2])
+        index.open(1, [1, 2, 3, 1, 2], num_prompt=3)
         assert proposal(index, 1, 1)["tokens"] == [3]
         index.close(1)
         answered(index, 0, [8, 1, 2, 9])
-        index.open(1, [1, 2, 3, 8, 1, 2])
+        index.open(1, [1, 2, 3, 8, 1, 2], num_prompt=3)
         assert proposal(index, 1, 1) == {
             "tokens": [9], "match": 3, "hits": 1, "agree": 1, "shared": True,
         }  # fmt: skip
@@ -254,6 +254,48 @@ class TestProposals:
         index.close(0)
         index.open(0, [110, 111])
         assert proposal(index, 0)["match"] == 0
+
+    def test_an_ending_that_all_prompts_share_counts_as_one_token(self, kind: bool) -> None:
+        """The words of a chat template say nothing about the answer, whatever their number."""
+        index, template = make_index(compiled=kind), [90, 91, 92, 93, 94]
+        first = [*range(100, 140), *template]
+        index.open(0, first)
+        index.extend([0], [1, 2, 3, 4], [4])
+        index.close(0)
+        finish(index)
+        index.open(0, [*range(200, 240), *template])
+        assert proposal(index, 0)["tokens"] == [1, 2, 3, 4]
+        assert proposal(index, 0)["match"] == 1
+        assert index.find(0, [1]).length == 2  # each token of the answer counts
+        assert index.read(0, [1, 2], 2) == [(1, 1), (2, 2)]
+        assert proposal(index, 0)["match"] == 3
+        index.close(0)
+        for prompt in (first, [7, *range(108, 140)[-27:], *template]):
+            index.open(0, prompt)
+            assert proposal(index, 0)["match"] == 32, "the same prompt, as far as it is kept"
+            index.close(0)
+
+    def test_a_short_prompt_that_comes_again_counts_whole(self, kind: bool) -> None:
+        index = make_index(compiled=kind)
+        index.open(0, [5, 6, 7])
+        index.extend([0], [1, 2], [2])
+        index.close(0)
+        finish(index)
+        for prompt, match in (([5, 6, 7], 3), ([4, 6, 7], 1)):
+            index.open(0, prompt)
+            assert proposal(index, 0)["match"] == match
+            index.close(0)
+
+    def test_the_own_text_comes_before_an_ending_of_the_prompt(self, kind: bool) -> None:
+        index = make_index(compiled=kind)
+        index.open(0, [5, 6, 90, 91])
+        index.extend([0], [1, 2], [2])
+        index.close(0)
+        finish(index)
+        index.open(0, [91, 8, 90, 91])
+        assert proposal(index, 0, 1) == {
+            "tokens": [8], "match": 1, "hits": 1, "agree": 1, "shared": False,
+        }  # fmt: skip
 
     def test_large_token_ids(self, kind: bool) -> None:
         index, large = make_index(compiled=kind), 2**31 - 1

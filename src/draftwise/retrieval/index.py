@@ -139,7 +139,7 @@ def _split(rows: Rows, depth: int) -> dict[int, list[Sequence[int]]]:
 SLICE = 2048  # prompt tokens that ``open`` indexes: less than half a millisecond
 LONGEST_DRAFT = 128
 DEFAULT_RULE = MatchRule(num_places=8, num_votes=8, decisive=LONGEST_MATCH, least=1)
-PROMPT_TAIL = 8  # last prompt tokens, the context of an answer's first tokens in the history
+PROMPT_TAIL = LONGEST_MATCH  # last prompt tokens, the context of an answer's first ones
 
 Numbers: TypeAlias = Sequence[int] | Ints
 Tokens: TypeAlias = Sequence[int] | Int32
@@ -296,7 +296,7 @@ class TextMatch(_VotedMatch):
 class RetrievalIndex:
     """Longest-suffix-match retrieval over every running text and its tenant's shared history.
 
-    An answer enters the history after its request has closed, or with ``share``, behind the last 8
+    An answer enters the history after its request has closed, or with ``share``, behind the last 32
     tokens of the prompt, and is cut to half of the history. Texts of other tenants are never
     proposed, and texts with ``shares=False`` never enter the history. Not thread-safe.
 
@@ -359,7 +359,8 @@ class RetrievalIndex:
     ) -> None:  # fmt: skip
         """Begin a request with its text [n], of which ``work`` indexes all but 2,048 tokens.
 
-        num_prompt: tokens of the whole text that are no answer; default: n.
+        num_prompt: tokens of the whole text that are no answer; default: n. A match with an earlier
+        answer counts them as one token, unless it has no end: 32 tokens, or all of the text.
         """
         text = np.asarray(tokens, np.int32)
         num = len(text)
@@ -375,10 +376,11 @@ class RetrievalIndex:
         capacity = capacity_for(num)
         start = self._allocate(capacity)
         self._store[start : start + num] = text
-        self._table[slot] = start, capacity, num, 0, tenant
+        num_prompt = num if num_prompt is None else num_prompt
+        self._table[slot] = start, capacity, num, 0, tenant, num_prompt
         self._view()
         if shares and self.history.size:
-            self._answers[slot] = _Answer(tenant, num if num_prompt is None else num_prompt)
+            self._answers[slot] = _Answer(tenant, num_prompt)
         kernels.index_text(self._texts, slot, min(SLICE, num))
 
     def _allocate(self, capacity: int) -> int:

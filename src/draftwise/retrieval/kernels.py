@@ -33,7 +33,7 @@ share a bucket."""
 CATCH_UP = 64  # ``extend`` indexes a text with at most this many pending tokens
 
 # columns of the table of running texts
-START, CAPACITY, LENGTH, INDEXED, TENANT, NUM_COLUMNS = range(6)
+START, CAPACITY, LENGTH, INDEXED, TENANT, PROMPT, NUM_COLUMNS = range(7)
 WIDTH = 7  # numbers of a running text for each token: itself, 4 links, and 4 heads of half a bucket
 
 _hash: Any = np.uint64 if HAS_NUMBA else int
@@ -320,7 +320,12 @@ def search(
     texts: Texts, ring: Chains, newest: int, slot: int, draft: Any, drafted: int,
     rule: MatchRule, room: Room,
 ) -> tuple[int, int, bool]:  # fmt: skip
-    """The longest match of a text with its draft: its length, places, and whether it is shared."""
+    """The longest match of a text with its draft: its length, places, and whether it is shared.
+
+    Prompts end alike, in words of a chat template, and go on differently: a match with an earlier
+    answer that reaches into the prompt counts all of the prompt as one token, unless nothing in it
+    differs.
+    """
     chains, ending, places = chains_of(texts, slot), room.ending, room.places
     length, tenant = column(texts, slot, LENGTH), column(texts, slot, TENANT)
     num_ending = write_ending(chains, length, draft, drafted, ending)
@@ -330,7 +335,9 @@ def search(
     longer, more = find(
         ring, tenant, newest, ring.size - 1, ending, num_ending, match, rule, places, hits
     )
-    if longer == 0:
+    if longer < num_ending:
+        longer = min(longer, 1 + max(0, length + drafted - column(texts, slot, PROMPT)))
+    if longer <= match:
         return match, hits, False
     for i in range(more):
         places[i] = places[hits + i]
