@@ -124,6 +124,17 @@ def test_panels_stand_side_by_side() -> None:
     assert sum(line.count("xxxxxx") for line in last) == 2
 
 
+def test_at_80_columns_no_figure_of_a_panel_is_cut() -> None:
+    lanes = [Lane(title, _Rounds([0.03], 12)) for title in ("plain", "fast")]  # type: ignore[arg-type]
+    for lane in lanes:
+        lane.step()
+    lanes[0].stats.seconds_by_phase["verify"], lanes[1].stats.num_drafted = 0.4, 20
+    console = Console(file=io.StringIO(), width=80)
+    console.print(Stage(console, {}, is_live=False).picture(lanes))
+    shown: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert " 400 tok/s = 13.3x · 12.0 tok/round ─╯" in shown
+
+
 def test_a_chat_model_is_asked_questions_and_others_get_texts() -> None:
     kinds = [one.domain for one in usual_items(is_chat=True)[:7]]
     assert len(set(kinds[:5])) == 5

@@ -185,7 +185,7 @@ def _panel(lane: Lane, text: Text, plain_tok_per_s: float) -> Panel:
     rate = f"{stats.tok_per_s:.0f} tok/s"
     if stats.num_drafted and plain_tok_per_s:
         rate += f" = {stats.tok_per_s / plain_tok_per_s:.1f}x"
-    detail = f" · {stats.num_emitted} tokens, {stats.mean_accepted_tokens:.1f} a round"
+    detail = f" · {stats.mean_accepted_tokens:.1f} tok/round"
     return Panel(
         text, title=Text(lane.title, "bold"), title_align="left",
         subtitle=Text.assemble((rate, "bold"), (detail, "dim")), subtitle_align="right",
