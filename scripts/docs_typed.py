@@ -348,7 +348,12 @@ def _help(line: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> tuple[int,
     """Exit status and output; cached per program, since some take long to start."""
     wide = dict(env) | {"COLUMNS": "300"}
     both = subprocess.STDOUT
-    ran = subprocess.run(line, cwd=ROOT, env=wide, stdout=subprocess.PIPE, stderr=both, text=True)
+    try:
+        ran = subprocess.run(
+            line, cwd=ROOT, env=wide, stdout=subprocess.PIPE, stderr=both, text=True
+        )
+    except OSError as error:  # no such program: a failure of this command, not of the run
+        return 127, str(error)
     return ran.returncode, ran.stdout
 
 

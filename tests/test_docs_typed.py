@@ -52,6 +52,12 @@ def test_a_command_that_fails_is_told_from_one_that_works(typed: docs_typed.Typi
     assert ("no such word" in rows[0].output, "NameError" in rows[2].output) == (True, True)
 
 
+def test_a_long_command_whose_program_is_unknown_fails_alone(typed: docs_typed.Typist) -> None:
+    with typed:
+        row = typed.type(docs_typed.Command(1, "bash", "cd packages/lab", "long"))
+    assert row.result.startswith("FAILED: cd --help: ")
+
+
 def test_a_server_that_ends_well_after_ctrl_c_is_ok(
     typed: docs_typed.Typist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
