@@ -425,7 +425,8 @@ class Learning:
             sampling = replace(sampling, process=callbacks[-1])
         number = next(_IDS)
         policy = self._policy(prompt, policy_seed, ending.max_new_tokens, params)
-        kind = Controlled if isinstance(policy, Goodput) else Bandits
+        shared = number, policy, self.plans, self._stop_rules(rule_seed), self._scores_prompt
+        is_controlled = isinstance(policy, Goodput)
         return Request(
             id=number, callbacks=callbacks, accept_rng=default_rng(accept_seed),
             context=Context(
@@ -439,10 +440,7 @@ class Learning:
                 by_token=params.token_texts or params.logprobs is not None,
                 skip_special_tokens=params.skip_special_tokens,
             ),
-            decider=kind(
-                number, policy, self._feedback(), self.plans, self._stop_rules(rule_seed),
-                scores_prompt=self._scores_prompt,
-            ),
+            decider=Controlled(*shared) if is_controlled else Bandits(*shared, self._feedback()),
             priority=params.priority, label=params.label,
             logprobs=Logprobs(params.logprobs, params.prompt_logprobs),
         )  # fmt: skip

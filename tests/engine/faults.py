@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from draftwise.drafters.retrieval import LookupDrafter, RetrievalSession
-from draftwise.engine.deciders import Bandits, Controlled
+from draftwise.engine.deciders import Bandits, Controlled, Decider
 from draftwise.types import Draft
 
 
@@ -18,7 +18,7 @@ class Faulty:
     """A sound policy except for one method, which raises or returns an invalid value."""
 
     def __init__(self, sound: Any, method: str, answer: Any) -> None:
-        source = inspect.getsource(Bandits) + inspect.getsource(Controlled)
+        source = "".join(map(inspect.getsource, (Decider, Bandits, Controlled)))
         assert f".{method}(" in source, f"no decider calls {method}"
         self._sound, self._method, self._answer = sound, method, answer
 

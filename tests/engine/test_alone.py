@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from draftwise import Speculator
+from draftwise.engine.deciders import Bandits
 from draftwise.engine.request import Request
 from draftwise.registry import Preset
 from draftwise.types import Decision, DraftwiseError, SamplingParams, Scores, TreeShape
@@ -78,6 +79,8 @@ def test_feedback_that_fails_ends_the_drafts_of_its_request(method: str) -> None
     made = speculator(POOLS["all"])
 
     def spoil(request: Request) -> None:
+        assert isinstance(request.decider, Bandits)
+
         class Broken:
             def __getattr__(self, name: str) -> Any:
                 return raising() if name == method else getattr(sound, name)
@@ -94,6 +97,7 @@ def test_a_reward_that_fails(reward: Any) -> None:
     made = speculator(POOLS["all"], "ucb1")
 
     def spoil(request: Request) -> None:
+        assert isinstance(request.decider, Bandits)
         request.decider.feedback._evaluator.reward = reward  # type: ignore[attr-defined]
 
     with pytest.warns(UserWarning, match="continues without drafts"):

@@ -37,6 +37,7 @@ from transformers import CONFIG_MAPPING
 from draftwise import Speculator
 from draftwise.drafters.lm import LMDrafter
 from draftwise.drafters.retrieval import LookupDrafter
+from draftwise.engine.deciders import Bandits
 from draftwise.engine.engine import Engine
 from draftwise.engine.request import Request
 from draftwise.nn.check import check_model
@@ -150,7 +151,7 @@ class Trial:
         if fault == "policy":
             policy = Faulty(made.decider.policy, *rng.choice(POLICY_FAULTS))
             made.decider.policy = policy  # type: ignore[assignment]
-        elif fault == "feedback":
+        elif fault == "feedback" and isinstance(made.decider, Bandits):
             feedback = Faulty(made.decider.feedback, "reveal", raising)
             made.decider.feedback = feedback  # type: ignore[assignment]
         return made, options, fault

@@ -43,22 +43,21 @@ from draftwise.types import (
 T = TypeVar("T")
 
 
-class Bandits:
-    """The papers' way: a policy chooses one plan for each round, and feedback values the plans.
+class Decider:
+    """What both ways of deciding share: a policy over plans, asked and taught in each round.
 
     The first exception of the policy or feedback disables the drafts of the request, with a
-    warning. There is no guard, and there are no prices and no probes.
+    warning.
     """
 
     is_controlled = False  # whether the guard may suspend its drafts, and it probes drafters
 
     def __init__(
-        self, request: int, policy: Policy, feedback: FeedbackBuilder, plans: Sequence[Plan],
-        stop_rules: Mapping[tuple[str, str], StopRule], *, scores_prompt: bool = False,
+        self, request: int, policy: Policy, plans: Sequence[Plan],
+        stop_rules: Mapping[tuple[str, str], StopRule], scores_prompt: bool,
     ) -> None:  # fmt: skip
         self._request = request  # its id, for the warning
         self.policy = policy  # shared by the requests of a scope, if the scope shares one
-        self.feedback = feedback
         self.plans = plans
         self.stop_rules = stop_rules  # by drafter and spec
         self.scores_prompt = scores_prompt  # whether drafters are scored on the prompt
@@ -105,12 +104,12 @@ class Bandits:
 
     @property
     def reads_everything(self) -> bool:
-        """Whether the feedback ever needs scores of every drafter (panoramic)."""
-        return self._ask(lambda: bool(self.feedback.panoramic), False)
+        """Whether scores of every drafter are ever needed (panoramic feedback)."""
+        return False
 
     def is_panoramic(self, number: int) -> bool:
-        """Whether the feedback of round ``number``, from 1 on, needs scores of every drafter."""
-        return self.reads_everything and self._ask(lambda: number % self.feedback.every == 0, False)
+        """Whether round ``number``, from 1 on, needs scores of every drafter."""
+        return False
 
     def scored(
         self, scores: Mapping[str, Scores], start: int, costs: Costs, matches: Mapping[str, int],
@@ -128,11 +127,10 @@ class Bandits:
         self.num_unseen = 0
 
     def _learn(self, decision: Decision, evidence: RoundFacts) -> None:
-        self._teach(self.feedback.reveal(decision, evidence))
+        raise NotImplementedError
 
     def end(self) -> None:
-        """Learn from queued feedback after the request has ended."""
-        self._ask(lambda: self._teach(self.feedback.flush()), None)
+        """Learn from what is still queued after the request has ended."""
 
     def estimates(self) -> Floats:
         """[K] the policy's value of each plan; zeros after an exception."""
@@ -165,19 +163,46 @@ class Bandits:
             raise ValueError(f"its estimates have the shape {found.shape}, of {len(self.plans)}")
         return found
 
+
+class Bandits(Decider):
+    """The papers' way: a policy chooses one plan for each round, and feedback values the plans.
+
+    There is no guard, and there are no prices and no probes.
+    """
+
+    def __init__(
+        self, request: int, policy: Policy, plans: Sequence[Plan],
+        stop_rules: Mapping[tuple[str, str], StopRule], scores_prompt: bool,
+        feedback: FeedbackBuilder,
+    ) -> None:  # fmt: skip
+        super().__init__(request, policy, plans, stop_rules, scores_prompt)
+        self.feedback = feedback
+
+    @property
+    def reads_everything(self) -> bool:
+        return self._ask(lambda: bool(self.feedback.panoramic), False)
+
+    def is_panoramic(self, number: int) -> bool:
+        return self.reads_everything and self._ask(lambda: number % self.feedback.every == 0, False)
+
+    def _learn(self, decision: Decision, evidence: RoundFacts) -> None:
+        self._teach(self.feedback.reveal(decision, evidence))
+
+    def end(self) -> None:
+        self._ask(lambda: self._teach(self.feedback.flush()), None)
+
     def _teach(self, due: DueFeedback) -> None:
         for made, feedback in due:
             self.policy.learn(made, feedback)
 
 
-class Controlled(Bandits):
+class Controlled(Decider):
     """draftwise's own way: prices tokens, mixes drafters in a draft, probes, and has a guard.
 
-    It learns from facts and scores, and needs no feedback that values plans.
+    It learns from facts and scores: no feedback values its plans.
     """
 
     is_controlled = True
-    reads_everything = False  # it probes where that is worth its time
     policy: Goodput
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from draftwise.drafters.protocol import Context, DraftTask
-from draftwise.engine.deciders import Bandits, GuardedCallback
+from draftwise.engine.deciders import Decider, GuardedCallback
 from draftwise.engine.outputs import TARGET, Answer, RequestOutput, Round, Stats, TokenLogprobs
 from draftwise.engine.verify import is_broken
 from draftwise.protocols import Mixer
@@ -46,7 +46,7 @@ class Request:
     id: int
     context: Context  # the text so far, as drafters see it
     answer: Answer  # tokens and text after the prompt, and their limits
-    decider: Bandits
+    decider: Decider
     accept_rng: np.random.Generator
     callbacks: Sequence[GuardedCallback] = ()  # all guarded ones
     priority: int = 0
