@@ -17,8 +17,9 @@ from draftwise.chat import Message, render
 from draftwise.checks import option
 from draftwise.cli import options as o
 from draftwise.cli.failures import Output, graceful, note, refused_values, say, without_echo
+from draftwise.cli.generate import stream
 from draftwise.cli.load import check_chat, check_template, keeping_memory
-from draftwise.cli.show import Pen, colours, counted, legend, stream, summary
+from draftwise.cli.show import Pen, colours, counted, legend, summary
 from draftwise.engine.options import RequestParams
 from draftwise.files import local_path
 from draftwise.install import hint
@@ -26,7 +27,7 @@ from draftwise.state import hold
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
-    from draftwise.engine.generation import Result
+    from draftwise.engine.outputs import Result
     from draftwise.speculator import Speculator
 
 PARAMS = RequestParams(max_new_tokens=512)

@@ -25,8 +25,8 @@ from draftwise.cli.show import colours, legend, make_table, painted, percentages
 from draftwise.engine.options import RequestParams
 
 if TYPE_CHECKING:
-    from draftwise.engine.generation import Generation, Result
-    from draftwise.engine.outputs import Piece
+    from draftwise.engine.engine import Generation
+    from draftwise.engine.outputs import Piece, Result
     from draftwise.speculator import Speculator
 
 Pair = tuple[str, "Result", "Result"]  # kind of prompt; answers of plain decoding and of draftwise

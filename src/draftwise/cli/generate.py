@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +15,14 @@ from draftwise.checks import option
 from draftwise.cli import load
 from draftwise.cli import options as o
 from draftwise.cli.failures import BROKEN, INTERRUPTED, graceful, note, refused_values, say
-from draftwise.cli.show import Bars, Pen, stream, summary, total
+from draftwise.cli.show import Bars, Pen, summary, total
 from draftwise.engine.options import RequestParams
 from draftwise.state import hold
 from draftwise.types import DraftwiseError
 
 if TYPE_CHECKING:
     from draftwise.chat import Prompt
-    from draftwise.engine.generation import Result
-    from draftwise.engine.outputs import Stats
+    from draftwise.engine.outputs import RequestOutput, Result, Stats
     from draftwise.speculator import Speculator
 
 
@@ -115,13 +114,31 @@ def run_single(
     return [result]
 
 
+def stream(
+    outputs: Iterator[RequestOutput], pen: Pen | None, is_stopped: Callable[[], bool]
+) -> None:
+    """Show an answer as it grows, until its end or Ctrl-C. pen: None = show nothing."""
+    from draftwise.engine.outputs import SourceAttribution
+
+    attribution, text = SourceAttribution(), ""
+    for output in outputs:
+        text += output.text
+        if pen is not None:
+            pen.write(attribution.grow(output, text))
+        if is_stopped():
+            break
+    if pen is not None:
+        pen.write(attribution.finish(text))
+        pen.end(text)
+
+
 def run_batch(
     speculator: Speculator, prompts: Sequence[Prompt], params: RequestParams, trace: Path | None,
     as_json: bool, batch_size: int,
 ) -> list[Result]:  # fmt: skip
     """Answer prompts in chunks, so that later ones begin with what earlier ones taught, and print
     the answers in order."""
-    from draftwise.engine.generation import TraceWriter
+    from draftwise.engine.outputs import TraceWriter
 
     results: list[Result] = []
     chunks: list[Stats] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -18,9 +18,7 @@ from draftwise.colours import drafter_colours
 from draftwise.types import NONE
 
 if TYPE_CHECKING:
-    from draftwise.engine.outputs import Piece, RequestOutput, Stats
-
-Stop = Callable[[], bool]
+    from draftwise.engine.outputs import Piece, Stats
 
 
 def colours(drafters: Sequence[str]) -> dict[str, str]:
@@ -53,22 +51,6 @@ class Pen:
         if goes_on and not text.endswith("\n"):
             sys.stdout.write("\n")
             sys.stdout.flush()
-
-
-def stream(outputs: Iterator[RequestOutput], pen: Pen | None, is_stopped: Stop) -> None:
-    """Show an answer as it grows, until its end or Ctrl-C. pen: None = show nothing."""
-    from draftwise.engine.outputs import SourceAttribution
-
-    attribution, text = SourceAttribution(), ""
-    for output in outputs:
-        text += output.text
-        if pen is not None:
-            pen.write(attribution.grow(output, text))
-        if is_stopped():
-            break
-    if pen is not None:
-        pen.write(attribution.finish(text))
-        pen.end(text)
 
 
 def streams_meet() -> bool:
