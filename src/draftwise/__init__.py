@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftwise.engine.generation import Result
-    from draftwise.engine.outputs import Round
+    from draftwise.engine.outputs import Result, Round
     from draftwise.engine.verify import verify
     from draftwise.integrations.transformers import CustomGenerate as transformers
     from draftwise.registry import make_policy, make_reward, make_stop_rule
@@ -35,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 _ELSEWHERE = {
-    "Result": "engine.generation", "Round": "engine.outputs", "verify": "engine.verify",
+    "Result": "engine.outputs", "Round": "engine.outputs", "verify": "engine.verify",
     "transformers": "integrations.transformers", "Speculator": "speculator",
     "make_policy": "registry", "make_reward": "registry", "make_stop_rule": "registry",
 }  # fmt: skip

@@ -27,10 +27,9 @@ from draftwise.engine.deciders import (
     guarded_stop,
 )
 from draftwise.engine.drafting import pool_of
-from draftwise.engine.engine import Engine
-from draftwise.engine.generation import Generation, Result
+from draftwise.engine.engine import Engine, Generation
 from draftwise.engine.options import Options, Params, RequestParams, Single, check_scope
-from draftwise.engine.outputs import Answer, Ending, Round
+from draftwise.engine.outputs import Answer, Ending, Result, Round
 from draftwise.engine.request import Logprobs, Request
 from draftwise.errors import BadValue
 from draftwise.nn.layout import is_packed, pack_again

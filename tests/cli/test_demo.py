@@ -17,8 +17,7 @@ from draftwise.bench.suites import usual_items
 from draftwise.cli.demo import Lane, Stage, race, report
 from draftwise.cli.show import colours
 from draftwise.colours import PALETTE
-from draftwise.engine.generation import Result
-from draftwise.engine.outputs import RequestOutput, Stats
+from draftwise.engine.outputs import RequestOutput, Result, Stats
 
 PROMPTS = {"letters": ["abc abc", "1\n2\n3\n4\n5\nxyz xyz"], "mixed": ["abc 123", "1 2 3"]}
 

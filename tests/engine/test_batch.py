@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draftwise.drafters.lm import LMDrafter
-from draftwise.engine.generation import Generation
+from draftwise.engine.engine import Generation
 from draftwise.engine.options import RequestParams
 from draftwise.engine.outputs import Ending
 from draftwise.nn.cache import BLOCK

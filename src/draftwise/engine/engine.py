@@ -1,4 +1,5 @@
-"""The engine: continuous batching with a scheduler, chunked prefill and a prefix cache."""
+"""The engine: continuous batching with a scheduler, chunked prefill and a prefix cache; and the
+batch of one caller, which steps it."""
 
 from __future__ import annotations
 
@@ -6,7 +7,12 @@ import heapq
 import itertools
 import logging
 import threading
-from collections.abc import Sequence
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -14,7 +20,7 @@ from draftwise.controller.guard import Guard
 from draftwise.drafters.protocol import Context
 from draftwise.engine.drafting import Drafting, Pool, PrefillBudget
 from draftwise.engine.loop import Loop
-from draftwise.engine.outputs import RequestOutput, Round
+from draftwise.engine.outputs import RequestOutput, Result, Round, TraceWriter
 from draftwise.engine.prefill import (
     PROMPT_SCORES,
     PrefillScheduler,
@@ -443,3 +449,101 @@ class Engine:
             self._cache.close(row)
             self._close_for_drafters(row)
             heapq.heappush(self._free, row)
+
+
+class Generation(Iterator[Round]):
+    """A running batch: iterate over its rounds, call ``results`` at any time.
+
+    Iteration can be resumed after Ctrl-C or an error. Garbage collection of a generation cancels
+    its requests.
+    """
+
+    def __init__(
+        self, engine: Engine, requests: Sequence[Request], trace: str | Path | None
+    ) -> None:
+        self._requests: list[Request] = []
+        self._trace: TraceWriter | None = None  # for __del__, if the next line raises
+        self._trace = None if trace is None else TraceWriter(trace)
+        self._engine, self._unread = engine, deque[tuple[int, RequestOutput]]()
+        self._wholes = [RequestOutput(stats=request.stats) for request in requests]
+        for index, request in enumerate(requests):
+            request.outbox.sink = partial(_receive, self._unread, index, self._wholes[index])
+            engine.admit(request)
+            self._requests.append(request)
+        self._unreported = self._requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Round]:
+        return self
+
+    def __next__(self) -> Round:
+        while (round_ := self._next().round) is None:
+            pass
+        return round_
+
+    def outputs(self) -> Iterator[RequestOutput]:
+        """Iterate over deltas instead; each has its request's index and its ``Round``."""
+        return iter(self._next, None)
+
+    def _next(self) -> RequestOutput:
+        with self._engine.lock:  # another thread's step may produce these outputs
+            while not self._unread:
+                if all(request.is_over for request in self._requests):
+                    self._close_trace()
+                    self._report_errors()
+                    raise StopIteration
+                self._engine.step()
+            index, output = self._unread.popleft()
+        round_ = output.round and replace(output.round, request=index)
+        if self._trace is not None and round_ is not None:
+            self._trace.write(round_)
+        return replace(output, request=index, round=round_)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel the requests that are not over; safe in finalizers."""
+        # the garbage collector may run this during a step and in any thread
+        self._close_trace()
+        for request in self._requests:
+            if not request.is_over:
+                self._engine.drop(request.id)
+
+    def _close_trace(self) -> None:
+        if self._trace is not None:
+            self._trace.close()
+
+    def _report_errors(self) -> None:
+        """Raise the exception of a callback; in a batch, warn, as other answers are complete."""
+        requests, self._unreported = self._unreported, []
+        for index, request in enumerate(requests):
+            if request.error is not None and len(requests) == 1:
+                raise request.error
+            if request.error is not None:
+                warnings.warn(f"request {index} ended early: {request.error!r}", stacklevel=3)
+
+    @property
+    def error(self) -> Exception | None:
+        """The first exception of a request's callback, even while others continue."""
+        errors = (request.error for request in self._requests)
+        return next((error for error in errors if error is not None), None)
+
+    def results(self) -> list[Result]:
+        return [
+            Result(
+                list(request.prompt), list(whole.tokens), whole.text, list(whole.sources),
+                whole.finish_reason or "interrupted", whole.stats, list(whole.logprobs),
+            )
+            for request, whole in zip(self._requests, self._wholes, strict=True)
+        ]  # fmt: skip
+
+
+def _receive(
+    unread: deque[tuple[int, RequestOutput]], index: int, whole: RequestOutput, new: RequestOutput
+) -> None:
+    """The sink of a request; a method would keep the generation from being collected."""
+    unread.append((index, new))
+    whole.add(new)

@@ -1,14 +1,18 @@
-"""What a request puts out: the text of its answer, and rounds, statistics and deltas."""
+"""What a request puts out: the text of its answer; rounds and their trace, statistics, deltas."""
 
 from __future__ import annotations
 
+import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from draftwise.chat import added_tokens
 from draftwise.types import Floats, Plan, Scores
@@ -275,6 +279,88 @@ class RequestOutput:
 
 
 Piece = tuple[str, str]  # a piece of text, and its drafter or ``target``
+
+
+_NUMBERS = (
+    "num_rounds", "num_drafted", "num_accepted", "num_emitted", "mean_accepted_tokens",
+    "draft_acceptance_rate", "tok_per_s", "speed", "recent_speed",
+    "speed_range",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One finished answer.
+
+    tokens: without the prompt. sources: their drafters, or ``target``. finish_reason: ``eos``,
+    ``stop``, ``length``, ``non-finite logits``, ``cancelled``, ``error`` (a callback raised) or
+    ``interrupted``. logprobs: one per token, if requested.
+    """
+
+    prompt_tokens: list[int]
+    tokens: list[int]
+    text: str
+    sources: list[str]
+    finish_reason: str
+    stats: Stats
+    logprobs: Sequence[TokenLogprobs] = ()
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else self.text[:59] + "…"
+        return (
+            f"Result({text!r}, {len(self.tokens)} tokens in {self.stats.num_rounds} rounds, "
+            f"MAT {self.stats.mean_accepted_tokens:.2f}, ended by {self.finish_reason})"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "text": self.text,
+            **{name: getattr(self.stats, name) for name in _NUMBERS},
+            "seconds_by_phase": dict(self.stats.seconds_by_phase),
+            "pulls": dict(self.stats.pulls),
+            "no_draft": dict(self.stats.no_draft),
+            "finish_reason": self.finish_reason,
+            "num_prompt_tokens": len(self.prompt_tokens),
+        }
+
+
+class TraceWriter:
+    """Writes rounds to a JSONL file; a write error ends the trace only, with a warning.
+
+    with_text: whether lines contain the emitted tokens.
+    """
+
+    def __init__(self, path: str | Path, with_text: bool = True) -> None:
+        self._path, self._with_text = Path(path), with_text
+        self._file: TextIO | None = self._path.open("w", encoding="utf-8")
+
+    def write(self, round_: Round) -> None:
+        if self._file is None:
+            return
+        record = round_.as_json()
+        if not self._with_text:
+            del record["tokens"]
+        try:
+            self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
+        except OSError as error:
+            with suppress(OSError):  # closing flushes the buffer, which fails again
+                self._file.close()
+            self._file = None
+            self._warn(error)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError as error:
+                self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        said = f"the trace {self._path} ends here ({error}); generation continues"
+        warnings.warn(said, stacklevel=3)
 
 
 class SourceAttribution:

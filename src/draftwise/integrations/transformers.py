@@ -20,7 +20,8 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin, 
 from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
 
-from draftwise.engine.generation import Generation, Result
+from draftwise.engine.engine import Generation
+from draftwise.engine.outputs import Result
 from draftwise.speculator import Speculator
 from draftwise.types import DraftwiseError, SamplingParams
 

@@ -19,9 +19,8 @@ from prometheus_client import disable_created_metrics
 
 from draftwise.engine.deciders import SharedPolicyState
 from draftwise.engine.engine import Engine
-from draftwise.engine.generation import TraceWriter
 from draftwise.engine.options import eos_tokens
-from draftwise.engine.outputs import Round
+from draftwise.engine.outputs import Round, TraceWriter
 from draftwise.serve.app import make_app
 from draftwise.serve.constraint import Grammars
 from draftwise.serve.metrics import Metrics

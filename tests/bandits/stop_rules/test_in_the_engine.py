@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwise.engine.generation import Generation
+from draftwise.engine.engine import Generation
 from draftwise.engine.options import RequestParams
 from draftwise.engine.outputs import Ending
 from draftwise.engine.request import RoundState
