@@ -242,6 +242,31 @@ def test_all_is_legible_and_nothing_is_cut(
     assert found["width"] <= found["room"]
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_end_of_a_long_answer_and_its_facts_are_in_sight(
+    window: Callable[..., Browser], width: int
+) -> None:
+    below = """
+        const log = document.getElementById('log').getBoundingClientRect();
+        const last = [...document.querySelectorAll('#log .facts')].at(-1);
+        return Math.max(...[last, ...last.querySelectorAll('button')]
+            .map(one => one.getBoundingClientRect().bottom)) - log.bottom;
+    """
+    with serving(fake_service(Fake(pace_s=0.0001))) as live:
+        browser = window(width, 844)
+        browser.go(live.url + "/")
+        browser.wait("return document.getElementById('model').textContent === 'parrot'")
+        browser.type("#text", "abcde")
+        limit(browser, "900")
+        browser.run("document.querySelector('details').open = false")
+        browser.click("#send")
+        browser.wait("return document.querySelector('.plainly')")
+        assert browser.run(below) <= 0
+        browser.click(".plainly")
+        facts(browser, "the same text")
+        assert browser.run(below) <= 0
+
+
 def test_the_page_loads_nothing_from_elsewhere() -> None:
     assert " src=" not in PAGE.text
     assert " href=" not in PAGE.text
