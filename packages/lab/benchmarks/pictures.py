@@ -172,11 +172,12 @@ def the_price() -> Figure:
         axes.plot(lengths, rate * seconds, color=BONUS, lw=2, label="price of the seconds")
         axes.axvline(best, color=INK, lw=1, ls=":")
         says = f"best: {best} tokens,\n{rate:.1f} times plain"
-        axes.annotate(says, (best, 0.2), (min(best + 0.4, 8.5), 0.2))
+        side, way = ("left", 0.4) if best < 8 else ("right", -0.4)
+        axes.text(best + way, 0.2, says, ha=side)
         axes.set_title(f"{alpha:.0%} of the tokens are accepted", fontsize=9)
         axes.set(xlabel="drafted tokens", ylim=(0, 8.5), xlim=(0, 16))
         axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(loc="upper left", frameon=False)
+    figure.axes[1].legend(loc="upper right", frameon=False)
     return figure
 
 
