@@ -44,9 +44,9 @@ def main(url: str) -> None:
     print("a number:", made.choices[0].text)
 
 
-def wait_for(url: str) -> None:
-    """Wait until the server answers."""
-    for _ in range(600):
+def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+    """Wait until the server answers, or has ended."""
+    while server.poll() is None:
         try:
             urllib.request.urlopen(f"{url}/health", timeout=1).close()
             return
@@ -64,7 +64,7 @@ if __name__ == "__main__":
         command = [sys.executable, "-m", "draftwise", "serve", "--target", "zoo", "--port", port]
         server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:
-            wait_for(f"http://127.0.0.1:{port}")
+            wait_for(f"http://127.0.0.1:{port}", server)
             main(f"http://127.0.0.1:{port}")
         finally:
             server.terminate()
