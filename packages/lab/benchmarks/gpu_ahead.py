@@ -24,7 +24,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import gpu_replay
 import numpy as np
@@ -33,12 +34,10 @@ from shared.script import run, show
 
 from draftwise.controller.acceptance import HIGHEST, LOWEST, bucket_of
 from draftwise.controller.controller import Controller, Limits
-from draftwise.controller.costs import Step
 from draftwise.controller.mixing import MODEL as BY_MODEL
 from draftwise.controller.mixing import RETRIEVAL as BY_RETRIEVAL
 from draftwise.controller.mixing import divide
-from draftwise.integrations.vllm.ahead import NUM_FACTS, Reports
-from draftwise.integrations.vllm.demand import Demand
+from draftwise.integrations.vllm.ahead import NUM_FACTS, AsyncAdapter, Orders, Report, Reports
 from draftwise.retrieval.index import RetrievalIndex
 
 SCHEDULING_MS, KERNELS_MS = 0.15, 0.03
@@ -178,117 +177,171 @@ class Device:
 
 
 @dataclass
-class Ended:
-    """A finished step whose output the host has not seen. wrote: tokens of the head in the drafts
-    that it verified; facts: of these drafts, by ``names``."""
+class Request:
+    """What ``AsyncAdapter`` reads of vLLM's requests. Outputs reach it one step late."""
 
-    step: Step
-    names: list[str]
-    emitted: list[list[int]]
-    verified: list[int]
-    drafters: list[int]
-    wrote: int
-    facts: tuple[list[str], np.ndarray] | None
+    row: Row
+    num_output_tokens: int = 0
+    num_output_placeholders: int = 0
+    spec_token_ids: Sequence[int] = ()
+    prompt_token_ids: Sequence[int] = ()
+    use_structured_output = is_prefill_chunk = False
+    cache_salt = lora_request = None
+    sampling_params = SimpleNamespace(
+        min_p=0.0, logit_bias=None, presence_penalty=0.0, frequency_penalty=0.0, min_tokens=0,
+        repetition_penalty=1.0, bad_words=None, allowed_token_ids=None, extra_args=None,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        self.request_id = self.row.name
+        self.num_prompt_tokens = len(self.row.text.prompt) + self.row.known
+        self.max_tokens = self.row.left
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    def is_finished(self) -> bool:
+        return self.num_output_tokens >= self.max_tokens
+
+
+class Step(NamedTuple):
+    """A step under way: vLLM's objects as far as ``AsyncAdapter`` reads them, and its seconds."""
+
+    scheduled: Any
+    output: Any
+    seconds: float
 
 
 class Engine:
-    """Overlapping steps: one computes while the output of the one before is learned from."""
+    """Overlapping steps: one computes while the scheduler learns from the one before."""
 
     def __init__(self, texts: Sequence[Text], size: int, prices: Prices, seed: int, mode: str):
         self.confidence = Confidence(seed) if "confident" in mode else None
         self.mode, self.prices, self.rng = mode.split()[0], prices, random.Random(seed + 1)
-        self.reports, self.device = Reports(K), Device(mode != "head")
+        self.device, self.source = Device(mode != "head"), Source(texts, size, seed, False)
+        reports, self.now_s = Reports(K), 0.0
         limits = Limits(K, model=True, retrieval=mode != "head", longest_model=HEAD)
-        self.controller = Controller(limits, index=self.reports)
-        self.source = Source(texts, size, seed, False)
-        self.lengths, self.usual, self.demand = dict[str, int](), 0.0, Demand(K)
+        self.requests: dict[str, Request] = {}
+        self.adapter = AsyncAdapter(
+            Controller(limits, index=reports), self.requests, 1 << 20, lambda: self.now_s,
+            reports=reports, width=K, fallback=HEAD, divides=self.mode == "B",
+        )  # fmt: skip
         self.drafters, self.survivals = dict[str, int](), dict[str, np.ndarray]()
-        self.facts: tuple[list[str], np.ndarray] | None = None
-        self.under_way: Ended | None = None
-        self.wrote, self.begun, self.rests = 0, set[str](), False
-        for row in self.source.rows:
-            self.begin(row)
+        self.factors: dict[str, Sequence[float]] = {}
+        self.report = Report((), np.zeros((0, 4 * K + NUM_FACTS), np.int32))
+        self.under_way: Step | None = None
+        self.own_s, self.wrote = 0.0, 0
+        self.begin(self.source.rows)
 
-    def begin(self, row: Row) -> None:
-        self.device.begin(row)
-        self.begun.add(row.name)
-        self.controller.begin(row.name, range(len(row.text.prompt) + row.known))
+    def begin(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.device.begin(row)
+            placeholders = [-1] * self.adapter.num_to_draft
+            self.requests[row.name] = Request(row, spec_token_ids=placeholders)
 
     def step(self) -> tuple[float, float, int, float]:
-        """Run one step; seconds, the controller's seconds, tokens, and plain seconds."""
+        """Run one step; seconds, the adapter's seconds, tokens, and plain seconds."""
         rows, context, num = self.source.rows, self.source.context, len(self.source.rows)
-        names, controller = [row.name for row in rows], self.controller
-        rests, price, hazards = self.rests, controller.price, controller.hazards
-        head = 0 if rests else controller.num_to_draft
-        factors = dict(zip(names, controller.factors(names), strict=True))
-        self.cut(rows)
+        self.own_s = 0.0
+        scheduled, orders = self.schedule(rows)
+        assert orders is not None, "the adapter has failed"
+        self.cut(rows, scheduled, orders)
         verified = [len(row.draft) for row in rows]
         tokens = num + sum(verified)
-        seconds = self.prices.ms(tokens, num, context / num, head)
-        seconds = (seconds + KERNELS_MS * (self.mode != "head" and not rests)) / 1e3
+        seconds = self.prices.ms(tokens, num, context / num, orders.head)
+        mixes = self.mode != "head" and orders.hazards is not None
+        seconds = (seconds + KERNELS_MS * mixes) / 1e3
         plain = self.prices.ms(num, num, context / num, 0) / 1e3
         emitted = [gpu_replay._emit(row) for row in rows]
-        drafters = self.verify(rows, emitted, verified)
-        begin_s = time.thread_time()
+        self.verify(rows, emitted, verified)
         if self.under_way is not None:
-            self.learn(self.under_way, head)
-        own_s = time.thread_time() - begin_s
-        self.under_way = Ended(
-            Step(num, tokens, seconds, head, context), names, emitted, verified, drafters,
-            self.wrote, self.facts,
-        )  # fmt: skip
-        self.replace(names)
-        begin_s = time.thread_time()
-        controller.work()
-        own_s += time.thread_time() - begin_s
-        if rests:
-            self.facts = None
-            for row in self.source.rows:
-                row.draft = []
-        elif self.source.rows:
-            self.draft(head, hazards, factors, price)
-        self.wrote = head
-        count = sum(map(len, emitted))
-        return seconds, own_s, count, plain * count / num
-
-    def cut(self, rows: Sequence[Row]) -> None:
-        """Truncate drafts to the tokens that are verified."""
-        if self.mode == "B":
-            wanted = divided(rows, self.survivals, round(self.usual * len(rows)))
-        else:
-            usual = round(self.usual)
-            wanted = {row.name: self.lengths.get(row.name, usual) for row in rows}
+            self.come_back(self.under_way)
+        names = [row.name for row in rows]
+        self.under_way = Step(scheduled, SimpleNamespace(
+            sampled_token_ids=emitted, req_id_to_index={name: i for i, name in enumerate(names)},
+            draftwise=self.report,
+        ), seconds)  # fmt: skip
         for row in rows:
-            row.draft = row.draft[: min(wanted.get(row.name, 0), row.room)]
+            if row.left <= 0:
+                self.device.end(row.name)
+        self.begin(self.source.fill())
+        self.device.index.work(4096)
+        self.draft(orders)
+        count = sum(map(len, emitted))
+        return seconds, self.own_s, count, plain * count / num
+
+    def timed(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Call the adapter, within its own time."""
+        begin_s = time.thread_time()
+        done = call(*args)
+        self.own_s += time.thread_time() - begin_s
+        return done
+
+    def schedule(self, rows: Sequence[Row]) -> tuple[Any, Any]:
+        """What vLLM's scheduler says of a step, and the orders for its drafts."""
+        adapter, requests = self.adapter, [self.requests[row.name] for row in rows]
+        adapter.starts()
+        self.timed(adapter.shorten)
+        drafts = {r.request_id: r.spec_token_ids for r in requests if r.spec_token_ids}
+        num = {r.request_id: 1 + len(r.spec_token_ids) for r in requests}
+        scheduled = SimpleNamespace(
+            num_scheduled_tokens=num, scheduled_spec_decode_tokens=drafts,
+            total_num_scheduled_tokens=sum(num.values()), scheduled_new_reqs=(),
+        )  # fmt: skip
+        scheduled.draftwise = orders = self.timed(adapter.orders, scheduled)
+        for request in requests:
+            request.num_output_placeholders += num[request.request_id]
+            request.spec_token_ids = [-1] * adapter.num_to_draft
+        return scheduled, orders
+
+    def cut(self, rows: Sequence[Row], scheduled: Any, orders: Orders) -> None:
+        """Truncate drafts to the tokens that are verified."""
+        drafts = scheduled.scheduled_spec_decode_tokens
+        rooms = [min(len(drafts.get(row.name, ())), row.room, len(row.draft)) for row in rows]
+        if orders.budget is not None:
+            alive = np.zeros((len(rows), K))
+            for i, (row, room) in enumerate(zip(rows, rooms, strict=True)):
+                alive[i, :room] = self.survivals.get(row.name, np.zeros(K))[:room]
+            rooms = divide(alive, np.array(rooms), orders.budget).tolist()
+        for row, room in zip(rows, rooms, strict=True):
+            row.draft = row.draft[:room]
 
     def verify(
         self, rows: Sequence[Row], emitted: Sequence[list[int]], verified: Sequence[int]
-    ) -> list[int]:
+    ) -> None:
         """Extend the device's texts, and note the outcome of the head's drafts."""
-        drafters = [self.drafters.get(row.name, 0) for row in rows]
-        for row, out, num, drafter in zip(rows, emitted, verified, drafters, strict=True):
+        for row, out, num in zip(rows, emitted, verified, strict=True):
             self.device.index.extend([self.device.slots[row.name]], out, [len(out)])
-            if drafter == BY_MODEL and (by_model := min(num, self.wrote)):
+            by_model = min(num, self.wrote)
+            if self.drafters.get(row.name) == BY_MODEL and by_model:
                 kept = min(len(out) - 1, by_model)
                 self.device.outcomes[row.name] = 1 if kept == 0 else 2 if kept < by_model else 3
-        return drafters
 
-    def replace(self, names: Sequence[str]) -> None:
-        """End requests, on the host only after their last output, and begin waiting ones."""
-        for name in self.begun - set(names):
-            self.demand.end(*self.controller.slots([name]).tolist())
-            self.controller.end(name)
-        self.begun &= set(names)
-        for row in self.source.rows:
-            if row.left <= 0:
-                self.device.end(row.name)
-        for row in self.source.fill():
-            self.begin(row)
-        self.device.index.work(4096)
+    def come_back(self, step: Step) -> None:
+        """The scheduler gets a step's output."""
+        self.now_s += step.seconds
+        self.adapter.came_back(step.scheduled, step.output)
+        for name, i in step.output.req_id_to_index.items():
+            request = self.requests[name]
+            request.num_output_tokens += len(step.output.sampled_token_ids[i])
+            request.num_output_placeholders -= step.scheduled.num_scheduled_tokens[name]
+            if request.is_finished():
+                del self.requests[name]
+        self.timed(self.adapter.learn, step.scheduled, step.output)
+        self.timed(self.adapter.work)
 
-    def draft(self, num_head: int, hazards: Any, factors: Any, price: float) -> None:
+    def draft(self, orders: Orders) -> None:
         """Write the next step's drafts."""
-        rows, heads = self.source.rows, []
+        rows, num_head = self.source.rows, orders.head
+        self.factors |= dict(zip(orders.names, orders.factors.tolist(), strict=True))
+        self.report = Report((), self.report.facts[:0])
+        self.wrote = num_head
+        if orders.hazards is None or not rows:
+            for row in rows:
+                row.draft = []
+            return
+        heads = []
         for row in rows:
             truth = row.text.answer[row.known : row.known + num_head]
             good = min(row.head, num_head)
@@ -299,54 +352,15 @@ class Engine:
         if self.confidence is not None:
             given = self.confidence.predict([row.head for row in rows], num_head)
         for row, own, told in zip(rows, facts, given, strict=True):
+            factors = self.factors.get(row.name, (1.0, 1.0))
             drafter, row.draft, alive = self.device.choose(
-                row, own, hazards, factors.get(row.name, (1.0, 1.0)), price, told
+                row, own, orders.hazards, factors, orders.price, told
             )
             row.branch = ()
             own[-2] = self.drafters[row.name] = drafter
             self.survivals[row.name] = alive = alive[: row.room]
             own[3 * K : 3 * K + len(alive)] = 1e6 * alive / np.append(1.0, alive[:-1])[: len(alive)]
-        self.facts = [row.name for row in rows], facts
-
-    def learn(self, ended: Ended, head: int) -> None:
-        """Learn from an output, as ``AsyncAdapter`` does. head: tokens that it writes meanwhile."""
-        controller, names = self.controller, ended.names
-        if ended.facts is not None or head or any(ended.verified):
-            self.compare(ended, head)
-        else:
-            controller.rest(len(names))
-            self.lengths, self.usual = {}, 0.0
-        controller.observe(ended.step, names, ended.emitted, ended.verified)
-        self.rests = not controller.wants_drafts(len(names))
-
-    def compare(self, ended: Ended, head: int) -> None:
-        """Choose the next lengths, and tell the controller what was proposed for a step."""
-        controller, reports, names = self.controller, self.reports, ended.names
-        slots, rooms = controller.slots(names), [K] * len(names)
-        if ended.facts is not None:
-            places = [i for i, name in enumerate(ended.facts[0]) if name in controller]
-            put = controller.slots([ended.facts[0][i] for i in places])
-            reports.put(put, ended.facts[1][places])
-            self.demand.observe(slots, reports.survival(slots), ended.wrote)
-        self.choose(names, rooms, head, ended.facts is not None)
-        controller.recall(names, rooms, reports.heads(slots))
-        is_model = np.array(ended.drafters) == BY_MODEL
-        by_model = np.minimum(ended.verified, ended.wrote) * is_model
-        controller.plays(names, by_model, np.subtract(ended.verified, by_model))
-        reports.put(slots, 0)
-
-    def choose(self, names: Sequence[str], rooms: Sequence[int], head: int, is_told: bool) -> None:
-        """Choose the next lengths, as ``AsyncAdapter`` does."""
-        controller, demand, num = self.controller, self.demand, len(names)
-        slots, offers = controller.slots(names), [[0] * head] * num
-        lengths = list(map(len, controller.choose(names, rooms, offers, is_searched=is_told)))
-        if controller.terms is not None and demand.knows(head):
-            if self.mode == "B":
-                self.usual = demand.budget(num, head, *controller.terms) / num
-                return
-            lengths = demand.lengths(slots, rooms, head, *controller.terms)
-        self.lengths = dict(zip(names, lengths, strict=True))
-        self.usual = sum(lengths) / num
+        self.report = Report([row.name for row in rows], facts)
 
 
 def drive(
@@ -367,16 +381,6 @@ def drive(
         "tokens": float(columns[:, 2].mean()),
         "own_ms": 1e3 * float(columns[:, 1].mean()),
     }
-
-
-def divided(rows: Sequence[Row], survivals: dict[str, np.ndarray], budget: int) -> dict[str, int]:
-    """Lengths by survival: the ``budget`` drafted tokens that are most likely accepted."""
-    each = [survivals.get(row.name, np.zeros(0))[: row.room] for row in rows]
-    if budget <= 0 or not any(map(len, each)):
-        return {}
-    values = np.sort(np.concatenate(each))[::-1]
-    floor = values[min(budget, len(values)) - 1]
-    return {row.name: int((own >= floor).sum()) for row, own in zip(rows, each, strict=True)}
 
 
 def cell(texts: list[Text], size: int, prices: Prices, seeds: Sequence[int]) -> dict[str, Any]:

@@ -85,3 +85,45 @@ def test_promises_are_compared_over_any_requests_in_a_row(monkeypatch: pytest.Mo
     assert run.promised(1) == (0.5, 2.0)
     assert run.promised(2) == (0.75, 1.5)
     assert run.promised(9) == (1.125, 1.125)
+
+
+def test_a_step_verifies_no_more_than_its_budget(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if all tokens are equally likely: one more may cost a stair."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    ahead, replay = (importlib.import_module(name) for name in ("gpu_ahead", "gpu_replay"))
+    prices = replay.Prices(data / "step_costs.npz", MODEL)
+    engine = ahead.Engine(replay.load(data), 4, prices, 0, "B confident")
+    engine.confidence.predict = lambda rights, num: np.full((len(rights), num), 0.5)
+    verified, budgets = [], []
+    num_verified = engine.verify
+
+    def verify(rows: object, emitted: object, nums: list[int]) -> None:
+        verified.append(sum(nums))
+        num_verified(rows, emitted, nums)
+
+    engine.verify = verify
+    while engine.source.rows:
+        engine.step()
+        budgets.append(engine.under_way.scheduled.draftwise.budget)
+    assert len(verified) == len(budgets)
+    assert all(num <= budget for num, budget in zip(verified, budgets, strict=True))
+    assert sum(verified) > 0.5 * sum(budgets) > 50
+
+
+def test_the_adapter_of_vllm_is_what_decides_one_step_ahead(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    ahead = importlib.import_module("gpu_ahead")
+    out = data / "out.json"
+    options = ["--model", MODEL, "--requests", "2", "--seeds", "0", "--texts", "12"]
+    monkeypatch.setattr("sys.argv", ["x", "--data", str(data), *options, "--out", str(out)])
+    ahead.main()
+    (cell,) = json.loads(out.read_text("utf-8"))["cells"]
+    assert min(cell["A"], cell["B"], cell["B confident"]) > cell["head"] > 0.9
+    monkeypatch.setattr(ahead.AsyncAdapter, "_budget", lambda *_: 0)  # nothing is verified
+    texts = ahead.gpu_replay.load(data)
+    prices = ahead.Prices(data / "step_costs.npz", MODEL)
+    assert ahead.drive(texts, 2, prices, 0, "B")["tokens"] == 2.0
