@@ -78,3 +78,44 @@ def test_drafts_of_another_length_of_the_model_have_their_own_means() -> None:
     demand.observe(ALL[2:], np.array([[0.9, 0.8, 0.0, 0.0]]), 0)
     # nothing newer is known
     assert demand.lengths(ALL[2:], [4], 3, rising(0.3, 8), 1.0) == [2]
+
+
+def test_survival_is_corrected_by_what_became_of_it() -> None:
+    """Tokens of survival 0.9 are accepted as expected, those of 0.6 half as often."""
+    demand, slots = Demand(4), np.arange(20)
+    alive = np.tile([0.9, 0.6, 0.6, 0.0], (20, 1))
+    kept = np.repeat([0, 1, 3], [2, 12, 6])  # 0.9 of the first tokens, 0.3 of the next two
+    for _ in range(100):
+        demand.learn(alive, np.full(20, 3), kept)
+    for _ in range(3):
+        demand.observe(slots, alive, 3)
+    for price, each in ((0.8, 1), (0.35, 1), (0.25, 3)):
+        assert demand.budget(20, 3, rising(price, 80), 1.0) == each * 20
+
+
+def test_unverified_tokens_teach_nothing() -> None:
+    demand, slots = Demand(4), np.arange(8)
+    alive = np.tile([0.9, 0.6, 0.0, 0.0], (8, 1))
+    for _ in range(100):
+        demand.learn(alive, np.ones(8, np.int64), np.repeat([0, 1], [1, 7]))
+    demand.observe(slots, alive, 2)
+    assert demand.budget(8, 2, rising(0.55, 32), 1.0) == 16
+
+
+def test_the_head_has_the_length_that_is_worth_most() -> None:
+    """A length that was not tried lately is tried if the controller wants it."""
+    demand, slots = Demand(4), np.arange(8)
+    alive = {1: [0.9, 0.0, 0.0, 0.0], 3: [0.9, 0.8, 0.7, 0.0]}
+    for head in (1, 3):
+        demand.observe(slots, np.tile(alive[head], (8, 1)), head)
+
+    def head(wanted: int, price: float, draft_s: float) -> int:
+        return demand.head(8, wanted, rising(price, 32), 1.0, lambda num: draft_s * num)
+
+    assert head(1, 0.3, 1.0) == head(3, 0.3, 1.0) == 3
+    assert head(1, 0.3, 8 * 0.5) == head(3, 0.3, 8 * 0.5) == 1
+    assert head(1, 0.75, 1.0) == head(3, 0.75, 1.0) == 1
+    assert head(2, 0.3, 1.0) == 2
+    for _ in range(70):
+        demand.observe(slots, np.tile(alive[1], (8, 1)), 1)
+    assert (head(1, 0.3, 8 * 0.5), head(3, 0.3, 8 * 0.5)) == (1, 3)

@@ -272,14 +272,16 @@ class AsyncAdapter(Adapter):
             for id_, row in zip(names, rows, strict=True)
         ]
         drafters, wrote = reports.drafters(slots)
-        if is_told:
-            longest = max(wrote.tolist(), default=0)
-            self._demand.observe(slots, reports.survival(slots), longest)
-        self._choose(names, rooms, slots, is_told)
-        controller.recall(names, rooms, reports.heads(slots) if controller.limits.model else None)
+        kept = np.array([len(self._emitted[id_]) - 1 for id_ in names], np.int64)
         orders = orders_of(step.scheduled)
         if orders is not None and orders.budget is not None:
-            verified = self._divided(names, slots, verified, orders.budget)
+            verified = self._divided(slots, kept, verified, orders.budget)
+        if is_told:
+            alive, longest = reports.survival(slots), max(wrote.tolist(), default=0)
+            self._demand.learn(alive, np.array(verified, np.int64), kept)
+            self._demand.observe(slots, alive, longest)
+        self._choose(names, rooms, slots, is_told)
+        controller.recall(names, rooms, reports.heads(slots) if controller.limits.model else None)
         by_model = np.minimum(verified, wrote) * (drafters == mixing.MODEL)
         for row, num in zip(rows, by_model.tolist(), strict=True):
             row.num_model = num
@@ -303,6 +305,9 @@ class AsyncAdapter(Adapter):
         lengths = list(map(len, chosen))
         if controller.terms is not None and demand.knows(self._told):
             terms = self._told, *controller.terms
+            if wanted := controller.num_to_draft:
+                price = controller.costs.draft_seconds
+                controller.num_to_draft = demand.head(num, wanted, *controller.terms, price)
             if self._divides:
                 self._wanted, self._usual = {}, demand.budget(num, *terms) / num
                 return
@@ -311,12 +316,11 @@ class AsyncAdapter(Adapter):
         self._usual = sum(lengths) / max(num, 1)
 
     def _divided(
-        self, names: Sequence[str], slots: Numbers, capacities: Sequence[int], budget: int
+        self, slots: Numbers, kept: Ints, capacities: Sequence[int], budget: int
     ) -> list[int]:
         """How the device has divided a budget: the host does the same, except for ties."""
         alive = self._reports.survival(slots)
         found = mixing.divide(alive, np.array(capacities, np.int64), budget)
-        kept = [len(self._emitted[id_]) - 1 for id_ in names]
         nums: list[int] = np.minimum(np.maximum(found, kept), capacities).tolist()
         return nums
 
