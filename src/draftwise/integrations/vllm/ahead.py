@@ -162,7 +162,13 @@ class AsyncAdapter(Adapter):
     def num_to_draft(self) -> int:
         if self.has_failed:
             return self._fallback
-        return 0 if self._rests else self._width
+        return self._width if self._mixes else 0
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether the next step writes drafts: without the model's, retrieval may."""
+        controller = self.controller
+        return not self._rests and (controller.num_to_draft > 0 or controller.limits.retrieval)
 
     @fused
     def shorten(self) -> None:
@@ -194,7 +200,7 @@ class AsyncAdapter(Adapter):
         )  # fmt: skip
         self._answers, self._forgets = [], False
         self._told = 0 if self._rests else controller.num_to_draft
-        if self._rests:
+        if not self._mixes:
             return orders
         self._changed.clear()
         return replace(
@@ -238,7 +244,8 @@ class AsyncAdapter(Adapter):
         controller = self.controller
         is_told = self._put(getattr(step.output, NAME, None))
         names, fresh, verified = self._decoded(step.scheduled, self._emitted)
-        if is_told or self._told or any(verified):
+        has_choice = not self._rests and not controller.limits.retrieval  # of the head's length
+        if is_told or self._told or any(verified) or has_choice:
             verified = self._compare(step, names, verified, is_told)
         elif names:
             controller.rest(len(names))
