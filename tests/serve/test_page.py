@@ -80,17 +80,23 @@ def limit(browser: Browser, tokens: str) -> None:
     browser.type("#tokens", tokens)
 
 
+def ask(browser: Browser, url: str, tokens: str) -> None:
+    """Open the page, send a question with the options folded, and wait for the whole answer."""
+    browser.go(url + "/")
+    browser.wait("return document.getElementById('model').textContent === 'parrot'")
+    browser.type("#text", "abcde")
+    limit(browser, tokens)
+    browser.run("document.querySelector('details').open = false")
+    browser.click("#send")
+    browser.wait("return document.querySelector('.plainly')")
+
+
 def test_an_answer_is_painted_and_compared(window: Callable[..., Browser]) -> None:
     with serving(
         fake_service(Fake(pace_s=0.002), chat_template="{{ messages[0].content }}")
     ) as live:
         browser = window()
-        browser.go(live.url + "/")
-        browser.wait("return document.getElementById('model').textContent === 'parrot'")
-        browser.type("#text", "abcde")
-        limit(browser, "20")
-        browser.click("#send")
-        browser.wait("return document.querySelector('.plainly')")
+        ask(browser, live.url, "20")
         pieces = browser.run(
             "return [...document.querySelectorAll('.answer i')].map(i => [i.textContent, "
             "i.dataset.source, getComputedStyle(i).backgroundColor])"
@@ -254,13 +260,7 @@ def test_the_end_of_a_long_answer_and_its_facts_are_in_sight(
     """
     with serving(fake_service(Fake(pace_s=0.0001))) as live:
         browser = window(width, 844)
-        browser.go(live.url + "/")
-        browser.wait("return document.getElementById('model').textContent === 'parrot'")
-        browser.type("#text", "abcde")
-        limit(browser, "900")
-        browser.run("document.querySelector('details').open = false")
-        browser.click("#send")
-        browser.wait("return document.querySelector('.plainly')")
+        ask(browser, live.url, "900")
         assert browser.run(below) <= 0
         browser.click(".plainly")
         facts(browser, "the same text")

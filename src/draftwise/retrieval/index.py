@@ -360,7 +360,7 @@ class RetrievalIndex:
         """Begin a request with its text [n], of which ``work`` indexes all but 2,048 tokens.
 
         num_prompt: tokens of the whole text that are no answer; default: n. A match with an earlier
-        answer counts them as one token, unless it has no end: 32 tokens, or all of the text.
+        answer counts them as one token, unless it covers 32 tokens or the whole text.
         """
         text = np.asarray(tokens, np.int32)
         num = len(text)

@@ -322,9 +322,9 @@ def search(
 ) -> tuple[int, int, bool]:  # fmt: skip
     """The longest match of a text with its draft: its length, places, and whether it is shared.
 
-    Prompts end alike, in words of a chat template, and go on differently: a match with an earlier
-    answer that reaches into the prompt counts all of the prompt as one token, unless nothing in it
-    differs.
+    All prompts of a chat template end in the same tokens, which say nothing about the answer. Where
+    a match with an earlier answer extends into the prompt, the prompt therefore counts as one
+    token, unless the match covers LONGEST_MATCH tokens or the whole text.
     """
     chains, ending, places = chains_of(texts, slot), room.ending, room.places
     length, tenant = column(texts, slot, LENGTH), column(texts, slot, TENANT)
