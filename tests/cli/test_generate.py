@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chatting import save_chat_model
+from chatting import TEMPLATE, VOCAB, save_chat_model
 from cli.conftest import Run, run_command
 from draftwise.cli.show import Pen
 from small_disk import files_of_at_most
@@ -249,3 +249,14 @@ def test_statistics_begin_a_line_of_their_own(
         pen.write([("ab", "lookup"), ("c", "target")])
         pen.end("abc")
     assert (tmp_path / "out").read_text() == ("abc\n" if is_one_file else "abc")
+
+
+def test_an_instruct_model_that_ends_at_once_is_given_a_hint(tmp_path: Path) -> None:
+    ends = json.dumps({"eos_token_id": list(range(VOCAB))})
+    for name, template in (("instruct", TEMPLATE), ("base", None)):
+        (save_chat_model(tmp_path / name, template) / "generation_config.json").write_text(ends)
+    hint = "ended at once: it was asked to continue the text; --chat sends it as a message"
+    run = ("generate", "Hi", "--target", tmp_path / "instruct")
+    assert hint in " ".join(run_command(*run).err.split())
+    assert "--chat" not in run_command(*run, "--chat").err
+    assert "--chat" not in run_command("generate", "Hi", "--target", tmp_path / "base").err

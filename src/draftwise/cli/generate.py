@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftwise import chat
 from draftwise.checks import option
 from draftwise.cli import load
 from draftwise.cli import options as o
@@ -73,6 +74,8 @@ def generate(
                 results = run_batch(speculator, texts, params, trace, as_json, batch_size)
             else:
                 results = run_single(speculator, texts[0], params, trace, as_json)
+        if not are_chats and chat.has_template(speculator.tokenizer):
+            hint_at_chat(results)
     raise SystemExit(verdict(results))
 
 
@@ -84,6 +87,15 @@ def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Spe
         said = f"the context of {positions} tokens has room for {room} after {which}"
         said += "; the answer ends there at the latest"
         say(f"--max-new-tokens {max_new_tokens}: {said}", style="yellow")
+
+
+def hint_at_chat(results: Sequence[Result]) -> None:
+    """Say what is missing where an instruct model answered plain text with nothing."""
+    num = sum(not result.text.strip() and result.finish_reason == "eos" for result in results)
+    if num:
+        which = "the model" if len(results) == 1 else f"{num} of {len(results)} times the model"
+        said = f"{which} ended at once: it was asked to continue the text"
+        say(f"{said}; --chat sends it as a message", style="yellow")
 
 
 def _prompts(
