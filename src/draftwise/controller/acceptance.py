@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwise.compiled import compiled, warms_up
+from draftwise.controller.rates import MATCH_PRIOR, NUM_MATCHES
 from draftwise.types import Floats, Ints
 
 Int32 = NDArray[np.int32]
@@ -37,10 +38,6 @@ NUM_KINDS = 5
 DISCOUNT = 0.9995  # discount of a shared table, for each observation
 REQUEST_DISCOUNT = 0.99  # discount of a request's factor, for each observation
 REQUEST_WEIGHT = 16.0  # prior weight of a request's factor, in rejections
-MATCH_PRIOR = (0.05, 0.25, 0.45, 0.6, 0.75, 0.85, 0.95)
-"""Prior acceptance of retrieval, by bucket of the matched suffix: none, 1, 2, 3-4, 5-8, 9-16 and 17
-or more tokens."""
-NUM_MATCHES = len(MATCH_PRIOR)
 PRIOR_WEIGHT = 6.0  # prior weight of the tables, in observations
 LOWEST, HIGHEST = 0.005, 0.98  # bounds of a hazard
 
@@ -117,6 +114,7 @@ def new_tables(max_draft: int) -> Tables:
 
 @compiled
 def bucket_of(match: int) -> int:
+    """As in ``rates``, compiled."""
     if match <= 2:
         return max(match, 0)
     if match <= 4:

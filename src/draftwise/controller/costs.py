@@ -19,6 +19,8 @@ draftwise's own engine, and ``FixedCostModel`` stands in for it where nothing ma
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ EDGES = np.array(
     [*range(1, 32), *range(32, 256, 8), *range(256, 1024, 32), *range(1024, 8192, 256)], np.int64
 )
 """Numbers of tokens above which a step may take longer."""
+_EDGES = tuple(EDGES.tolist())
 BASE, REQUESTS, CONTEXT, PREFILL, MIXED, DRAFTS, LENGTH, ATTENTION, NUM_OTHERS = range(9)
 """Indices of the coefficients before the stairs. MIXED: the step has any prefill (other kernels, no
 CUDA graph, prefill of the drafter). ATTENTION: of drafted tokens to the preceding text."""
@@ -81,28 +84,22 @@ class Step:
     own_seconds: float = 0.0
 
 
-@compiled
 def _features(
-    tokens: int, requests: int, context: int, prefill: int, length: int, edges: Ints,
-    scales: Floats, x: Floats,
-) -> int:  # fmt: skip
-    """Fill x with the features; return the length of the prefix that may be non-zero."""
-    x[BASE] = 1.0
+    tokens: int, requests: int, context: int, prefill: int, length: int, scales: Floats
+) -> Floats:
+    """The features [n] that may be non-zero: the stairs from the number of tokens on are left out."""
+    stairs = bisect_left(_EDGES, tokens)
+    x = np.ones(NUM_OTHERS + stairs)
     x[REQUESTS] = requests * scales[REQUESTS]
     x[CONTEXT] = context * scales[CONTEXT]
     x[PREFILL] = prefill * scales[PREFILL]
-    x[MIXED] = 1.0 if prefill > 0 else 0.0
-    x[DRAFTS] = 1.0 if length > 0 else 0.0
+    x[MIXED] = prefill > 0
+    x[DRAFTS] = length > 0
     x[LENGTH] = length
     x[ATTENTION] = (tokens - requests - prefill) * (context / max(requests, 1)) * scales[ATTENTION]
-    num = 0
-    while num < len(edges) and edges[num] < tokens:
-        x[NUM_OTHERS + num] = 1.0
-        num += 1
-    return NUM_OTHERS + num
+    return x
 
 
-@compiled
 def _rescale(mean: Floats, spread: Floats, scalars: Floats, ratio: float) -> float:
     """Rescale all seconds once SCALE_STEPS steps in a row were slower, or faster, than predicted.
 
@@ -111,48 +108,40 @@ def _rescale(mean: Floats, spread: Floats, scalars: Floats, ratio: float) -> flo
     run = int(scalars[RUN])
     scalars[RATIOS + run % SCALE_STEPS] = ratio
     scalars[RUN] = run + 1
-    factor = 1.0
     if run + 1 < SCALE_STEPS:
-        return factor
-    recent = scalars[RATIOS:]
-    low, high = recent.min(), recent.max()
-    if low > 1 + SCALE_CHANGE or high < 1 / (1 + SCALE_CHANGE):
-        # the smallest of the changes: later steps supply the rest
-        factor = low if low > 1.0 else high
-        mean *= factor
-        spread *= factor * factor
-        scalars[PLAIN] *= factor
-        scalars[VARIANCE] *= factor * factor
-        scalars[RUN] = 0
+        return 1.0
+    recent = scalars[RATIOS:].tolist()
+    low, high = min(recent), max(recent)
+    if low <= 1 + SCALE_CHANGE and high >= 1 / (1 + SCALE_CHANGE):
+        return 1.0
+    # the smallest of the changes: later steps supply the rest
+    factor: float = low if low > 1.0 else high
+    mean *= factor
+    spread *= factor * factor
+    scalars[PLAIN] *= factor
+    scalars[VARIANCE] *= factor * factor
+    scalars[RUN] = 0
     return factor
 
 
-@compiled
 def _update(
-    mean: Floats, spread: Floats, x: Floats, num: int, known: int, y: float, believed: float,
-    scalars: Floats,
-) -> None:  # fmt: skip
+    mean: Floats, spread: Floats, x: Floats, known: int, y: float, believed: float, scalars: Floats
+) -> None:
     """Kalman update with one measurement.
 
-    num: coefficients whose feature may be non-zero. known: coefficients that were ever measured;
-    the others are independent of them and stay unchanged.
+    known: coefficients that were ever measured; the others are independent of them and stay
+    unchanged.
     """
-    gain = np.zeros(known)
-    for i in range(num):
-        if x[i] != 0.0:
-            gain += spread[i, :known] * x[i]  # row-wise: fast in plain Python, too
-    noise = scalars[VARIANCE]
-    variance = noise
-    for i in range(num):
-        variance += gain[i] * x[i]
+    num, noise = len(x), float(scalars[VARIANCE])
+    gain = x @ spread[:num, :known]
+    variance = noise + float(gain[:num] @ x)
     innovation = y - believed
     is_new = variance > 4.0 * noise  # the time of such a shape is unknown, so it is not clipped
-    bound = np.inf if is_new else 4.0 * np.sqrt(variance)
+    bound = math.inf if is_new else 4.0 * math.sqrt(variance)
     used = min(max(innovation, -bound), bound)
-    for i in range(known):
-        weight = gain[i] / variance
-        mean[i] += weight * used
-        spread[i, :known] -= weight * gain
+    weights = gain / variance
+    mean[:known] += weights * used
+    spread[:known, :known] -= weights[:, None] * gain
     if is_new:  # a wrong guess says nothing about noise
         return
     # the part of the error that the uncertainty of the coefficients does not explain
@@ -161,36 +150,26 @@ def _update(
     scalars[VARIANCE] = 0.98 * noise + (1 - 0.98) * max(error, least)
 
 
-@compiled
 def observe(
     tokens: int, requests: int, context: int, prefill: int, length: int, largest: int,
-    seconds: float, most: float, edges: Ints, scales: Floats, mean: Floats, spread: Floats,
-    scalars: Floats,
-) -> tuple[float, float]:  # fmt: skip
-    """Learn from one step; return the seconds of a plain step of its requests, and the prediction.
+    seconds: float, most: float, scales: Floats, mean: Floats, spread: Floats, scalars: Floats,
+) -> float:  # fmt: skip
+    """Learn from one step; return the seconds that were predicted.
 
     largest: tokens of the largest step so far. most: multiple of the predicted seconds beyond which
     the step is not learned from.
+
+    Not compiled: on whole arrays it takes as long, and numba would compile it for ten seconds.
     """
-    x = np.zeros(len(mean))
-    known = NUM_OTHERS
-    while known < len(mean) and edges[known - NUM_OTHERS] < max(largest, tokens):
-        known += 1
-    num = _features(tokens, requests, context, prefill, length, edges, scales, x)
-    believed = 0.0
-    for i in range(num):
-        believed += mean[i] * x[i]
+    known = NUM_OTHERS + bisect_left(_EDGES, max(largest, tokens))
+    x = _features(tokens, requests, context, prefill, length, scales)
+    believed = float(mean[: len(x)] @ x)
     believed *= _rescale(mean, spread, scalars, seconds / max(believed, 1e-9))
-    walk = (2e-4 * scalars[PLAIN]) ** 2  # variance by which a coefficient changes in a step
-    for i in range(len(mean)):
-        spread[i, i] += walk
+    # a coefficient changes by this variance in a step
+    spread.reshape(-1)[:: len(mean) + 1] += (2e-4 * scalars[PLAIN]) ** 2
     if seconds <= most * believed:
-        _update(mean, spread, x, num, known, seconds, believed, scalars)
-    zero: Any = np.int64(0)  # numba compiles once more for a literal argument
-    plain = 0.0
-    for i in range(_features(requests, requests, context, zero, zero, edges, scales, x)):
-        plain += mean[i] * x[i]
-    return plain, believed
+        _update(mean, spread, x, known, seconds, believed, scalars)
+    return believed
 
 
 @compiled
@@ -274,9 +253,9 @@ class StepCosts:
         shape = step.num_tokens.bit_length(), step.num_drafted, step.num_prefill > 0
         self._excused = min(self._excused + 1 / 256, EXCUSED)
         may_excuse = shape not in self._interrupted and (self._excused >= 1 or not has_drafts)
-        plain, believed = observe(
+        believed = observe(
             step.num_tokens, step.num_requests, num_context, step.num_prefill, step.num_drafted,
-            self.largest, step.seconds, INTERRUPTED if may_excuse else np.inf, EDGES,
+            self.largest, step.seconds, INTERRUPTED if may_excuse else math.inf,
             self._scales, self._mean, self._spread, self._scalars,
         )  # fmt: skip
         self.num_steps += 1
@@ -294,25 +273,25 @@ class StepCosts:
             self.longest = max(self.longest, step.num_drafted)
             if not has_drafts and not step.num_prefill:
                 self._prove(step, num_context, believed)
-        self.proven_s = plain
+        plain = self.proven_s = self._plain_seconds(step, num_context, self._mean)
         if self._is_proven:
-            self.proven_s = min(plain, self._plain_seconds(step, num_context))
-        return float(plain)
+            self.proven_s = min(plain, self._plain_seconds(step, num_context, self._proven))
+        return plain
 
     def _prove(self, step: Step, num_context: int, believed: float) -> None:
         """Take over the coefficients, lowered if a plain step was faster than they predicted."""
-        rise = believed - self._plain_seconds(step, num_context) if self._is_proven else 0.0
+        rise = 0.0
+        if self._is_proven:
+            rise = believed - self._plain_seconds(step, num_context, self._proven)
         shown = step.seconds - believed + rise
         self.confirmed = min(max(shown / rise, 0.0), 1.0) if rise > 0 else 1.0
         self._proven[:], self._is_proven = self._mean, True
         if step.seconds * (1 + SCALE_CHANGE) < believed:
             self._proven *= step.seconds / believed
 
-    def _plain_seconds(self, step: Step, num_context: int) -> float:
-        """Seconds of the step without drafts, by the coefficients after the last plain step."""
-        fill_seconds(
-            step.num_requests, num_context, 0, 0, EDGES, self._scales, self._proven, self._one
-        )  # fmt: skip
+    def _plain_seconds(self, step: Step, num_context: int, mean: Floats) -> float:
+        """Seconds of the step without drafts, by these coefficients."""
+        fill_seconds(step.num_requests, num_context, 0, 0, EDGES, self._scales, mean, self._one)
         return self._one.item()
 
     def _was_slow(self, step: Step) -> bool:

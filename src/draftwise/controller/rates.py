@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from draftwise.controller.acceptance import MATCH_PRIOR, NUM_MATCHES, bucket_of
 from draftwise.types import Floats, Ints, TreeShape
 
 PRIOR = 0.55  # prior acceptance of a drafter
@@ -261,6 +260,22 @@ def num_siblings(shape: TreeShape, length: int) -> int:
     """
     width = min(shape.top_k, round(shape.total_tokens / depth_of(shape, length)))
     return min(width - 1, NUM_SIBLINGS)
+
+
+MATCH_PRIOR = (0.05, 0.25, 0.45, 0.6, 0.75, 0.85, 0.95)
+"""Prior acceptance of retrieval, by bucket of the matched suffix: none, 1, 2, 3-4, 5-8, 9-16 and 17
+or more tokens."""
+NUM_MATCHES = len(MATCH_PRIOR)
+_LONGEST = (0, 1, 2, 4, 8, 16)  # match of each bucket but the last
+
+
+def bucket_of(match: int) -> int:
+    """The bucket of a match's length.
+
+    >>> [bucket_of(match) for match in (0, 1, 3, 4, 5, 16, 17)]
+    [0, 1, 3, 3, 4, 5, 6]
+    """
+    return bisect_left(_LONGEST, match)
 
 
 @dataclass(slots=True)

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from draftwise.controller.acceptance import bucket_of
-from draftwise.controller.rates import Bins, bin_of
+from draftwise.controller.rates import Bins, bin_of, bucket_of
 from draftwise.types import DraftStep
 
 

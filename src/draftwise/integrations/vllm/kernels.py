@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 
 from draftwise.controller import acceptance, mixing
+from draftwise.controller.rates import NUM_MATCHES
 from draftwise.retrieval.kernels import LONGEST_MATCH
 
 LOWEST, HIGHEST = tl.constexpr(acceptance.LOWEST), tl.constexpr(acceptance.HIGHEST)
-NUM_BUCKETS = tl.constexpr(acceptance.NUM_MATCHES)
+NUM_BUCKETS = tl.constexpr(NUM_MATCHES)
 LONGEST = tl.constexpr(LONGEST_MATCH)
 NOTHING, RETRIEVAL, MODEL = (
     tl.constexpr(drafter) for drafter in (mixing.NOTHING, mixing.RETRIEVAL, mixing.MODEL)
@@ -375,8 +376,8 @@ class Drafting:
         """Compile the kernels that ``__call__`` launches with such arguments, before any draft."""
         device, filled = text.device, self._filled
         none = torch.zeros(1, dtype=torch.int32, device=device)
-        num = acceptance.NUM_OUTCOMES * acceptance.NUM_MATCHES * self.num
-        hazards = torch.zeros(num + acceptance.NUM_KINDS * acceptance.NUM_MATCHES, device=device)
+        num = acceptance.NUM_OUTCOMES * NUM_MATCHES * self.num
+        hazards = torch.zeros(num + acceptance.NUM_KINDS * NUM_MATCHES, device=device)
         rows = torch.zeros((1, ROW), dtype=torch.int32, device=device)
         self._filled = min(self.size, 1)
         self(text, lengths, none, none, none, self.drafts, 0, hazards, rows, 0.0, 1, given)
