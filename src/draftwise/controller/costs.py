@@ -87,7 +87,7 @@ class Step:
 def _features(
     tokens: int, requests: int, context: int, prefill: int, length: int, scales: Floats
 ) -> Floats:
-    """The features [n] that may be non-zero: the stairs from the number of tokens on are left out."""
+    """[NUM_OTHERS + n] the features, with n stairs below the number of tokens."""
     stairs = bisect_left(_EDGES, tokens)
     x = np.ones(NUM_OTHERS + stairs)
     x[REQUESTS] = requests * scales[REQUESTS]
