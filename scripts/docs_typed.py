@@ -465,6 +465,8 @@ def main() -> None:
         "--longest", type=float, default=LONGEST_S, help="seconds that a command may take"
     )
     options = parser.parse_args()
+    # a session that outlives its run would report its command as done to the next run
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     work = options.work.resolve() / ("quick" if options.quick else "full")
     run = Run(work, quick=options.quick, longest_s=options.longest)
     totals = Counter[str]()

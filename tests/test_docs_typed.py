@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -56,6 +59,21 @@ def test_a_long_command_whose_program_is_unknown_fails_alone(typed: docs_typed.T
     with typed:
         row = typed.type(docs_typed.Command(1, "bash", "cd packages/lab", "long"))
     assert row.result.startswith("FAILED: cd --help: ")
+
+
+def test_a_run_that_is_ended_ends_its_commands(tmp_path: Path) -> None:
+    page, told = tmp_path / "page.md", tmp_path / "pid"
+    page.write_text(f"```bash\necho $$ > {told}~; mv {told}~ {told}; sleep 600\n```\n")
+    script = docs_typed.ROOT / "scripts" / "docs_typed.py"
+    run = subprocess.Popen([sys.executable, script, "--quick", "--work", tmp_path / "work", page])
+    end = time.monotonic() + 60
+    while not told.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    run.terminate()
+    run.wait(60)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
 
 
 def test_a_server_that_ends_well_after_ctrl_c_is_ok(
