@@ -90,12 +90,12 @@ def warn_of_cuts(max_new_tokens: int, prompts: Sequence[Prompt], speculator: Spe
 
 
 def hint_at_chat(results: Sequence[Result]) -> None:
-    """Say what is missing where an instruct model answered plain text with nothing."""
+    """Point at --chat where an instruct model answered plain text with its end token."""
     num = sum(not result.text.strip() and result.finish_reason == "eos" for result in results)
     if num:
-        which = "the model" if len(results) == 1 else f"{num} of {len(results)} times the model"
-        said = f"{which} ended at once: it was asked to continue the text"
-        say(f"{said}; --chat sends it as a message", style="yellow")
+        where = f" for {num} of {len(results)} prompts" if len(results) > 1 else ""
+        said = f"the model returned no text{where}; an instruct model usually needs --chat"
+        say(said, style="yellow")
 
 
 def _prompts(

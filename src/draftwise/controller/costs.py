@@ -159,7 +159,8 @@ def observe(
     largest: tokens of the largest step so far. most: multiple of the predicted seconds beyond which
     the step is not learned from.
 
-    Not compiled: on whole arrays it takes as long, and numba would compile it for ten seconds.
+    Not compiled: that would take numba ten seconds before the first answer, to save about 40 us a
+    step (2 GHz, one request).
     """
     known = NUM_OTHERS + bisect_left(_EDGES, max(largest, tokens))
     x = _features(tokens, requests, context, prefill, length, scales)
