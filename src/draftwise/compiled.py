@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 try:
@@ -18,18 +18,19 @@ HAS_NUMBA = numba is not None
 _warm_ups: list[Callable[[], object]] = []
 
 
-def compiled(function: F) -> F:
+def compiled(function: F, fastmath: Collection[str] = ()) -> F:
     """Compile a function on its first call; without numba, return it unchanged.
 
+    fastmath: LLVM's flags of floating-point operations.
     Machine code is cached on disk. The cache detects changes only in the function's file, so a
     compiled function may only call compiled functions of its module.
     """
     if numba is None:
         return function
     try:
-        found = numba.njit(cache=True, nogil=True)(function)
+        found = numba.njit(cache=True, nogil=True, fastmath=set(fastmath))(function)
     except RuntimeError:  # no folder to cache in: a read-only file system without a home
-        return numba.njit(nogil=True)(function)  # type: ignore[no-any-return]
+        return numba.njit(nogil=True, fastmath=set(fastmath))(function)  # type: ignore[no-any-return]
     _ignore_stale_cache(found)
     return found  # type: ignore[no-any-return]
 

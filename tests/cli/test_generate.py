@@ -260,13 +260,3 @@ def test_an_instruct_model_that_ends_at_once_is_given_a_hint(tmp_path: Path) -> 
     assert hint in " ".join(run_command(*run).err.split())
     assert "--chat" not in run_command(*run, "--chat").err
     assert "--chat" not in run_command("generate", "Hi", "--target", tmp_path / "base").err
-
-
-@pytest.mark.parametrize("is_supported", [True, False])
-def test_emulated_bfloat16_is_reported(
-    generate: Run, monkeypatch: pytest.MonkeyPatch, is_supported: bool
-) -> None:
-    monkeypatch.setattr("draftwise.nn.layout.has_bfloat16", lambda: is_supported)
-    told = "this CPU emulates bfloat16" in generate("Hello", *SHORT, "--dtype", "bfloat16").err
-    assert told == (not is_supported)
-    assert "emulates" not in generate("Hello", *SHORT, "--dtype", "float32").err

@@ -10,14 +10,28 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from draftwise.compiled import HAS_NUMBA
-from draftwise.nn import layout
+from draftwise.nn import few_rows, layout
 from draftwise.nn.eagle_files import load_head
+from draftwise.nn.few_rows import FewRows
 from draftwise.nn.layout import Prepacked, lay_out, put_back, weights_of
 from draftwise.nn.load import load_model
 from draftwise.nn.model import CausalModel
 from draftwise_lab.train.eagle import new_head
 from draftwise_lab.train.save import save_head
+
+
+@pytest.fixture(autouse=True)
+def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several threads and no emulation of bfloat16: elsewhere ``FewRows`` serves these weights."""
+    set_machine(monkeypatch, can_multiply=False)
+    monkeypatch.setattr(few_rows, "has_bfloat16", lambda: True)
+
+
+def set_machine(monkeypatch: pytest.MonkeyPatch, **found: bool) -> None:
+    for name, value in found.items():
+        for module in (few_rows, layout):
+            monkeypatch.setattr(module, name, lambda value=value: value)
+
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="no MKL here")
 
@@ -88,7 +102,6 @@ def test_blocks_are_used_and_right(dtype: torch.dtype) -> None:
 
 
 def wide(num_inputs: int = 512, num_outputs: int = 2600) -> Prepacked:
-    """A layer with a bias whose products of few rows walk along its column-major weight."""
     torch.manual_seed(0)
     layer = nn.Linear(num_inputs, num_outputs)
     lay_out(layer)
@@ -97,44 +110,29 @@ def wide(num_inputs: int = 512, num_outputs: int = 2600) -> Prepacked:
 
 
 @needs_mkl
-@pytest.mark.skipif(not HAS_NUMBA, reason="without numba, few rows use the blocks")
+@pytest.mark.skipif(not few_rows.HAS_NUMBA, reason="uncompiled, large products take minutes")
 @torch.no_grad()
-def test_few_rows_walk_along_a_wide_weight() -> None:
-    layer = wide()
-    for num in range(1, 6):
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512", "AVX512_VNNI"])
+def test_with_wide_vectors_blocks_serve_five_rows_and_more(
+    capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_machine(monkeypatch, can_multiply=True)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    layer = nn.Linear(512, 2600)
+    assert lay_out(layer) == 1
+    assert isinstance(layer, FewRows if capability == "AVX2" else Prepacked)
+    assert layer.weight.is_contiguous()
+    for num in range(9):
         states = torch.randn(1, num, 1024)[..., ::2]  # rows that are not contiguous
-        expected = nn.functional.linear(states.double(), layer.weight.double())
-        found = layer(states).double() - layer.bias.double()
-        assert torch.allclose(found, expected, atol=1e-4, rtol=1e-4)
-        assert uses_blocks(layer, states) == (num > 4)
-    for other in (wide(510), wide(512, 640)):
-        assert uses_blocks(other, torch.randn(2, other.in_features))  # inputs not in eights; narrow
+        expected = nn.functional.linear(states.double(), layer.weight.double(), layer.bias.double())
+        assert torch.allclose(layer(states).double(), expected, atol=1e-4)
+        if isinstance(layer, Prepacked):
+            assert uses_blocks(layer, states) == (num > 4)
 
 
 @needs_mkl
 @torch.no_grad()
-def test_several_threads_use_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, states = wide(), torch.randn(2, 512)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert uses_blocks(layer, states)
-
-
-@needs_mkl
-@torch.no_grad()
-def test_few_rows_keep_their_dtype_whatever_the_default_is() -> None:
-    layer, states, before = wide(), torch.randn(2, 512), torch.get_default_dtype()
-    expected = layer(states)
-    for default in (torch.float64, torch.bfloat16):
-        torch.set_default_dtype(default)
-        try:
-            assert torch.equal(layer(states), expected)
-        finally:
-            torch.set_default_dtype(before)
-
-
-@needs_mkl
-@torch.no_grad()
-def test_few_rows_of_a_row_major_weight_are_the_ordinary_product() -> None:
+def test_up_to_three_rows_of_a_row_major_weight_are_the_ordinary_product() -> None:
     layer = wide(1024, 512)
     assert layer.weight.is_contiguous()
     for num in range(1, 6):

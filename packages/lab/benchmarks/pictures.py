@@ -155,11 +155,11 @@ def a_ragged_cache() -> Figure:
 def the_price() -> Figure:
     """Expected tokens of a draft and the price of its seconds, by the draft's length.
 
-    Seconds: a forward of SmolLM2 over 1, 2, .. tokens (``widths.json``, medians, float32 in
-    blocks). Tokens: chains whose every token is accepted with the given probability.
+    Seconds: a forward of SmolLM2 over 1, 2, .. tokens (``widths.json``, medians, float32,
+    products of draftwise). Tokens: chains whose every token is accepted with the given probability.
     """
     found = json.loads((RESULTS / "widths.json").read_text())
-    ms = np.array(found["ways"]["float32, in blocks"]["median_ms"])
+    ms = np.array(found["ways"]["float32, products of draftwise"]["median_ms"])
     lengths = np.arange(17)
     seconds = np.interp(lengths + 1, found["widths"], ms) / ms[0]
     figure = Figure(figsize=(7.5, 2.7), facecolor="white")

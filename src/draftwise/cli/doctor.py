@@ -109,11 +109,11 @@ def _packages() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     import torch
 
-    from draftwise.nn.layout import has_bfloat16
+    from draftwise.nn.few_rows import has_bfloat16
 
     cores = len(os.sched_getaffinity(0))
     capability = torch.backends.cpu.get_cpu_capability()
-    bf16 = "in hardware" if has_bfloat16() else "emulated, and slower than float32"
+    bf16 = "in hardware" if has_bfloat16() else "widened to float32"
     yield Finding(GOOD, "processor", f"{cpu_name()}, {cores} cores, {capability}, bfloat16 {bf16}")
     threads = f"1 torch thread by default; --threads {cores} uses all cores"
     yield Finding(GOOD, "threads", threads if cores > 1 else "1 torch thread")

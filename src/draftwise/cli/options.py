@@ -252,10 +252,8 @@ def load(wanted: Settings, chat_template: Path | None = None) -> Speculator:
             say(said, style="yellow")
         if chat_template is not None:
             speculator.tokenizer.chat_template = read_template(chat_template)
-    from draftwise.nn.layout import emulates, weights_of
+    from draftwise.nn.layout import weights_of
 
     if wanted.dtype == "auto" and is_pretrained(wanted.target):
         note(f"--dtype auto: {weights_of(speculator.target.module)}")
-    if emulates(speculator.target.module):
-        say("this CPU emulates bfloat16, which is slower than --dtype float32", style="yellow")
     return speculator

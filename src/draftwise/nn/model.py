@@ -24,6 +24,7 @@ from draftwise.nn.attention import (
     stacked_ids,
 )
 from draftwise.nn.cache import UNLIMITED, HiddenStateHooks, RaggedCache, RowSpan
+from draftwise.nn.few_rows import Linears
 from draftwise.nn.recurrent import (
     FAMILIES,
     Call,
@@ -258,6 +259,7 @@ class Caller:
         pairs = zip(module.modules(), self.view.modules(), strict=True)
         self._copies = [(own, copied) for own, copied in pairs if own is not copied]
         self.taps = HiddenStateHooks(module, self.view, num_layers)
+        self._linears = Linears(module)
 
     def __call__(
         self, cache: RaggedCache, tokens: Tensor, positions: Tensor, mask: Mask, **extra: Any
@@ -269,9 +271,10 @@ class Caller:
         for own, copied in self._copies:
             copied.training = own.training
         try:
-            output, hidden = self.taps.call(
-                self.view, input_ids=tokens, attention_mask=mask, use_cache=True, **extra
-            )
+            with self._linears.fast():
+                output, hidden = self.taps.call(
+                    self.view, input_ids=tokens, attention_mask=mask, use_cache=True, **extra
+                )
         finally:
             self._watch.trace = None
         if cache.states.is_used:  # last: of a wide forward only the final state is kept
