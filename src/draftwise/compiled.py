@@ -22,6 +22,7 @@ def compiled(function: F, fastmath: Collection[str] = ()) -> F:
     """Compile a function on its first call; without numba, return it unchanged.
 
     fastmath: LLVM's flags of floating-point operations.
+
     Machine code is cached on disk. The cache detects changes only in the function's file, so a
     compiled function may only call compiled functions of its module.
     """
